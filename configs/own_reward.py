@@ -2,8 +2,8 @@
 
 scalerl train --config=configs/own_reward.py --workdir=runs/own_reward
 
-Result, seed 0: held-out pass rate 0.130 before and 0.810 after 60 steps, when the mean
-reward was 0.856; five minutes on two busy cores.
+Result, seed 0: held-out pass rate 0.130 before, 0.810 after 60 steps, the mean reward
+0.856 then, in five minutes on two busy cores.
 """
 
 import runpy

@@ -261,6 +261,11 @@ TEXTS = {
     "dictionary.py": "def get_config():\n    return {'seed': 1}\n",
     "recursion.py": "def get_config():\n    return get_config()\n",
     "variable.py": "get_config = 5\n",
+    "plain.py": (
+        "from scalerl_jax import config\n\n\ndef get_config():\n"
+        "    found = config.defaults()\n"
+        "    found.model.architecture = 'tiny'\n    return found\n"
+    ),
     "two.py": "def get_config(a, b):\n    return None\n",
     "warm.py": "from scalerl_jax.warmstart import defaults as get_config\n",
     "config.txt": "seed = 1\n",

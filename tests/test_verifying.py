@@ -71,7 +71,7 @@ def test_the_setting_takes_what_the_verifier_takes():
 
 def test_a_run_does_not_start_with_a_verifier_that_is_not_there():
     check_verifiers(CONFIG, [prompt({"answer": "7"}), prompt({"verifier": "math"})])
-    with pytest.raises(ValueError, match=r"'maths'; choose from \['code', 'math', 're"):
+    with pytest.raises(ValueError, match=r"'maths'; choose from \['code', "):
         check_verifiers(CONFIG, [prompt({"verifier": "maths"})])
 
 

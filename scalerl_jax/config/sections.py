@@ -90,8 +90,8 @@ class DataConfig:
 
     tasks: tuple[str, ...] = setting(
         ("chain_sum",),
-        "names in `data.tasks.TASKS`, and of data sets, with @SPLIT or without; "
-        "data/preparing.py",
+        "names in `data.tasks.TASKS`, gym:NAME@LEVEL(setting=value) of reasoning_gym, "
+        "and data sets, with @SPLIT or without; docs/data.md",
     )
     directory: str = setting(
         "", "prepared data sets, perhaps gs://...; empty: ~/.cache/scalerl_jax/data"
@@ -316,7 +316,7 @@ class QueueConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loss:
-    """What a config knows of a loss; `wiring.objective` has its function."""
+    """What a config knows of a loss; `objective.terms` has its function."""
 
     settings: tuple[str, ...] = ()  # of the objective: the function's keywords
     ratio: Literal["none", "token", "sequence_mean", "sequence_sum"] = "token"

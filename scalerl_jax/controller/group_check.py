@@ -40,7 +40,7 @@ class GroupCheck:
     with_experts: bool = False  # of a mixture whose routing is replayed
 
     def fault(self, group: Any, order: Order, *, oldest: int, newest: int) -> str:
-        """Return what is wrong with the group of an order; "": nothing.
+        """Return the first fault of the group of an order; "": it has none.
 
         Its tokens may be of the policy versions `oldest` to `newest`.
         """
@@ -190,7 +190,7 @@ def ticket_of(group: Any) -> int | None:
 
 
 def count_tokens(group: Group) -> int:
-    """Return how many tokens a group has that is not used, and may be bad."""
+    """Count the completion tokens of a discarded group, which may be malformed."""
     rollouts = group.rollouts if type(group.rollouts) is tuple else ()
     return sum(
         np.size(each.completion_tokens) for each in rollouts if type(each) is Rollout

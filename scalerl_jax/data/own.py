@@ -188,7 +188,10 @@ def _reward(row: Row) -> dict[str, Any] | None:
 
 
 def read_reference(row: Row, worked: Any = None) -> _Judged:
-    """Return what a row is judged by; `worked` is an answer of its conversation."""
+    """Return the verifier of a row and the answer or tests that it judges by.
+
+    `worked` is an answer of the row's conversation.
+    """
     verifier = row.get("verifier")
     if verifier not in (None, "math", "code"):
         raise Malformed("field 'verifier' is neither 'math' nor 'code'")

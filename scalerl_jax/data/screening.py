@@ -132,7 +132,11 @@ class Screen:
         return reasons
 
     def _why_no_tests(self, number: int, draft: Draft) -> str:
-        """Return why tests cannot be judged by, or "", and perhaps have them tried."""
+        """Return the reason why tests cannot be judged by; "": none is known yet.
+
+        Asserts are tried in the sandbox; its verdict says later whether they are
+        vacuous.
+        """
         try:
             tests = code.read_tests(draft.reference)
         except ValueError:

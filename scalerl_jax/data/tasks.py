@@ -1,12 +1,12 @@
-"""Tasks with a verifier: reasoning_gym data sets under fixed settings.
+"""Tasks with a verifier: reasoning_gym data sets, those here under fixed settings.
 
-A question is drawn from its task by (seed, index), so that a split can be drawn
-again anywhere.  The verifier's process imports this module: no JAX here.
+All others are "gym:NAME(setting=value)"; see `data.gym`.  A question is drawn from its
+task by (seed, index), so that a split can be drawn again anywhere.  The verifier's
+process imports this module: no JAX here.
 """
 
 import dataclasses
 import functools
-import json
 import string
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scalerl_jax.data import gym
 from scalerl_jax.data.questions import Question
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def has_known_characters(text: str) -> bool:
 
 
 def has_lower_case_words(text: str) -> bool:
-    """Return whether, besides, the words after its last ": " have no capitals.
+    """Return whether `text` can be spelled, and has no capitals after its last ": ".
 
     Words come from book texts: "Wilson" would be asked to be reversed as "nosliW",
     and "aërial" holds a letter that the small tokenizer does not have.
@@ -47,7 +48,7 @@ class TaskSpec:
     """A reasoning_gym data set, its settings, and which of its questions count."""
 
     dataset: str
-    settings: dict[str, Any]
+    settings: Mapping[str, Any]
     keep: Callable[[str], bool] = has_known_characters
 
 
@@ -94,13 +95,19 @@ def make_questions(
     for index in range(draws):
         if len(questions) == count:
             break
-        entry = dataset[index]
+        try:
+            entry = dataset[index]
+        except Exception as error:  # settings that reasoning_gym does not check
+            raise ValueError(
+                f"{setting}: task {task!r} cannot make a question: {error!r:.200}; "
+                f"change its settings in data.tasks"
+            ) from error
         text = entry["question"]
         if text in exclude or text in questions or not spec.keep(text):
             continue
-        reference = {"answer": entry["answer"], "metadata": entry["metadata"]}
-        # Tuples become lists now, and not first when a checkpoint is read.
-        reference = json.loads(json.dumps(reference))
+        reference = gym.reference_of(entry)
+        if not gym.is_answer(spec.dataset, reference["answer"], reference):
+            continue
         questions[text] = Question(task=task, text=text, reference=reference)
     if len(questions) < count:
         raise ValueError(
@@ -150,21 +157,40 @@ def draw_questions(
 
 def score(task: str, answer: str, reference: dict[str, Any]) -> float:
     """Return reasoning_gym's score of an answer; 1 is right, less is partial credit."""
-    return float(_scorer(task).score_answer(answer, entry=reference))
+    return gym.score(_scorer(task), _spec(task).dataset, answer, reference)
+
+
+def is_generated(name: str) -> bool:
+    """Return whether a name is that of a task here, and not of a data set's files."""
+    return name in TASKS or name.startswith(gym.PREFIX)
+
+
+def check_task(name: str) -> None:
+    """Check that a task exists and takes its settings, before any is drawn.
+
+    Raises:
+        ValueError: says what is wrong with its name or settings.
+    """
+    _spec(name)
 
 
 @functools.cache
 def _scorer(task: str) -> "ProceduralDataset":
-    return _data_set(_spec(task), seed=0)
+    return _data_set(_spec(task), seed=0, size=1)
 
 
-def _data_set(spec: TaskSpec, **more: int) -> "ProceduralDataset":
-    import reasoning_gym  # it brings SymPy and Matplotlib
-
-    return reasoning_gym.create_dataset(spec.dataset, **more, **spec.settings)
+def _data_set(spec: TaskSpec, *, seed: int, size: int) -> "ProceduralDataset":
+    task = gym.GymTask(spec.dataset, dict(spec.settings))
+    return gym.make_data_set(task, seed=seed, size=size)
 
 
 def _spec(task: str) -> TaskSpec:
+    if task.startswith(gym.PREFIX):
+        dataset, settings = gym.read_task(task)
+        return TaskSpec(dataset, settings, keep=bool)  # any text that is not empty
     if task not in TASKS:
-        raise ValueError(f"data.tasks holds {task!r}; choose from {sorted(TASKS)}")
+        raise ValueError(
+            f"data.tasks holds {task!r}; choose from {sorted(TASKS)}, or any of "
+            f"reasoning_gym as gym:NAME"
+        )
     return TASKS[task]

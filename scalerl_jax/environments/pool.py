@@ -75,7 +75,7 @@ class Verdicts(NamedTuple):
 
     @property
     def detail(self) -> str:
-        """Return why some have no verdict; empty if all have one."""
+        """The reason why some have no verdict; empty if all have one."""
         details = (verdict.detail for verdict in self.verdicts if verdict.detail)
         return "; ".join(dict.fromkeys(details))
 
@@ -151,7 +151,7 @@ class VerifierPool:
         *,
         prompt: str = "",
     ) -> None:
-        """Have the answers of a group judged; None stands for a missing answer.
+        """Queue the answers of a group for judging; None stands for a missing answer.
 
         `prompt` is its text, for reward functions of a user.
 

@@ -51,9 +51,13 @@ def num_processes(num_workers: int) -> int:
 
 
 def make_pool(
-    reward: RewardConfig, *, unnamed: str, own: OwnReward | None = None
+    reward: RewardConfig,
+    *,
+    unnamed: str,
+    count: int = 0,
+    own: OwnReward | None = None,
 ) -> VerifierPool:
-    """Make the verifier pool of a run; `unnamed` is for references that name none.
+    """Make a run's pool of `count` processes; `unnamed` judges what names none.
 
     `own`: the reward functions of a user, which judge all.
     """
@@ -62,7 +66,7 @@ def make_pool(
         score=named[unnamed].function,
         named=named,
         timeout_s=reward.timeout_s,
-        num_workers=num_processes(reward.num_workers),
+        num_workers=count or num_processes(reward.num_workers),
         memory_mib=reward.memory_mib,
         passed_at=reward.passed_at,
         own=own,
@@ -70,7 +74,7 @@ def make_pool(
 
 
 def check_own(own: OwnReward, reward: RewardConfig) -> None:
-    """Have a verifier process execute a user's file, before a run.
+    """Execute a user's file in a verifier process, before a run, to check it.
 
     Raises:
         ValueError: it raises, or lacks a function, or one takes other arguments.

@@ -265,7 +265,7 @@ class VerifierProcess:
 
     @property
     def free(self) -> bool:
-        """Return whether it waits for work."""
+        """Return whether the process waits for work."""
         return self.share is None and self.loading is None
 
     def give(self, share: Share, *, timeout_s: float) -> None:

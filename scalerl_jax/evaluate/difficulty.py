@@ -101,7 +101,7 @@ def _with_prompts(config: Config, dataset: str | None, count: int | None) -> Con
     batch = dataclasses.replace(config.batch, num_prompts=1)
     data = config.data
     if dataset:
-        generated = dataset in tasks.TASKS
+        generated = tasks.is_generated(dataset)
         data = dataclasses.replace(
             data,
             tasks=(dataset,),

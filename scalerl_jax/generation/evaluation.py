@@ -22,10 +22,10 @@ from scalerl_jax.environments.verdict import (
 )
 from scalerl_jax.generation.episodes import Episode, Episodes, Judging
 from scalerl_jax.run.progress import Progress
-from scalerl_jax.sampler.engine import Engine
+from scalerl_jax.sampler.driver import Driver
+from scalerl_jax.sampler.protocol import Sampler
 from scalerl_jax.sampler.requests import Completion, Listener, Request, Samples
 from scalerl_jax.sampler.sampling import Sampling
-from scalerl_jax.sampler.scheduler import Scheduler
 from scalerl_jax.types import Prompt, PyTree
 
 _POLL_S = 1.0  # between two checks of `stopped`
@@ -44,7 +44,7 @@ def never() -> bool:
 class Completing:
     """Prompts that are completed again and again, each time at one version."""
 
-    engine: Engine
+    make_sampler: Callable[[], Sampler]  # with slots of its own
     prompts: Sequence[Prompt]
     sampling: Sampling
     make_samples: Callable[[Prompt], Samples]
@@ -67,25 +67,17 @@ class Completing:
             Abandoned: `stopped`, called before each step, returned True.
             FloatingPointError: the logits of a sample were not finite.
         """
-        scheduler = Scheduler(self.engine)
-        left = iter(range(len(self.prompts)) if places is None else places)
+        driver = Driver(self.make_sampler())
+        driver.sampler.load(params, version)
+        left = range(len(self.prompts)) if places is None else places
+        requests = (self._request(place, listener) for place in left)
         while True:
-            while scheduler.free_slots > 0 and (place := next(left, None)) is not None:
-                prompt = self.prompts[place]
-                scheduler.submit(
-                    Request(
-                        request_id=place,
-                        tokens=prompt.tokens,
-                        samples=self.make_samples(prompt),
-                        sampling=self.sampling,
-                        listener=listener,
-                    )
-                )
-            if not scheduler.busy:
+            driver.fill(lambda: next(requests, None))
+            if not driver.sampler.busy:
                 return
             if stopped():
                 raise Abandoned
-            ended = scheduler.step(params, version=version)
+            ended = driver.step()
             for each in ended:
                 if each.failure:
                     raise FloatingPointError(
@@ -93,6 +85,16 @@ class Completing:
                         f"{self.prompts[each.request_id].text!r} failed: {each.failure}"
                     )
             yield ended
+
+    def _request(self, place: int, listener: Listener | None) -> Request:
+        prompt = self.prompts[place]
+        return Request(
+            request_id=place,
+            tokens=prompt.tokens,
+            samples=self.make_samples(prompt),
+            sampling=self.sampling,
+            listener=listener,
+        )
 
 
 Probed = tuple[Prompt, Completion]

@@ -44,11 +44,11 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
 
     @property
     def url(self) -> str:
-        """Return what processes of other machines know it by."""
+        """Return the path or URL of the directory for processes of other machines."""
         return str(self.bucket.remote) if self.bucket else str(self.path)
 
     def close(self) -> None:
-        """Let another process have the directory."""
+        """Unlock the directory for other processes."""
         self.lock.close()
 
     def __exit__(self, *_: object) -> None:

@@ -104,7 +104,7 @@ def make_report(
 
 
 def _read_runs(paths: Mapping[str, Path], x_name: str) -> dict[str, RunDetails]:
-    """Return what the directories of runs say, by name.
+    """Read the details of runs from their directories, by name.
 
     A directory has the name of its curve; one of several curves has its own.  Tables
     of any runs have none.
@@ -137,7 +137,7 @@ def _draw_training(
 
 
 def _verdict(name: str, fit: Fit) -> str:
-    """Say what A is, whether the data identify it, and whether more compute pays."""
+    """Return a sentence on A, its identification, and the worth of more compute."""
     if not fit.climbs:
         return f"{name}: the curve does not climb, so it has no asymptote."
     asymptote = "its law has no asymptote"

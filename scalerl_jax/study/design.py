@@ -223,7 +223,7 @@ def _unsaid(
 
 
 def load_base(base: str) -> ConfigDict:
-    """Return what `get_config` of a config file gives: "FILE" or "FILE:ARGUMENT".
+    """Return the settings of a config file: "FILE" or "FILE:ARGUMENT".
 
     Raises:
         ValueError: there is no such file, or its get_config gives no ConfigDict.

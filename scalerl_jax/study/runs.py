@@ -316,7 +316,7 @@ class Runner:
 
 
 def _result(study: Study, state: State) -> str:
-    """Say with what a run ended."""
+    """The pass rate and step with which a run ended, as text."""
     if not state.evaluation:
         return "ended without an evaluation"
     rate = state.evaluation["pass_rate"]

@@ -219,8 +219,9 @@ class DataSets:
         except ValueError as error:
             raise ValueError(
                 f"{setting} holds {name!r}; choose from the tasks "
-                f"{sorted(tasks.TASKS)}, the data sets {sorted(catalog.DATA_SETS)}, or "
-                f"name a file: {catalog.OWN_FILES} ({error})"
+                f"{sorted(tasks.TASKS)}, any of reasoning_gym (gym:NAME), the "
+                f"data sets {sorted(catalog.DATA_SETS)}, or name a file: "
+                f"{catalog.OWN_FILES} ({error})"
             ) from error
         if split and split not in splits:
             raise ValueError(

@@ -37,7 +37,7 @@ AUTO = "auto"  # of data.answer_after
 
 
 def make_render(config: Config) -> Renderer:
-    """Return what writes the prompts."""
+    """Make the renderer of prompts, by data.template or by a chat template."""
     data = config.data
     if data.template != CHAT:
         return plain_renderer(data.template)
@@ -146,9 +146,11 @@ class _Maker:
             ("eval.sets", self._config.eval.sets),
         ):
             for name in names:
-                if name not in tasks.TASKS:
+                if tasks.is_generated(name):
+                    tasks.check_task(name)
+                else:
                     self._data_sets.check_name(name, setting)
-        generated = [name for name in shares if name in tasks.TASKS]
+        generated = [name for name in shares if tasks.is_generated(name)]
         if generated and not data.train_prompts:
             raise ValueError(
                 f"data.train_prompts = 0 takes all that there are, and task "
@@ -163,7 +165,7 @@ class _Maker:
 
     def evaluation_questions(self, name: str) -> list[Question]:
         """Return the questions of a set: all, or so many of a generated task."""
-        if name not in tasks.TASKS:
+        if not tasks.is_generated(name):
             return self._data_sets.whole(name)
         count = self._config.eval.num_prompts
         self.report["evaluation"][name] = {"kept": count}
@@ -177,7 +179,7 @@ class _Maker:
         made = tasks.draw_questions(_generated(shares), used=set())
         questions: list[Question] = []
         for name, share in shares.items():
-            if name in tasks.TASKS:
+            if tasks.is_generated(name):
                 questions += [each for each in made if each.task == name]
                 self.report["evaluation"][name] = {"kept": share}
             else:
@@ -197,7 +199,7 @@ class _Maker:
         for name, share in shares.items():
             if self._config.data.train_prompts and not share:
                 continue
-            if name in tasks.TASKS:
+            if tasks.is_generated(name):
                 parts.append(self.prompts([each for each in made if each.task == name]))
                 self.examples.append(parts[-1][0])
                 self.report["training"][name] = {"kept": share}
@@ -210,7 +212,7 @@ class _Maker:
 
 def _generated(shares: dict[str, int]) -> dict[str, int]:
     """Return the shares of the tasks that are no data sets."""
-    return {name: share for name, share in shares.items() if name in tasks.TASKS}
+    return {name: share for name, share in shares.items() if tasks.is_generated(name)}
 
 
 def make_stream(config: Config, prompts: JoinedPrompts) -> Stream:
@@ -229,10 +231,15 @@ def make_stream(config: Config, prompts: JoinedPrompts) -> Stream:
     return MixtureStream(streams, weights=data.task_weights)
 
 
-def make_verifier(config: Config, opened: contextlib.ExitStack) -> VerifierPool:
-    """Make a pool of processes that judge, closed with `opened`."""
+def make_verifier(
+    config: Config, opened: contextlib.ExitStack, *, count: int = 0
+) -> VerifierPool:
+    """Make a pool of processes that judge, closed with `opened`.
+
+    It has `count` processes; 0: as many as the config says.
+    """
     own = read_own(config.environment, config.reward) if config.environment else None
-    pool = make_pool(config.reward, unnamed="reasoning_gym", own=own)
+    pool = make_pool(config.reward, unnamed="reasoning_gym", count=count, own=own)
     opened.callback(pool.close)
     return pool
 

@@ -418,7 +418,5 @@ def test_what_bubblewrap_complains_of_is_said(tmp_path, monkeypatch):
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert shutil.which("bwrap") == str(fake)
-    with pytest.raises(
-        SandboxError, match="No permission to make a namespace'; .*inst"
-    ):
+    with pytest.raises(SandboxError, match="No permission to make a namespace"):
         sandbox.check()

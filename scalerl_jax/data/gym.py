@@ -1,0 +1,234 @@
+"""Any data set of reasoning_gym as a task: "gym:NAME", "gym:NAME@2(min_terms=3)".
+
+A level is one of the package's curriculum for this data set, and sets what the
+curriculum sets; settings in parentheses go over it.  The verifier's process imports
+this module: no JAX here.
+"""
+
+import ast
+import dataclasses
+import difflib
+import functools
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from reasoning_gym.dataset import ProceduralDataset
+
+PREFIX = "gym:"
+_NAME = re.compile(r"gym:(?P<dataset>\w+)(?:@(?P<level>\d{1,3}))?(?P<settings>\(.*\))?")
+_MOST_CHARACTERS = 500  # of a task's name
+_MOST = 10**9  # the largest number in a setting
+_OWN = ("seed", "size")  # of a data set: the run's own to set
+
+_NO_ANSWER = "it gives no answer of its own that could show that its score is right"
+REFUSED: Mapping[str, str] = {
+    "boxnet": _NO_ANSWER,
+    "composite": "it is a mixture of others; name these in data.tasks",
+    "rush_hour": _NO_ANSWER,
+}
+
+# Data sets without one "answer" show one in their metadata.
+_EXAMPLES = ("possible_answer", "example_answer", "example_correct_answer")
+
+# Of these, reasoning_gym gives the answer's text to Python's eval(), for lists ...
+LISTS = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"})
+# ... and of these to SymPy's parse_expr(), which is one too.
+FORMULAS = frozenset(
+    {
+        "countdown",
+        "intermediate_integration",
+        "polynomial_multiplication",
+        "puzzle24",
+        "simple_integration",
+    }
+)
+_FUNCTIONS = "sin cos tan asin acos atan sinh cosh tanh exp log ln sqrt Abs pi".split()
+_FORMULA = re.compile(r"[\sA-Za-z0-9+\-*/^().,!]*")
+_WORD = re.compile(r"[A-Za-z]+")
+_ATTRIBUTE = re.compile(r"\.\s*[A-Za-z]|[A-Za-z)]\s*\.")
+
+
+class GymTask(NamedTuple):
+    """A data set of reasoning_gym and its settings."""
+
+    dataset: str
+    settings: dict[str, Any]
+
+
+@functools.cache
+def read_task(task: str) -> GymTask:
+    """Return what a name "gym:NAME@LEVEL(setting=value, ...)" stands for.
+
+    Raises:
+        ValueError: there is no such data set, level or setting, or the data set cannot
+            be used, or does not take the value; in one line.
+    """
+    where = f"data.tasks holds {task[:_MOST_CHARACTERS]!r}"
+    found = _NAME.fullmatch(task) if len(task) <= _MOST_CHARACTERS else None
+    if not found:
+        raise ValueError(
+            f"{where}; write gym:NAME, gym:NAME@LEVEL or gym:NAME(setting=value, ...), "
+            f"in {_MOST_CHARACTERS} characters at most"
+        )
+    dataset, level = found["dataset"], found["level"]
+    try:
+        config_type = _config_type(dataset)
+        settings = _of_level(dataset, int(level)) if level else {}
+        own = _literals(found["settings"] or "()")
+        known = [each.name for each in dataclasses.fields(config_type)]
+        for name in own:
+            _refuse_unknown("setting", name, set(known) - {*_OWN})
+        settings |= own
+        _make(dataset, settings, seed=0, size=1)
+    except (ValueError, SyntaxError) as error:
+        raise ValueError(f"{where}: {error}") from error
+    return GymTask(dataset, settings)
+
+
+def make_data_set(task: GymTask, *, seed: int, size: int) -> "ProceduralDataset":
+    """Return the data set, whose question `index` is drawn by seed + index."""
+    return _make(task.dataset, task.settings, seed=seed, size=size)
+
+
+def reference_of(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the verifier needs of an entry, as JSON values.
+
+    Tuples become lists now, and not first when a checkpoint is read.
+    """
+    metadata, answer = entry["metadata"], entry["answer"]
+    if answer is None:
+        shown = next(metadata[name] for name in _EXAMPLES if name in metadata)
+        answer = shown if isinstance(shown, str) else json.dumps(shown)
+    return json.loads(json.dumps({"answer": answer, "metadata": metadata}))
+
+
+def score(
+    dataset: "ProceduralDataset", name: str, answer: str, reference: dict[str, Any]
+) -> float:
+    """Return reasoning_gym's score of an answer; 1 is right, less is partial credit.
+
+    An answer that would be run as a program gets 0.
+    """
+    if not is_answer(name, answer, reference):
+        return 0.0
+    if name in ("arc_agi", "rearc"):  # compared with a tuple of tuples
+        board = tuple(map(tuple, reference["metadata"]["output"]))
+        metadata = reference["metadata"] | {"output": board}
+        reference = reference | {"metadata": metadata}
+    return float(dataset.score_answer(answer, entry=reference))
+
+
+def is_answer(name: str, answer: str, reference: Mapping[str, Any]) -> bool:
+    """Return whether an answer may be scored, as reading it runs no program.
+
+    No question is asked whose own answer may not: SymPy leaves some integrals as
+    "Integral(...)", which would be a right answer to every question.
+    """
+    if name in LISTS:
+        return answer == reference["answer"] or _is_literal(answer)
+    return name not in FORMULAS or is_formula(answer)
+
+
+def is_formula(answer: str) -> bool:
+    """Return whether a text is a formula: numbers, letters, known functions, signs.
+
+    What SymPy reads of it then holds no attribute, no string and no other name.
+    """
+    if not _FORMULA.fullmatch(answer) or _ATTRIBUTE.search(answer):
+        return False
+    words = (match[0] for match in _WORD.finditer(answer))
+    return all(len(word) == 1 or word in _FUNCTIONS for word in words)
+
+
+def _is_literal(answer: str) -> bool:
+    try:
+        ast.literal_eval(answer.strip())
+    except (ValueError, SyntaxError, TypeError):
+        return False
+    return True
+
+
+def _config_type(dataset: str) -> type:
+    """Return the class of a data set's settings, where it is known and usable."""
+    from reasoning_gym import factory  # it brings SymPy and Matplotlib
+
+    _refuse_unknown("data set", dataset, factory.DATASETS)
+    if dataset in REFUSED:
+        raise ValueError(f"{dataset} cannot be used: {REFUSED[dataset]}")
+    return factory.DATASETS[dataset][1]
+
+
+def _make(
+    dataset: str, settings: dict[str, Any], *, seed: int, size: int
+) -> "ProceduralDataset":
+    import reasoning_gym  # it brings SymPy and Matplotlib
+
+    try:
+        return reasoning_gym.create_dataset(dataset, seed=seed, size=size, **settings)
+    except (AssertionError, ValueError, TypeError, AttributeError) as error:
+        said = " ".join(str(error).split()) or "it does not take these settings"
+        raise ValueError(f"{dataset} with {settings}: {said}") from error
+
+
+def _of_level(dataset: str, level: int) -> dict[str, Any]:
+    """Return the settings of a level, of whose parts some may have fewer levels."""
+    from reasoning_gym import factory  # it brings SymPy and Matplotlib
+
+    if not factory.has_curriculum(dataset):
+        raise ValueError(f"{dataset} has no levels; leave @{level} out")
+    curriculum = factory.create_curriculum(dataset)
+    last = max(len(each.levels) for each in curriculum.attributes.values()) - 1
+    if level > last:
+        raise ValueError(f"{dataset} has the levels 0 to {last}")
+    curriculum.set_global_level(level)
+    config = curriculum.generate_configuration()
+    return {
+        each.name: getattr(config, each.name)
+        for each in dataclasses.fields(config)
+        if each.init and each.name not in _OWN
+    }
+
+
+def _literals(arguments: str) -> dict[str, Any]:
+    """Read "(a=1, b='c')"; nothing is evaluated."""
+    call = ast.parse(f"settings{arguments}", mode="eval").body
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+        raise ValueError(f"{arguments} is not (setting=value, ...)")
+    if call.args or any(each.arg is None for each in call.keywords):
+        raise ValueError(f"{arguments} gives a value without its setting's name")
+    values: dict[str, Any] = {}
+    for each in call.keywords:
+        assert each.arg is not None
+        try:
+            values[each.arg] = ast.literal_eval(each.value)
+        except ValueError as error:
+            raise ValueError(
+                f"{each.arg} = {ast.unparse(each.value)} is no number, text, list, "
+                f"True, False or None"
+            ) from error
+        _check_bounds(each.arg, values[each.arg])
+    return values
+
+
+def _check_bounds(name: str, value: Any) -> None:
+    """Refuse a number that no setting can mean, also within lists."""
+    if isinstance(value, list | tuple | set):
+        for each in value:
+            _check_bounds(name, each)
+    elif isinstance(value, dict):
+        _check_bounds(name, [*value.keys(), *value.values()])
+    elif isinstance(value, complex | bytes):
+        raise ValueError(f"{name} = {value!r} is of no kind that a setting has")
+    elif isinstance(value, int | float) and not abs(value) <= _MOST:
+        raise ValueError(f"{name} = {value!r} must be within {_MOST:,} of 0")
+
+
+def _refuse_unknown(kind: str, name: str, known: Iterable[str]) -> None:
+    names = sorted(known)
+    if name not in names:
+        close = difflib.get_close_matches(name, names, n=3, cutoff=0.5) or names[:8]
+        rest = "" if len(names) <= len(close) else f" (of {len(names)})"
+        raise ValueError(f"no {kind} is called {name!r}; near it: {close}{rest}")

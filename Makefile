@@ -28,7 +28,14 @@ PEER_VENVS ?= .venv-peers
 PEERS := $(PEER_VENVS)/tunix/installed $(PEER_VENVS)/torch/installed
 BENCH_FLAGS ?=
 
-.PHONY: demo fleet chaos launch-test simulate seeds smollm2 waiting stability ablations-smoke notebooks objective-table settings bench-sampler bench-learner bench-rewards bench-scaling bench-long bench-publish measures preflight test test-all test-jetstream test-newest lint install install-dev clean
+# Three arms, two seeds each, killed once on the way; decides nothing.
+study-smoke: install
+	rm -rf runs/studies/smoke
+	timeout -s KILL 40 $(BIN)/python -m scalerl_jax study run smoke || true
+	$(BIN)/python -m scalerl_jax study run smoke
+	$(BIN)/python -m scalerl_jax study report smoke
+
+.PHONY: study-smoke demo fleet chaos launch-test simulate seeds smollm2 waiting stability ablations-smoke notebooks objective-table settings bench-sampler bench-learner bench-rewards bench-scaling bench-long bench-publish measures preflight test test-all test-jetstream test-newest lint install install-dev clean
 
 # The whole recipe on a laptop; README has its result and how long it took.
 demo: install

@@ -153,6 +153,7 @@ def call_ratio() -> str:
         rms_eps=1e-6,
         tied_embeddings=True,
         max_positions=4096,
+        qk_norm=True,
     )
     pieces = [bytes([at % 256]) for at in range(VOCABULARY)]
     marker = make_marker(

@@ -26,11 +26,11 @@ from scalerl_jax.learner.head import Head
 from scalerl_jax.learner.logprobs import token_logprobs
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.transformer import REMAT, head_logits
+from scalerl_jax.objective.assembly import make_assembler
 from scalerl_jax.parallel.xla import keep_freed_memory
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.types import Group, PackedBatch, Prompt, Rollout
 from scalerl_jax.wiring import devices, learning
-from scalerl_jax.wiring.objective import make_assembler
 
 SEGMENT = 512  # tokens of the short segments of `tokens`
 HEAD_WORKLOAD, HEAD_TOKENS = "W2", (2304, 4608)  # of 8 and of 16 rows

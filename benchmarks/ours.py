@@ -33,6 +33,7 @@ def architecture(workload: str) -> Architecture:
         rms_eps=work.NORM_EPS,
         tied_embeddings=True,
         max_positions=1024,  # above every prompt and completion of the peers' work
+        qk_norm=True,
     )
 
 

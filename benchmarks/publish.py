@@ -3,7 +3,7 @@
     make bench-publish
     python benchmarks/publish.py --sections=moving --params=10
 
-Section `moving`: two learner processes with one mesh (gloo) offer params that they hold
+Section `moving`: two learner processes of one mesh (gloo) send params that they hold
 half of each, and two replicas with two devices each receive all of them over a
 directory.  Section `changes`: runs of two configs with the learning rates of large
 models; each version is compared with ones before it, as bfloat16.
@@ -224,16 +224,16 @@ def several(group: list[Line], name: str) -> str:
 
 
 def control(directory: Path, versions: int, processes: list[Any]) -> None:
-    """Merge the offers of each version, and tell the replicas."""
-    from scalerl_jax.weights.manifest import Offer, merge
+    """Merge the manifests of each version, and tell the replicas."""
+    from scalerl_jax.weights.manifest import Manifest, merge
 
     for version in range(versions):
-        offers = [
-            wait_for(directory / f"offer-{version}-{rank}", processes)
+        texts = [
+            wait_for(directory / f"manifest-{version}-{rank}", processes)
             for rank in range(LEARNERS)
         ]
-        publication = merge([Offer.from_json(offer) for offer in offers])
-        write(directory / f"publication-{version}", publication.to_json())
+        manifest = merge([Manifest.from_json(text) for text in texts])
+        write(directory / f"manifest-{version}", manifest.to_json())
         for replica in range(REPLICAS):
             wait_for(directory / f"received-{version}-{replica}", processes)
         write(directory / f"done-{version}", "")
@@ -296,8 +296,8 @@ def learn(
         line = {"role": "rank", "version": version, "kind": kind}
         with timed(line):
             shards = own_shards(snapshot(params))
-            offer = sender.send(shards, policy_version=version, full=kind == "full")
-            write(path / f"offer-{version}-{rank}", offer.to_json())
+            manifest = sender.send(shards, policy_version=version, full=kind == "full")
+            write(path / f"manifest-{version}-{rank}", manifest.to_json())
         report = sender.report
         assert report is not None, "it has sent"
         yield line | {"bytes": report.num_bytes, "changed": report.changed_share}
@@ -314,7 +314,7 @@ def replicate(
     from scalerl_jax.model.weights_out import sampler_layout
     from scalerl_jax.parallel.mesh import make_mesh
     from scalerl_jax.weights.channels import DirectoryChannel
-    from scalerl_jax.weights.manifest import Publication
+    from scalerl_jax.weights.manifest import Manifest
     from scalerl_jax.weights.receiving import Receiver
 
     path, mesh = Path(directory), make_mesh(jax.devices(), tensor=DEVICES)
@@ -323,11 +323,10 @@ def replicate(
     )
     receiver = Receiver(DirectoryChannel(path / "weights"), layout)
     for version in range(len(kinds(versions))):
-        text = wait_for(path / f"publication-{version}")
+        text = wait_for(path / f"manifest-{version}")
         line = {"role": "replica", "version": version}
         with timed(line):
-            publication = Publication.from_json(text)
-            receiver.receive(publication)
+            receiver.receive(Manifest.from_json(text))
         write(path / f"received-{version}-{replica}", "")
         report = receiver.report
         assert report is not None, "it has received"

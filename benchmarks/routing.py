@@ -44,6 +44,7 @@ from scalerl_jax.wiring.sampling import (
     make_checked_tokenizer,
     make_distribution,
     make_engine,
+    make_sampler,
     make_samples_of,
 )
 
@@ -93,7 +94,9 @@ class Bench:
         tokenizer = make_checked_tokenizer(config, self.arch)
         prompts = load_prompts(config, tokenizer).held_out
         return Probe(
-            engine=make_engine(config, self.arch, tokenizer, self.mesh),
+            make_sampler=functools.partial(
+                make_sampler, make_engine(config, self.arch, tokenizer, self.mesh)
+            ),
             prompts=prompts[: self.prompts],
             sampling=make_distribution(config),
             make_samples=make_samples_of(config, "eval", config.batch.group_size),

@@ -79,10 +79,14 @@ def knobs(options: argparse.Namespace) -> dict[str, int]:
 
 
 def filled_scheduler(
-    engine: Engine, prompts: Sequence[Sequence[int]], lengths: Sequence[int]
+    engine: Engine,
+    params: PyTree,
+    prompts: Sequence[Sequence[int]],
+    lengths: Sequence[int],
 ) -> Scheduler:
     """A scheduler with every prompt in line, `lengths` for its samples in order."""
     scheduler = Scheduler(engine)
+    scheduler.load(params, 0)
     samples = len(lengths) // len(prompts)
     limits = np.asarray(lengths, np.int32).reshape(len(prompts), samples)
     for place, (prompt, max_tokens) in enumerate(zip(prompts, limits, strict=True)):
@@ -107,10 +111,10 @@ def complete(
     engine: Engine, params: PyTree, workload: str, lengths: Sequence[int]
 ) -> tuple[int, dict[str, Any]]:
     """The 128 sequences at `lengths`: tokens decoded, and the scheduler's counts."""
-    scheduler = filled_scheduler(engine, work.prompts(workload), lengths)
+    scheduler = filled_scheduler(engine, params, work.prompts(workload), lengths)
     found: list[int] = []
     while scheduler.busy:
-        finished = scheduler.step(params, version=0)
+        finished = scheduler.step()
         found += [len(completion.tokens) for completion in finished]
     assert sorted(found) == sorted(lengths), "a sample stopped at another length"
     return sum(found), dataclasses.asdict(scheduler.stats)
@@ -204,16 +208,19 @@ def measure_update(options: argparse.Namespace) -> None:
     lengths = [new_tokens] * work.SEQUENCES
     seconds: dict[bool, list[float]] = {True: [], False: []}
     for _ in range(options.rounds):
-        scheduler = filled_scheduler(engine, work.prompts(options.workload), lengths)
+        scheduler = filled_scheduler(
+            engine, params, work.prompts(options.workload), lengths
+        )
         version, held, spare = 0, params, other
         for _ in range(UPDATE_SETTLING):
-            scheduler.step(held, version=version)
+            scheduler.step()
         for changed in (True, False, False, True) * (UPDATE_CALLS // 8):
             for _ in range(2):
                 if changed:
                     version, held, spare = version + 1, spare, held
                 start = time.perf_counter()
-                finished = scheduler.step(held, version=version)
+                scheduler.load(held, version)
+                finished = scheduler.step()
                 second = time.perf_counter() - start
                 assert not finished, "a slot drained within the measured calls"
             seconds[changed].append(second)
@@ -241,6 +248,7 @@ def measure_host(options: argparse.Namespace) -> None:
     engine = make_engine(arch, params, slots=HOST_SLOTS, **knobs(options))
     scheduler = filled_scheduler(
         engine,
+        params,
         [
             [*prompt[repeat:], *prompt[:repeat]]  # no prompt comes twice
             for repeat in range(HOST_REPEATS)
@@ -250,17 +258,17 @@ def measure_host(options: argparse.Namespace) -> None:
     )
     left = len(work.completion_lengths()) * HOST_REPEATS
     for _ in range(SETTLING_CALLS):
-        left -= len(scheduler.step(params, version=0))
+        left -= len(scheduler.step())
     start = time.perf_counter()
     for _ in range(HOST_CALLS):
-        left -= len(scheduler.step(params, version=0))
+        left -= len(scheduler.step())
     untraced = (time.perf_counter() - start) / HOST_CALLS
     profile = jax.profiler.ProfileOptions()
     profile.python_tracer_level = 0  # its own time would count as Python's
     profile.host_tracer_level = 1
     with jax.profiler.trace(options.trace, profiler_options=profile):
         for _ in range(HOST_CALLS):
-            left -= len(scheduler.step(params, version=0))
+            left -= len(scheduler.step())
     assert left > 2 * HOST_SLOTS, "the line ran short: slots may not have been full"
     path = max(Path(options.trace).rglob("*.trace.json.gz"), key=os.path.getmtime)
     busy, wall, events = device_seconds(path)
@@ -334,6 +342,7 @@ def measure_memory(options: argparse.Namespace) -> None:
         rms_eps=work.NORM_EPS,
         tied_embeddings=True,
         max_positions=longest,
+        qk_norm=True,
     )
     params = init_params(arch, jax.random.key(work.SEED), dtype=jnp.float32)
     engine = make_engine(
@@ -348,9 +357,9 @@ def measure_memory(options: argparse.Namespace) -> None:
     rows = []
     for context in MEMORY_CONTEXTS:
         prompt = [2] * work.PROMPT_TOKENS
-        scheduler = filled_scheduler(engine, [prompt], [context - len(prompt)])
+        scheduler = filled_scheduler(engine, params, [prompt], [context - len(prompt)])
         while scheduler.busy:
-            scheduler.step(params, version=0)
+            scheduler.step()
         rows.append(
             dict(
                 context=context,

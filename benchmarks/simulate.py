@@ -40,6 +40,7 @@ from sleepers import make_fleet, pool_names
 from scalerl_jax import config as config_lib
 from scalerl_jax import wiring
 from scalerl_jax.contract import Instructions, QueueClosed, ReplicaReport
+from scalerl_jax.controller.queue import Pacing
 from scalerl_jax.generation.replica_orders import ReplicaOrders
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.simulate.lengths import Drawn, SimulatedLengths
@@ -77,9 +78,9 @@ def say(*cells: Any, rule: bool = False) -> None:
 class DroppingQueue:
     """A queue without a bound on staleness: what is full drops its oldest group."""
 
-    def __init__(self, *, capacity: int, num_prompts: int, **_: Any) -> None:
+    def __init__(self, pacing: Pacing, *, capacity: int, **_: Any) -> None:
         """Hold `capacity` groups at most."""
-        self._capacity, self._num_prompts = capacity, num_prompts
+        self._capacity, self._num_prompts = capacity, pacing.num_prompts
         self._groups: collections.deque[Any] = collections.deque()
         self.version = self.running = self.taken = self.dropped = self._next = 0
         self._changed: Callable[[], None] = lambda: None
@@ -185,8 +186,8 @@ def published_staleness(
     tokens = batch * lengths.mean_tokens
     rates = Rates(decode_s=((1, call_s),), train_token_s=train_s / tokens)
 
-    def make(**how: Any) -> DroppingQueue:
-        return DroppingQueue(capacity=queued * batch // GROUP_SIZE, **how)
+    def make(pacing: Pacing, **how: Any) -> DroppingQueue:
+        return DroppingQueue(pacing, capacity=queued * batch // GROUP_SIZE, **how)
 
     simulation = Simulation(scenario, rates, lengths, make_queue=make)
     return simulation.run().figures()["staleness"]
@@ -473,12 +474,12 @@ class Watch:
         self.publish_s: list[float] = []
         self._sampled: dict[int, float] = {}
         self._watch_calls(run.generators)
-        self._watch_groups(run.generators._scheduler, run.queue)
+        self._watch_groups(run.generators._driver.sampler, run.queue)
         self._watch_learner(run)
 
     def _watch_calls(self, generators: Any) -> None:
         """Take down the thread's turns: calls, and waits for something to do."""
-        scheduler = generators._scheduler
+        scheduler = generators._driver.sampler
         step, submit = scheduler.step, scheduler.submit
         rows, begun, turned = 0, 0, time.monotonic()
 

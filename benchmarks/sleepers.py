@@ -10,7 +10,7 @@ from scalerl_jax.controller.dispatch import Dispatcher
 from scalerl_jax.controller.fleet import Fleet
 from scalerl_jax.controller.group_check import GroupCheck
 from scalerl_jax.controller.orders import OrderBook
-from scalerl_jax.controller.queue import RolloutQueue
+from scalerl_jax.controller.queue import Pacing, RolloutQueue
 from scalerl_jax.controller.replicas import FleetLimits
 from scalerl_jax.data.prompts import PromptStream
 from scalerl_jax.model.sizes import ARCHITECTURES
@@ -49,7 +49,7 @@ def make_fleet(
         tokens=np.zeros(prompt_tokens, np.int32),
         reference={},
     )
-    queue = RolloutQueue(mode="pipeline", **queue_settings)
+    queue = RolloutQueue(Pacing(mode="pipeline", **queue_settings))
     ledger = RemoteLedger(pools=dict.fromkeys(pools, 1), chip="none", remote=pools)
     ledger.start()
     group_size, max_tokens = group_shape

@@ -34,6 +34,7 @@ COMMANDS = {
     "plan": (_SCALING, "compute for a pass rate, its price, when to stop"),
     "watch": (_SCALING, "follow a run: its fit, its forecast, an alarm"),
     "report": (_SCALING, "one HTML page of runs and their fits"),
+    "study": ("scalerl_jax.study", "arms and seeds of one base, run and compared"),
 }
 _SEVERAL = (_SCALING, "scalerl_jax.environments")
 _MISTAKE = 2  # exit status

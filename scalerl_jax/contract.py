@@ -23,6 +23,8 @@ import numpy as np
 from jaxtyping import Float
 
 from scalerl_jax.types import Group, PackedBatch, Prompt
+from scalerl_jax.weights.manifest import Manifest
+from scalerl_jax.weights.publication import Published
 
 
 class QueueClosed(Exception):  # noqa: N818  an end, not an error
@@ -31,7 +33,11 @@ class QueueClosed(Exception):  # noqa: N818  an end, not an error
 
 # The learner's train state: the loop hands it back, and never looks inside.
 State = Any
-# Params of one version, ready for generators; `weights.publication.Published`.
+# Params of one version as a replica gets them: arrays on its devices, or the manifest
+# of what it fetches.
+ReplicaParams = Published | Manifest
+# Params of one version as the learner publishes them, for one sampler or for all
+# replicas; the wiring of a fleet makes `ReplicaParams` of it.
 Publication = Any
 
 
@@ -194,7 +200,10 @@ class Generators(Protocol):
         ...
 
     def hang(self) -> str:
-        """Return what is in one step for half of queue.batch_timeout_s; "": nothing."""
+        """Return the place where a step hangs; "": none does.
+
+        A step hangs once it has lasted for half of queue.batch_timeout_s.
+        """
         ...
 
     def in_flight(self) -> Mapping[int, int]:
@@ -216,7 +225,7 @@ class ReplicaJob:
 
     number: int
     kind: Literal["probe", "evaluate"]
-    publication: Any  # params of that version
+    publication: ReplicaParams  # of that version
     policy_version: int
     places: tuple[int, ...] = ()  # held-out prompts of an evaluation
     beside: bool = False  # the sampling goes on, and the params may be older than its
@@ -236,7 +245,7 @@ class JobResult:
 class Instructions:
     """News for a replica."""
 
-    publication: Any = None  # params for all that is sampled from now on
+    publication: ReplicaParams | None = None  # for all that is sampled from now on
     policy_version: int = -1  # optimizer steps behind them
     assignments: tuple[Assignment, ...] = ()
     withdrawn: tuple[int, ...] = ()  # tickets whose groups nobody wants any more

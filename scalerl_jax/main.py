@@ -30,6 +30,7 @@ from scalerl_jax.config.resumption import free_settings
 from scalerl_jax.formats.bounded import last_lines, read_lines
 from scalerl_jax.formats.reading import is_remote, parse_json
 from scalerl_jax.machines import ray_access
+from scalerl_jax.objective.describe import describe
 from scalerl_jax.parallel import rendezvous
 from scalerl_jax.parallel.xla import keep_programs
 from scalerl_jax.process.ending import tell
@@ -45,7 +46,6 @@ from scalerl_jax.run.progress import Progress
 from scalerl_jax.run.resume import find_settings
 from scalerl_jax.train import RunOutcome, train
 from scalerl_jax.wiring import loading
-from scalerl_jax.wiring.describe import describe
 
 _MISTAKE, _FAILURE = 2, 1  # exit statuses: the user's, and everything else
 
@@ -123,7 +123,7 @@ def _run_on_ray(
 ) -> RunOutcome | None:
     """Train over the processes of a cluster."""
     with ray_access.prepared(address, without_token=_RAY_WITHOUT_TOKEN.value):
-        from scalerl_jax.cluster.run import run_on_ray  # of an extra
+        from scalerl_jax.cluster.run import run_on_ray  # Ray is an extra
 
         return run_on_ray(
             config,

@@ -89,7 +89,7 @@ def _evaluation(row: dict[str, Any]) -> str:
 
 
 def _measures(step: dict[str, Any]) -> list[str]:
-    """Return what the last step says of staleness, speed, idle shares and failures."""
+    """Return lines on the last step's staleness, speed, idle shares and failures."""
     if not step:
         return ["no step is done"]
     idle = ", ".join(

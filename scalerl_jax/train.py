@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from scalerl_jax.config import Config, to_json
 from scalerl_jax.contract import State
-from scalerl_jax.controller.evaluations import ConcurrentMonitor
 from scalerl_jax.controller.monitor import RunMonitor
 from scalerl_jax.controller.run_state import RunState
 from scalerl_jax.learner.checkpoint import UnsavedError
@@ -73,12 +72,11 @@ def train(config: Config, run: RunState, directory: Path) -> RunOutcome:
         opened.enter_context(kept_on_disk(run.ledger, directory))
         opened.enter_context(run.progress.bar("starting"))
         state, version = run.state, run.version
-        kind = _kind_of_monitor(config)
-        monitor = kind(config, run, writer, preemption, live.evaluated)
+        monitor = RunMonitor(config, run, writer, preemption, live.evaluated)
         opened.callback(monitor.close)
         published = monitor.publish(state, version, activity="startup")
         monitor.require_no_mismatch(state, published)
-        beside = config.eval.concurrent
+        beside = run.evaluations.beside
         if monitor.lacks_evaluation(version) and not beside:
             monitor.evaluate(state, published, version)
             monitor.require_verdicts()
@@ -103,14 +101,6 @@ def train(config: Config, run: RunState, directory: Path) -> RunOutcome:
         )
 
 
-def _kind_of_monitor(config: Config) -> type[RunMonitor]:
-    """Return the class of the run's bookkeeping."""
-    if not config.eval.concurrent:
-        return RunMonitor
-
-    return ConcurrentMonitor
-
-
 class _NoFit(contextlib.ExitStack):
     """A stand-in for the fit beside the run, when there is none; it never stops it."""
 
@@ -124,7 +114,7 @@ def _live_fit(config: Config, run: RunState, directory: Path) -> "LiveFit | _NoF
     """Return the fit beside the run; `scaling` is imported only with `scaling.live`."""
     if not config.scaling.live:
         return _NoFit()
-    from scalerl_jax.scaling.live import LiveFit
+    from scalerl_jax.scaling.live import LiveFit  # SciPy and Matplotlib
 
     return LiveFit(config.scaling, directory, note=run.progress.note)
 
@@ -247,9 +237,6 @@ def _resume(run: RunState, directory: Path) -> int:
     run.ledger.count(wasted_tokens=wasted)
     _log.info("resumed after step %d", restored.step)
     return restored.step
-
-
-_log = logging.getLogger(__name__)
 
 
 def rescued(

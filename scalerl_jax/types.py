@@ -9,6 +9,7 @@ sequence; `PackedBatch` is a pytree of a whole batch.
 """
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,10 @@ class Rollout:
     passed: bool = False
     judged: bool = True  # False: its verifier failed, and nothing is learned from it
     status: str = struct.field(pytree_node=False, default="unverified")
+    # Of the reward, by name; None: unjudged.
+    parts: dict[str, float | None] = struct.field(
+        pytree_node=False, default_factory=dict
+    )
     # The experts that each token but the last was routed to, if a mixture's routing is
     # replayed: uint8 or uint16 [P - 1 + T, layers, k]; the dtype's maximum means none.
     experts: np.ndarray | None = None
@@ -138,20 +143,15 @@ class PackedBatch:
     # 1, 2, ... along a row, on a completion's predictions, forced tokens included;
     # 0 where no token is predicted
     sequence_ids: Int[Array, "M R S"]
-    # None unless the objective reads them: log-probabilities in nats under the params
-    # at the start of the window and under the reference, and a token's regulariser
-    # factor.
-    proximal_logprobs: Float[Array, "M R S"] | None = None
-    reference_logprobs: Float[Array, "M R S"] | None = None
-    regularization: Float[Array, "M R S"] | None = None
+    # What terms of the objective read beside it, by name (`objective.terms.SCORES`):
+    # log-probabilities in nats of other params, a token's regulariser factor, a
+    # critic's values at the start of the window and the returns to learn.
+    scores: Mapping[str, Float[Array, "M R S"]] = struct.field(default_factory=dict)
     # Present while `advantages` still holds rewards: the rollout n * G + g; -1 on
     # padding.
     rollout: Int[Array, "M R S"] | None = None
     # Experts to replay for each token, uint8 or uint16; the dtype's maximum: none.
     experts: UInt[Array, "M R S L k"] | None = None
-    # With a critic: its values at the start of the window, and the returns to learn.
-    values: Float[Array, "M R S"] | None = None
-    returns: Float[Array, "M R S"] | None = None
     # With sharing, tokens, positions and experts are streams [M D U], segment_ids are
     # rows [M R S], and all other fields cover a stream's tokens after the shared ones.
     sharing: Sharing | None = None

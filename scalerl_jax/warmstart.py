@@ -152,6 +152,7 @@ def make_architecture(config: WarmstartConfig, *, vocab_size: int) -> Architectu
         rms_eps=1e-6,
         tied_embeddings=True,
         max_positions=512,
+        qk_norm=True,
         experts=experts,
     )
 

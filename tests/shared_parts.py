@@ -33,10 +33,14 @@ class Verifiers:
     def __init__(self, opened):
         self._opened, self._idle = opened, collections.defaultdict(list)
 
-    def take(self, config, opened):
+    def take(self, config, opened, *, count=0):
         """Return a pool that `opened` gives back."""
-        idle = self._idle[config.reward]
-        pool = idle.pop() if idle else prompts.make_verifier(config, self._opened)
+        idle = self._idle[config.reward, count]
+        pool = (
+            idle.pop()
+            if idle
+            else prompts.make_verifier(config, self._opened, count=count)
+        )
         opened.callback(self._give_back, pool, idle)
         return pool
 

@@ -30,6 +30,7 @@ from scalerl_jax.process.ending import answer
 from scalerl_jax.scaling import __main__ as scaling
 from scalerl_jax.serve import __main__ as serve
 from scalerl_jax.simulate import __main__ as simulate
+from scalerl_jax.study import __main__ as study
 from scalerl_jax.wiring.learning import make_adamw
 
 TIMEOUT_S = 60
@@ -64,6 +65,7 @@ COMMANDS = {
     "status": lambda *arguments: answer(lambda: status.main([*arguments])),
     "export": lambda *arguments: export.main(list(arguments)),
     "rewards": lambda *arguments: judging.main(arguments),
+    "study": lambda *arguments: answer(lambda: study.main([*arguments])),
     "warmstart": lambda *arguments: warmstart.run(["warmstart", *arguments]),
 }
 
@@ -259,6 +261,11 @@ TEXTS = {
     "dictionary.py": "def get_config():\n    return {'seed': 1}\n",
     "recursion.py": "def get_config():\n    return get_config()\n",
     "variable.py": "get_config = 5\n",
+    "plain.py": (
+        "from scalerl_jax import config\n\n\ndef get_config():\n"
+        "    found = config.defaults()\n"
+        "    found.model.architecture = 'tiny'\n    return found\n"
+    ),
     "two.py": "def get_config(a, b):\n    return None\n",
     "warm.py": "from scalerl_jax.warmstart import defaults as get_config\n",
     "config.txt": "seed = 1\n",

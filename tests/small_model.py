@@ -3,6 +3,7 @@
 import dataclasses
 
 from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.model.hugging_face import find_family
 
 SMALL = Architecture(
     family="qwen3",
@@ -17,9 +18,12 @@ SMALL = Architecture(
     rms_eps=1e-6,
     tied_embeddings=False,
     max_positions=64,
+    qk_norm=True,
 )
 
 
 def small_architecture(**changes):
-    """The small decoder with other fields."""
-    return dataclasses.replace(SMALL, **changes)
+    """The small decoder with other fields, and what another family has."""
+    family = find_family(changes.get("family", SMALL.family))
+    features = dict(qkv_bias=family.qkv_bias, qk_norm=family.qk_norm)
+    return dataclasses.replace(SMALL, **features | changes)

@@ -244,7 +244,7 @@ def meet(directory):
     multihost.exchange("", name="the end", timeout_s=10)
 
 
-def offer(directory):
+def publish(directory):
     """Three versions, each on a mesh over all processes, from each its own shards."""
     rank, count = multihost.process_index(), multihost.process_count()
     for number, axes in enumerate(small_weights.LEARNERS):
@@ -253,12 +253,12 @@ def offer(directory):
         sender = Sender(rank=rank, num_ranks=count, channel=channel)
         for version in range(3):
             shards = small_weights.shards(version, small_weights.mesh(0, 4, **axes))
-            offered = sender.send(shards, policy_version=version)
-            (directory / f"{number}-{version}-{rank}").write_text(offered.to_json())
+            manifest = sender.send(shards, policy_version=version)
+            (directory / f"{number}-{version}-{rank}").write_text(manifest.to_json())
     multihost.exchange("", name="the end", timeout_s=60)
 
 
-SCENARIOS = {each.__name__: each for each in (train, full_disk, meet, offer)}
+SCENARIOS = {each.__name__: each for each in (train, full_disk, meet, publish)}
 
 
 def main():
@@ -267,7 +267,7 @@ def main():
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:
         rendezvous.initialize(
-            rendezvous.Place(
+            rendezvous.ProcessPlace(
                 coordinator=coordinator,
                 num_processes=int(count),
                 process_id=int(process),

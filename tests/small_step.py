@@ -17,7 +17,6 @@ from scalerl_jax.learner.forward import Forward
 from scalerl_jax.learner.head import Head
 from scalerl_jax.learner.optimizer import make_optimizer, make_schedule
 from scalerl_jax.learner.step import (
-    Objective,
     TrainStep,
     init_state,
     make_accumulate,
@@ -32,6 +31,7 @@ from scalerl_jax.model.transformer import (
     head_weights,
     hidden_states,
 )
+from scalerl_jax.objective.loss import Objective
 
 ARCH = SMALL
 CAP = 1.5

@@ -15,7 +15,7 @@ from scalerl_jax.model.transformer import abstract_params
 from scalerl_jax.model.weights_out import make_snapshot, sampler_layout
 from scalerl_jax.parallel import multihost
 from scalerl_jax.parallel.mesh import make_mesh
-from scalerl_jax.weights.manifest import Offer, Publication, merge
+from scalerl_jax.weights.manifest import Manifest, merge
 from scalerl_jax.weights.publication import receive
 from scalerl_jax.weights.shards import own_shards
 
@@ -65,14 +65,14 @@ def layout(on):
     return sampler_layout(ARCH, dtype=BFLOAT16, mesh=on)
 
 
-def published(*offers):
-    """What offers come to, by way of texts."""
-    found = merge([Offer.from_json(offer.to_json()) for offer in offers])
-    return Publication.from_json(found.to_json())
+def published(*parts):
+    """What the manifests of ranks come to, by way of texts."""
+    found = merge([Manifest.from_json(part.to_json()) for part in parts])
+    return Manifest.from_json(found.to_json())
 
 
-def with_shards(offer, change):
-    return dataclasses.replace(offer, shards=tuple(map(change, offer.shards)))
+def with_shards(manifest, change):
+    return dataclasses.replace(manifest, shards=tuple(map(change, manifest.shards)))
 
 
 def assert_is_version(params, version):

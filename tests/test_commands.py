@@ -88,7 +88,7 @@ def read_blocks(page):
     text = (ROOT / page).read_text()
     for found in BLOCK.finditer(text):
         before = text[: found.start()].rstrip().rsplit("\n\n", 1)[-1]
-        named = re.findall(r"`([\w.]+\.jsonl)`", before)
+        named = re.findall(r"`([\w.]+\.(?:jsonl|py))`", before)
         line = text[: found.start("language")].count("\n") + 1
         yield Block(
             place=f"{page}:{line}",
@@ -247,7 +247,7 @@ def test_every_block_runs_in_its_order_from_a_bare_shell(home):
     shown = ""
     for block in BLOCKS:
         here = Path(where(home)[0])
-        if block.language in ("json", "jsonl") and block.named:
+        if block.language in ("json", "jsonl", "python") and block.named:
             (here / block.named).write_text(block.text)
         if block.language == "sh" and block.needs is None:
             done = shell(on_a_free_port(block.text), home)

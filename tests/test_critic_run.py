@@ -10,9 +10,9 @@ import small_run
 from scalerl_jax import main
 from scalerl_jax.learner.critic import PairedStep
 from scalerl_jax.learner.step import TrainStep
+from scalerl_jax.objective.assembly import make_pack
+from scalerl_jax.objective.terms import needs_of, with_scores
 from scalerl_jax.wiring import devices, learning
-from scalerl_jax.wiring.annotation import as_critic
-from scalerl_jax.wiring.objective import make_pack, with_annotations
 
 PPO = {
     "objective.advantage": "critic",
@@ -124,7 +124,7 @@ def test_the_critics_rate_falls_with_the_policys():
     cosine = {"optimizer.schedule": "cosine", "optimizer.decay_steps": 40}
     steps = {"critic.minibatches": 3, "critic.warmup_steps": 1}
     config = small_run.make_config(ALONE | cosine | steps)
-    optimizer = learning.make_adamw(as_critic(config))
+    optimizer = learning.make_critic_adamw(config)
     params = {"weight": np.ones(1, np.float32)}
     state = optimizer.init(params)
     update = jax.jit(optimizer.update)
@@ -152,8 +152,8 @@ def test_only_with_a_critic_is_there_anything_of_it(changes, has_critic):
     )
     assert (state.critic is not None) == has_critic
     assert isinstance(step, PairedStep if has_critic else TrainStep)
-    batch = with_annotations(make_pack(config, arch)[1], config.objective)
-    assert (batch.values is not None) == (batch.returns is not None) == has_critic
+    batch = with_scores(make_pack(config, arch)[1], needs_of(config))
+    assert ({"values", "returns"} <= batch.scores.keys()) == has_critic
 
 
 @pytest.mark.slow

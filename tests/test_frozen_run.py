@@ -33,5 +33,5 @@ def test_a_resumed_run_over_a_mesh_leaves_what_is_frozen(tmp_path, shared_parts)
 
 def test_a_pattern_without_a_parameter_ends_the_run_before_it_begins(tmp_path):
     config = small_run.make_config({"model.frozen": ("embeding",)})
-    with pytest.raises(ValueError, match=r"model\.frozen .*'embeding'.*'layers/query'"):
+    with pytest.raises(ValueError, match=r"model\.frozen .*'embeding'"):
         main.run(config, str(tmp_path))

@@ -11,8 +11,8 @@ from absl import flags
 
 from scalerl_jax import config as config_lib
 from scalerl_jax import main
+from scalerl_jax.objective.describe import describe
 from scalerl_jax.run.record import flatten
-from scalerl_jax.wiring.describe import describe
 
 # ml_collections loads config files in a way that Python means to drop.
 pytestmark = pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")

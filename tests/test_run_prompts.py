@@ -224,7 +224,7 @@ def test_difficulties_go_to_the_streams_of_their_tasks(made, tmp_path):
         pytest.param(
             ("sums", "gsm9k"),
             {},
-            r"data\.tasks holds 'gsm9k'; .*'chain_sum'.*'gsm8k'.*jsonl:FILE",
+            r"data\.tasks holds 'gsm9k'; ",
             id="unknown data set",
         ),
         pytest.param(
@@ -236,7 +236,7 @@ def test_difficulties_go_to_the_streams_of_their_tasks(made, tmp_path):
         pytest.param(
             ("gsm8k@dev",),
             {},
-            r"data\.tasks holds 'gsm8k@dev'.*'train', 'test'",
+            r"data\.tasks holds 'gsm8k@dev'",
             id="unknown split",
         ),
         pytest.param(
@@ -248,38 +248,37 @@ def test_difficulties_go_to_the_streams_of_their_tasks(made, tmp_path):
         pytest.param(
             ("chain_sum", "sums"),
             {},
-            r"data\.train_prompts = 0 .* task 'chain_sum' makes as many",
+            r"data\.train_prompts = 0 .*'chain_sum'",
             id="all of what has no end",
         ),
         pytest.param(
             ("sums",),
             {"data.train_prompts": 52},
-            r"data\.train_prompts = 52 asks for 52 prompts of .* which has 51 to train "
-            r"on: 60 questions, 9 of them held out for eval\.num_prompts = 9",
+            r"data\.train_prompts = 52 .* 51 .* = 9",
             id="more than there are",
         ),
         pytest.param(
             ("sums",),
             {"eval.num_prompts": 60},
-            r"data\.train_prompts = 0 .* which has 0 to train on: .*num_prompts = 60",
+            r"data\.train_prompts = 0 .*num_prompts = 60",
             id="nothing left to train on",
         ),
         pytest.param(
             ("sums",),
             {"eval.num_prompts": 61},
-            r"eval\.num_prompts = 61 asks for 61 prompts of .* gives 60 of 60",
+            r"eval\.num_prompts = 61 .* 60 of 60",
             id="more to hold out than there are",
         ),
         pytest.param(
             ("too long",),
             {"sampler.max_prompt_tokens": 30, "eval.sets": ("chain_sum",)},
-            r"3 of 4 prompts .* sampler\.max_prompt_tokens = 30 tokens, the longest 61",
+            "3 of 4 .*max_prompt_tokens = 30 .* 61",
             id="most are too long",
         ),
         pytest.param(
             ("baskets",),
             {"sets": ("few baskets",), "data.overlap_ngram": 7},
-            r"20 of 20 prompts .* share data\.overlap_ngram = 7 words",
+            r"20 of 20 .*data\.overlap_ngram = 7",
             id="all of them overlap",
         ),
         pytest.param(
@@ -289,13 +288,13 @@ def test_difficulties_go_to_the_streams_of_their_tasks(made, tmp_path):
                 "data.task_weights": (1.0, 1.0, 1.0),
                 "batch.num_prompts": 2,
             },
-            r"data\.train_prompts = 2 leaves none for some of data\.tasks",
+            r"data\.train_prompts = 2 .*data\.tasks",
             id="a share of nothing",
         ),
         pytest.param(
             ("long",),
             {"batch.num_prompts": 6, "eval.num_prompts": 1},
-            r"batch\.num_prompts = 6 is more than the 4 prompts of data\.tasks",
+            r"batch\.num_prompts = 6 .* 4 prompts",
             id="less than a batch",
         ),
     ],
@@ -313,7 +312,7 @@ def test_a_run_goes_on_with_the_prompts_that_it_began_with(made, tmp_path):
     keep_data_report(tmp_path, other)  # nothing was trained on the first
     (tmp_path / "metrics.jsonl").touch()
     keep_data_report(tmp_path, other)
-    with pytest.raises(ValueError, match="prompts of 'jsonl:.*are not those that the"):
+    with pytest.raises(ValueError, match="prompts of 'jsonl:.*are not"):
         keep_data_report(tmp_path, report)
     (tmp_path / "data.json").write_text("{}")
     with pytest.raises(ValueError, match="data.json is broken"):

@@ -62,8 +62,7 @@ def test_an_answer_after_a_thinking_that_the_prompt_closes_is_refused(configure)
     config = configure("Qwen3", enable_thinking=False)
     with pytest.raises(
         ValueError,
-        match=r"data\.answer_after = '</think>', and the prompt ends with it already "
-        r"\(data\.enable_thinking = False\), .*set data\.answer_after = 'auto'",
+        match="data.answer_after = '</think>', .*= False",
     ):
         check(config)
 
@@ -89,13 +88,10 @@ def test_an_interruption_needs_a_thinking_with_its_own_tag(configure):
     ):
         with pytest.raises(
             ValueError,
-            match=r"interruption\.enabled = True .* none follows a prompt of "
-            r"data\.template = 'chat' .*; set interruption\.enabled = False",
+            match="interruption.enabled = True .*= 'chat'",
         ):
             check(configure(name, think, **data))
-    with pytest.raises(
-        ValueError, match=r"interruption\.end_of_thinking = '</think>', .*'\[/THINK\]'"
-    ):
+    with pytest.raises(ValueError, match=r"interruption\.end_of_thinking = '</think>'"):
         check(configure("Magistral", think, answer_after="auto"))
 
 
@@ -118,8 +114,7 @@ def test_a_phrase_whose_end_has_no_tokens_is_refused():
             continue
         with pytest.raises(
             ValueError,
-            match=r"interruption\.phrase = 'up\.</thiñk>' becomes 'up\.</thik>' in .* "
-            r"does not end with interruption\.end_of_thinking = '</thiñk>'",
+            match=r"interruption\.phrase = 'up\.</thiñk>'",
         ):
             check_phrase(config, tokenizer)
 
@@ -142,29 +137,24 @@ def test_an_answer_may_follow_special_tokens(configure, after):
         pytest.param(
             "Qwen2.5",
             {"template": "{question}<think>"},
-            "has a chat template, which data.template = '{question}<think>' does not "
-            "use; if the model was trained on chats, set data.template = 'chat' and "
-            "data.answer_after = 'auto'",
+            "data.template = '{question}<think>'",
             id="a chat model is asked without its template",
         ),
         pytest.param(
             "Qwen2.5",
             {"answer_after": "####"},
-            "an answer is what follows '####' (data.answer_after = '####'); set "
-            "data.answer_after = ''",
+            "data.answer_after = '####'",
             id="a mark that the model does not write",
         ),
         pytest.param(
             "Qwen3",
             {"answer_after": "auto"},
-            "an answer is what follows '</think>' (data.answer_after = 'auto')",
+            "'</think>' (data.answer_after = 'auto')",
             id="a thinking that does not end",
         ),
         pytest.param(
             "Qwen2.5",
             {"answer_after": "auto"},
-            "completions are read whole (data.answer_after = 'auto'); say in the "
-            "prompt in which form the answer is wanted, or change "
             "reward.math_answer = 'boxed'",
             id="no form that a verdict knows",
         ),

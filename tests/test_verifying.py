@@ -12,7 +12,7 @@ from small_sandbox import WHY_NOT
 from scalerl_jax.config import Config, MathAnswer, RewardConfig
 from scalerl_jax.data import tasks
 from scalerl_jax.environments.judges import maths
-from scalerl_jax.environments.pool import num_processes
+from scalerl_jax.environments.run_verifiers import num_processes
 from scalerl_jax.environments.sandbox import SandboxError
 from scalerl_jax.types import Prompt
 from scalerl_jax.wiring.prompts import check_verifiers, make_verifier
@@ -71,7 +71,7 @@ def test_the_setting_takes_what_the_verifier_takes():
 
 def test_a_run_does_not_start_with_a_verifier_that_is_not_there():
     check_verifiers(CONFIG, [prompt({"answer": "7"}), prompt({"verifier": "math"})])
-    with pytest.raises(ValueError, match=r"'maths'; choose from \['code', 'math', 're"):
+    with pytest.raises(ValueError, match=r"'maths'; choose from \['code', "):
         check_verifiers(CONFIG, [prompt({"verifier": "maths"})])
 
 

@@ -175,9 +175,7 @@ def test_a_training_that_is_not_finite_writes_nothing(tmp_path):
             learning_rate=1e6,
         )
     )
-    with pytest.raises(
-        RuntimeError, match="of the first 20 steps .* learning_rate = 1e"
-    ):
+    with pytest.raises(RuntimeError, match="first 20 steps .* learning_rate = 1e"):
         warmstart.main(settings, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -232,9 +230,7 @@ def test_a_mixture_begins_as_the_dense_decoder_that_it_is_made_from():
 def test_a_mixture_of_another_width_than_the_decoder_it_is_made_from_is_refused():
     config = experts_settings(hidden_size=64)
     arch = warmstart.make_architecture(config, vocab_size=72)
-    with pytest.raises(
-        ValueError, match="init_from = .*hidden_size = 64 must be .*128"
-    ):
+    with pytest.raises(ValueError, match="init_from = .*hidden_size = 64 .*128"):
         warmstart.make_params(config, arch)
 
 

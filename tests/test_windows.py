@@ -225,7 +225,7 @@ def test_a_cosine_over_the_run_keeps_its_number_of_steps():
 def test_a_first_stage_without_room_for_an_answer_is_refused():
     config = small_run.make_config({"sampler.length_stages": ((0, 2), (4, 64))})
     arch = make_architecture(config)
-    words = r"the first of sampler\.length_stages, 2 tokens, .* = 1 leaves no room"
+    words = r"sampler\.length_stages, 2 tokens, "
     with pytest.raises(ValueError, match=words):
         make_engine(
             config, arch, make_tokenizer(config, arch), make_mesh(jax.devices()[:1])

@@ -54,7 +54,7 @@ def has_reward_variance(
     *,
     group_size: int,
 ) -> Bool[Array, " B"]:
-    """Return which rollouts belong to groups whose judged rewards are not all equal.
+    """Mark the rollouts of groups whose judged rewards are not all equal.
 
     `judged` None: all are.  A group with fewer than two judged ones has no variance.
     A zero-variance group has no gradient; ScaleRL drops it before normalisation and

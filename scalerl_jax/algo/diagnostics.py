@@ -5,6 +5,11 @@ from jaxtyping import Array, Bool, Float, Int
 
 from scalerl_jax.algo.losses import MAX_LOG_RATIO, MAX_NATS, bounded_exp
 
+# Names of the sums of `token_statistics`.
+SUMS = frozenset(
+    "tokens entropy ratio ratio_squared capped fresh fresh_abs fresh_kl".split()
+)
+
 
 def token_statistics(
     logprobs: Float[Array, "..."],

@@ -4,7 +4,7 @@ ScaleRL's is CISPO.  No loss masks or averages: weights do both.  A loss divides
 sampler's probabilities (`tokens.behavior_logprobs`), so that its importance ratio holds
 staleness and numerics in one factor.  Losses with one ratio for all tokens of a
 sequence compute it over the unmasked ones; a sequence lies in one row, its id is from 1
-to the row's length, and id 0 marks tokens of no sequence.  `wiring.objective` maps
+to the row's length, and id 0 marks tokens of no sequence.  `objective.terms` maps
 names to functions, `config.LOSSES` says which settings each reads.
 """
 

@@ -11,7 +11,7 @@ start of the window, epoch).
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax.numpy as jnp
 import numpy as np
@@ -28,7 +28,7 @@ from scalerl_jax.batching.packing import (
     train_sequences,
 )
 from scalerl_jax.batching.replay import Replay
-from scalerl_jax.environments.verdict import lacks_verdict
+from scalerl_jax.environments.verdict import figures_of_parts, lacks_verdict
 from scalerl_jax.types import Group, PackedBatch, Rollout
 
 # Statuses of rollouts that were judged neither right nor wrong.
@@ -38,6 +38,7 @@ _NO_VERDICTS = (
     "too_costly",
     "verifier_timeout",
     "verifier_error",
+    "bad_reward",
 )
 _ORDER = 4  # tag of this random draw; `data` uses other numbers
 
@@ -47,8 +48,8 @@ Advantages = Callable[[Array, Array, Array], Array]
 Weigh = Callable[[Array], Array]
 # rewards [B], lengths [B], passed [B] -> rewards [B]
 ShapeRewards = Callable[[Array, Array, Array], Array]
-# passed [B], judged [B] -> factors [B] of the regularisers
-Regularization = Callable[[Array, Array], Array]
+# passed [B], judged [B] -> scores [B] of the rollouts
+OfVerdicts = Callable[[Array, Array], Array]
 # sequences -> packed batch: a partial `packing.pack` or `stream_packing.pack_shared`
 Pack = Callable[[Sequence[TrainSequence]], PackedBatch]
 
@@ -124,10 +125,10 @@ class Assembler:
     group_size: int
     max_completion_tokens: int
     pack: Pack
-    # `shape_rewards` None: rewards depend on verdicts alone.  `regularization` None:
-    # regularisers have a factor of 1 in all groups.
+    # `shape_rewards` None: rewards depend on verdicts alone.
     shape_rewards: ShapeRewards | None = None
-    regularization: Regularization | None = None
+    # By name, what the terms of the objective read of each rollout's verdict.
+    scores: Mapping[str, OfVerdicts] = dataclasses.field(default_factory=dict)
     running: RunningNormalization | None = None  # set if `advantages` calls it
     replay: Replay | None = None  # set if routing is replayed
 
@@ -175,10 +176,10 @@ class Assembler:
         if self.advantages is not None:
             arrays = map(jnp.asarray, (rewards, judged, kept))
             advantages = np.asarray(self.advantages(*arrays))
-        regularization = None
-        if self.regularization is not None:
-            arrays = map(jnp.asarray, (passed, judged))
-            regularization = np.asarray(self.regularization(*arrays))
+        scores = {
+            name: np.asarray(score(jnp.asarray(passed), jnp.asarray(judged)))
+            for name, score in self.scores.items()
+        }
         # T is always the longest allowed completion, so that shapes never change.
         mask = np.zeros((len(rollouts), self.max_completion_tokens), bool)
         for row in np.flatnonzero(kept):
@@ -189,7 +190,7 @@ class Assembler:
             advantages=advantages,
             weights=np.asarray(self.weigh(jnp.asarray(mask))),
             learner_version=learner_version,
-            regularization=regularization,
+            scores=scores,
             rollouts=None if self.advantages is not None else np.flatnonzero(kept),
             experts=None if self.replay is None else self.replay.experts(groups),
         )
@@ -197,7 +198,7 @@ class Assembler:
     def _kept(
         self, rollouts: Sequence[Rollout], rewards: np.ndarray, judged: np.ndarray
     ) -> np.ndarray:
-        """Return which rollouts [B] enter normalisation and loss.
+        """Mark the rollouts [B] that enter normalisation and loss.
 
         Only verdicts count: a length penalty gives a zero-variance group no gradient.
         """
@@ -267,6 +268,7 @@ def group_metrics(groups: Sequence[Group], *, learner_version: int) -> dict[str,
     metrics["verifier/unjudged_share"] = _mean(
         lacks_verdict(rollout.status, judged=rollout.judged) for rollout in rollouts
     )
+    metrics |= figures_of_parts([rollout.parts for rollout in rollouts])
     for task in sorted({group.prompt.task for group in groups}):
         metrics[f"pass_rate/{task}"] = _pass_rate(
             [group for group in groups if group.prompt.task == task]

@@ -5,14 +5,14 @@ token weights are computed before, and a segment attends to itself alone.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from scalerl_jax.model.attention import MAX_SEGMENTS
-from scalerl_jax.types import Group, PackedBatch
+from scalerl_jax.types import Group, PackedBatch, Sharing
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,9 +26,9 @@ class TrainSequence:
     behavior_logprobs: np.ndarray  # float32 [T], nats
     staleness: np.ndarray  # int32 [T], learner's version - token's version
     advantage: float
-    # Set if the objective reads them: the factor of the sequence's regularisers, and
-    # its rollout's index in the batch.
-    regularization: float | None = None
+    # Set if the objective reads them: scores of the sequence that all of its tokens
+    # have, by their names in `PackedBatch`; and its rollout's index in the batch.
+    scores: Mapping[str, float] = dataclasses.field(default_factory=dict)
     rollout: int | None = None
     experts: np.ndarray | None = None  # to replay at each position; see `types.Rollout`
 
@@ -50,12 +50,18 @@ class TrainSequence:
         out["behavior_logprobs"][where] = self.behavior_logprobs
         out["staleness"][where] = self.staleness
         out["advantages"][where] = self.advantage
-        for name in _OPTIONAL.keys() & out.keys():
-            out[name][where] = getattr(self, name)
+        for name, score in self.scores.items():
+            out[name][where] = score
+        if self.rollout is not None:
+            out["rollout"][where] = self.rollout
 
 
-# Optional fields, which a batch has if its sequences have them -> value on padding.
-_OPTIONAL = {"regularization": np.float32(0.0), "rollout": np.int32(-1)}
+def as_batch(arrays: dict[str, Any], sharing: Sharing | None = None) -> PackedBatch:
+    """Make a batch of arrays by name; those that are no field of its are scores."""
+    fields = {each.name for each in dataclasses.fields(PackedBatch)}
+    scores = {name: arrays[name] for name in sorted(arrays.keys() - fields)}
+    own = {name: array for name, array in arrays.items() if name not in scores}
+    return PackedBatch(**own, scores=scores, sharing=sharing)
 
 
 def lay_out(
@@ -63,16 +69,19 @@ def lay_out(
 ) -> dict[str, np.ndarray]:
     """Return padding-filled arrays for the fields of predictions in `PackedBatch`.
 
-    Optional fields are made if the first sequence has them; then all have them.
+    Scores and the rollout's index are there if the first sequence has them; then all
+    have them.
     """
     floats = ("weights", "advantages", "behavior_logprobs")
     integers = ("targets", "staleness", "sequence_ids")
     out: dict[str, Any] = {name: np.zeros(shape, np.float32) for name in floats}
     out |= {name: np.zeros(shape, np.int32) for name in integers}
     out["mask"] = np.zeros(shape, bool)
-    for name, padding in _OPTIONAL.items():
-        if sequences and getattr(sequences[0], name) is not None:
-            out[name] = np.full(shape, padding)
+    first = sequences[0] if sequences else None
+    if first is not None:
+        out |= {name: np.zeros(shape, np.float32) for name in first.scores}
+    if first is not None and first.rollout is not None:
+        out["rollout"] = np.full(shape, np.int32(-1))
     return out
 
 
@@ -96,7 +105,7 @@ def train_sequences(
     advantages: np.ndarray,
     weights: np.ndarray,
     learner_version: int,
-    regularization: np.ndarray | None = None,
+    scores: Mapping[str, np.ndarray] | None = None,
     rollouts: np.ndarray | None = None,
     experts: Sequence[np.ndarray] | None = None,
 ) -> list[TrainSequence]:
@@ -107,7 +116,7 @@ def train_sequences(
         advantages: float [B].
         weights: float [B, T], zero on tokens that are not trained on.
         learner_version: version of the params that the step starts from.
-        regularization: float [B], the factor of each rollout's regularisers.
+        scores: float [B] each, by name: what the terms of the objective read.
         rollouts: indices [n] of the rollouts to take, whatever their weights; the
             sequences then keep these indices.
         experts: B arrays [P - 1 + T, layers, k], if routing is replayed.
@@ -127,9 +136,9 @@ def train_sequences(
                 behavior_logprobs=rollout.behavior_logprobs,
                 staleness=learner_version - rollout.policy_versions,
                 advantage=float(advantages[row]),
-                regularization=None
-                if regularization is None
-                else float(regularization[row]),
+                scores={
+                    name: float(score[row]) for name, score in (scores or {}).items()
+                },
                 rollout=None if rollouts is None else row,
                 experts=None if experts is None else experts[row],
             )
@@ -182,11 +191,11 @@ def pack(
         name: array.reshape(filled, rows_per_microbatch, *array.shape[1:])
         for name, array in out.items()
     }
-    return PackedBatch(**arrays)
+    return as_batch(arrays)
 
 
 def computed_tokens(batch: PackedBatch) -> int:
-    """Return how many tokens pass through the layers, padding left out."""
+    """Count the tokens that pass through the layers, padding left out."""
     if batch.sharing is None:
         return int((batch.segment_ids > 0).sum())
     return int((batch.sharing.place >= 0).sum())

@@ -12,7 +12,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from scalerl_jax.batching.packing import TrainSequence, lay_out, no_experts
+from scalerl_jax.batching.packing import (
+    TrainSequence,
+    as_batch,
+    lay_out,
+    no_experts,
+)
 from scalerl_jax.model.attention import MAX_SEGMENTS
 from scalerl_jax.types import PackedBatch, Sharing
 
@@ -145,7 +150,7 @@ def _stacked(
             -1, streams * shape.rows, shape.row_tokens
         )
     sharing = {name: stacked.pop(name) for name in ("source", "place", "copies")}
-    return PackedBatch(**stacked, sharing=Sharing(**sharing))
+    return as_batch(stacked, Sharing(**sharing))
 
 
 def abstract_streams(shape: StreamShape, *, streams: int) -> PackedBatch:

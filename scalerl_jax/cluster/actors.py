@@ -18,26 +18,35 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import ray
 from ray.exceptions import RayError
 
+from scalerl_jax import wiring
 from scalerl_jax.cluster.calls import calling, why_lost
 from scalerl_jax.cluster.object_store import ObjectStoreChannel
 from scalerl_jax.cluster.placement import forget_others
 from scalerl_jax.cluster.session import versions
 from scalerl_jax.config import Config
 from scalerl_jax.contract import Instructions, ReplicaReport
+from scalerl_jax.formats import remote
 from scalerl_jax.formats.reading import is_remote
+from scalerl_jax.model.weights_out import make_snapshot
+from scalerl_jax.parallel import rendezvous
 from scalerl_jax.parallel.coordinator import HeldPort
+from scalerl_jax.parallel.mesh import AXES, make_mesh
 from scalerl_jax.parallel.signed_lines import new_secret
-from scalerl_jax.parallel.xla import is_broken_off
+from scalerl_jax.parallel.xla import is_broken_off, keep_programs
 from scalerl_jax.process.ending import first_line
+from scalerl_jax.run.progress import Progress
 from scalerl_jax.sampler.lockstep import Call
 from scalerl_jax.types import Group, PackedBatch, Prompt
 from scalerl_jax.weights.bucket_channel import make_channel
-from scalerl_jax.weights.channels import Parcel
-from scalerl_jax.weights.manifest import Offer
+from scalerl_jax.weights.manifest import Manifest
+from scalerl_jax.weights.sending import Sender
+from scalerl_jax.weights.shards import own_shards
+from scalerl_jax.wiring.replicas import make_follower, make_remote_replica
 
 # What a follower does beside the calls of its engine, which it makes one by one.
 FOLLOWER_GROUPS = {"params": 1, "watch": 1}
@@ -69,9 +78,10 @@ class Meeting:
 
 
 def arrange(actors: Sequence[Any]) -> Meeting | None:
-    """Have the first process of a role hold a port; None: it has no others to meet.
+    """Reserve a port on the first process of a role, where its others shall meet it.
 
-    The secret is new for each start, and goes the way of Ray's calls.
+    Return None for a role of one process.  The secret is new for each start, and goes
+    the way of Ray's calls.
     """
     if len(actors) == 1:
         return None
@@ -122,11 +132,6 @@ class RoleProcess:
         self, meeting: Meeting | None, rank: int, count: int, timeout_s: float
     ) -> None:
         """Meet the other processes of a role, if there are any; before JAX is asked."""
-        import jax
-
-        from scalerl_jax.parallel import rendezvous
-        from scalerl_jax.parallel.xla import keep_programs
-
         keep_programs(self._config.compile_cache)
         # JAX would take SIGTERM for itself; the controller is told of it instead.
         jax.config.update("jax_enable_preemption_service", False)
@@ -144,13 +149,9 @@ class RoleProcess:
 
     def _devices(self) -> list[Any]:
         """Return the devices of this process's replica."""
-        import jax
-
         return jax.devices()[: self._config.generators.devices]
 
     def _here(self) -> RoleProcessInfo:
-        import jax
-
         return RoleProcessInfo(
             host=socket.gethostname(),
             pid=os.getpid(),
@@ -159,7 +160,7 @@ class RoleProcess:
         )
 
     def versions(self) -> dict[str, str]:
-        """Return what must be the same everywhere."""
+        """Return the versions and the code digest that all processes must share."""
         return versions()
 
     def _make_channel(self, owner: str | None = None) -> ObjectStoreChannel:
@@ -176,8 +177,6 @@ class RoleProcess:
         """
         if not is_remote(self._directory):
             return Path(self._directory, file).exists()
-        from scalerl_jax.formats import remote  # for buckets only
-
         path = remote.open_path(self._directory, setting="--workdir=", in_run=True)
         return remote.read(path / file) is not None
 
@@ -192,19 +191,11 @@ class LearnerRank(RoleProcess):
         super().__init__(config, directory)
         self._rank = rank
         self._sending = threading.Lock()
-        self._offered = threading.Event()  # any version
+        self._published = threading.Event()  # any version
         self._num_ranks = num_ranks
 
     def start(self, meeting: Meeting | None, timeout_s: float) -> RoleProcessInfo:
         """Meet the other ranks, load the state, compile the step."""
-        import jax
-
-        from scalerl_jax import wiring
-        from scalerl_jax.model.weights_out import make_snapshot
-        from scalerl_jax.parallel.mesh import AXES, make_mesh
-        from scalerl_jax.run.progress import Progress
-        from scalerl_jax.weights.sending import Sender
-
         config = self._config
         self._meet(meeting, self._rank, self._num_ranks, timeout_s)
         arch = wiring.make_architecture(config)
@@ -214,7 +205,7 @@ class LearnerRank(RoleProcess):
             config,
             arch,
             mesh,
-            to_sampler=lambda params, version: None,  # `publish` offers its shards
+            to_sampler=lambda params, version: None,  # `publish` sends its shards
             assemble=wiring.make_assembler(config, arch),
             checkpointer=wiring.make_checkpointer(config, self._directory),
             progress=Progress(),
@@ -241,8 +232,6 @@ class LearnerRank(RoleProcess):
 
     def annotate(self, batches: list[PackedBatch]) -> list[PackedBatch]:
         """Return a window's batches with the scores that the objective reads."""
-        import jax
-
         return jax.tree.map(np.asarray, self._learner.annotate(self._state, batches))
 
     def score(self, batch: PackedBatch) -> Any:
@@ -253,38 +242,30 @@ class LearnerRank(RoleProcess):
         """Return a batch's metrics and the norm of its gradient."""
         return self._learner.examine(self._state, batch)
 
-    def publish(self, policy_version: int, pinned: bool) -> tuple[Parcel, Any]:
-        """Offer this rank's shards of the params; return the offer, and a report."""
-        from scalerl_jax.weights.shards import own_shards
-
+    def publish(self, policy_version: int, pinned: bool) -> tuple[Manifest, Any]:
+        """Publish this rank's shards of the params; return a manifest and a report."""
         assert int(self._state.policy_version) == policy_version, policy_version
         shards = own_shards(self._snapshot(self._state.params))
         with self._sending:
-            offer = self._sender.send(
+            manifest = self._sender.send(
                 shards, policy_version=policy_version, pinned=pinned
             )
-            self._offered.set()
-            return self._parcel(offer), self._sender.report
+            self._published.set()
+            return self._with_handles(manifest), self._sender.report
 
-    def publish_again(self) -> Parcel:
-        """Offer the last version in full, for who has no other; beside a step.
+    def publish_again(self) -> Manifest:
+        """Publish the last version in full, for who has no other; beside a step.
 
         A rank that has just been started again has none before it gets there.
         """
-        self._offered.wait()
+        self._published.wait()
         with self._sending:
-            return self._parcel(self._sender.send_again())
+            return self._with_handles(self._sender.send_again())
 
-    def _parcel(self, offer: Offer) -> Parcel:
+    def _with_handles(self, manifest: Manifest) -> Manifest:
         handles = self._channel.handles
-        return Parcel(
-            text=offer.to_json(),
-            handles={
-                each.reference: handles[each.reference]
-                for each in offer.objects
-                if each.reference in handles
-            },
-        )
+        own = {name: handles[name] for name in manifest.objects if name in handles}
+        return dataclasses.replace(manifest, handles=own)
 
     def save(self, step: int, host: dict[str, Any], groups: Sequence[Group]) -> None:
         """Begin to write a checkpoint; rank 0's part has the controller's books."""
@@ -314,7 +295,7 @@ class FollowerLost(Exception):  # noqa: N818  what happened to it, in one line
 
 
 class RayFollowers:
-    """The `weights.arrivals.Followers` of a replica's first process."""
+    """The `generation.followers.Followers` of a replica's first process."""
 
     def __init__(self, actors: Sequence[Any], leave: Callable[[], None]) -> None:
         """Watch these; `leave` is called when one is to end soon."""
@@ -327,7 +308,7 @@ class RayFollowers:
             ).start()
 
     def tell(self, call: Call) -> None:
-        """Have each make a call of the engine, after those before it."""
+        """Send each follower a call of the engine, to be made after those before it."""
         call = ray.put(call) if len(self._actors) > 1 else call  # type: ignore
         for actor in self._actors:
             actor.obey.remote(call)
@@ -335,7 +316,10 @@ class RayFollowers:
     def ask(
         self, method: str, *arguments: Any, in_order: bool = False
     ) -> Callable[[], None]:
-        """Have each do something; return what waits for all, and raises their error."""
+        """Call a method of each follower; return a function that waits for all of them.
+
+        The returned function raises the error of a follower that failed.
+        """
         group = {} if in_order else {"concurrency_group": "params"}
         answers = [
             getattr(actor, method).options(**group).remote(*arguments)
@@ -390,9 +374,6 @@ class GeneratorReplica(RoleProcess):
         timeout_s: float,
     ) -> RoleProcessInfo:
         """Meet the followers, make the engine, and begin to wait for params."""
-        from scalerl_jax import wiring
-        from scalerl_jax.wiring.replicas import make_remote_replica
-
         self._meet(meeting, 0, 1 + len(followers), timeout_s)
         if followers:
             self._followers = RayFollowers(followers, leave=self._leave)
@@ -440,9 +421,6 @@ class ReplicaFollower(RoleProcess):
 
     def start(self, meeting: Meeting, rank: int, timeout_s: float) -> RoleProcessInfo:
         """Meet the others, and make the engine."""
-        from scalerl_jax import wiring
-        from scalerl_jax.wiring.replicas import make_follower
-
         generators = self._config.generators
         self._meet(meeting, rank, generators.processes, timeout_s)
         channel = self._make_channel()
@@ -461,9 +439,9 @@ class ReplicaFollower(RoleProcess):
         self._ready.wait()
         self._or_broken(self._follower.obey, call)
 
-    def fetch(self, parcel: Parcel, apart: bool) -> None:
-        """Fetch a publication to this host; without it all is as it was."""
-        self._follower.fetch(parcel, apart)
+    def fetch(self, manifest: Manifest, apart: bool) -> None:
+        """Fetch a version to this host; without it all is as it was."""
+        self._follower.fetch(manifest, apart)
 
     def lay_out(self, number: int) -> None:
         """Put what was fetched on the devices."""

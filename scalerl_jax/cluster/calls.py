@@ -18,9 +18,9 @@ class RoleLost(Exception):  # noqa: N818  what happened to it, in one line
 
 
 def own_error(error: BaseException) -> BaseException | None:
-    """Return what the code of the process has raised; None: Ray has lost it.
+    """Return the error that a process's own code has raised; None: Ray lost something.
 
-    Whatever else Ray raises is a loss: a process or a host that is gone, an object that
+    Every other error of Ray is a loss: a process or a host that is gone, an object that
     was there, a memory or a disk that is full.
     """
     if not isinstance(error, RayError):
@@ -35,7 +35,7 @@ def own_error(error: BaseException) -> BaseException | None:
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """Return what was raised in another process, without Ray's words around it."""
+    """Return the error raised in another process, without Ray's wrapper around it."""
     return error.cause if isinstance(error, RayTaskError) else error
 
 

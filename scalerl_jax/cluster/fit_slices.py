@@ -110,7 +110,7 @@ def _balanced(
 
 
 def _usable(config: Config, arch: Architecture, size: int, others: int) -> bool:
-    """Return whether a learner's params and rows fall evenly on so many chips."""
+    """Return whether a learner's params and rows divide evenly over `size` chips."""
     rows = config.batch.rows_per_microbatch
     shards = size // others
     return (

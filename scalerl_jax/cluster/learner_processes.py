@@ -29,8 +29,7 @@ from scalerl_jax.learner.checkpoint import Checkpointer
 from scalerl_jax.parallel.xla import is_broken_off
 from scalerl_jax.process.ending import first_line
 from scalerl_jax.types import Group, PackedBatch
-from scalerl_jax.weights.channels import Parcel
-from scalerl_jax.weights.manifest import Offer, Publication, PublishReport, merge
+from scalerl_jax.weights.manifest import Manifest, PublishReport, merge
 
 _log = logging.getLogger(__name__)
 _SILENCE_S = 1800.0  # compiling is part of it
@@ -38,27 +37,23 @@ _SILENCE_S = 1800.0  # compiling is part of it
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WeightsOf:
-    """A publication, as it goes to replicas: texts that say where the bytes are."""
+    """A version, as it goes to replicas: manifests that say where its bytes are."""
 
     policy_version: int
     base_version: int | None  # what a replica must hold; None: nothing
-    parcel: Callable[[], Parcel]
+    manifest: Callable[[], Manifest]
     # The same version by itself, for who holds no base; None: it comes.
-    whole: Callable[[], Parcel | None]
+    whole: Callable[[], Manifest | None]
 
-    def to_replica(self, held_version: int) -> Parcel | None:
-        """Return what a replica can use that was given that version before."""
+    def to_replica(self, held_version: int) -> Manifest | None:
+        """Return the parcel for a replica that holds the version `held_version`.
+
+        A replica without the base of the deltas gets the params in full; None: these
+        are not ready yet.
+        """
         if held_version in (self.policy_version, self.base_version):
-            return self.parcel()
-        return self.parcel() if self.base_version is None else self.whole()
-
-
-def merged(parts: Sequence[Parcel]) -> tuple[Parcel, int | None]:
-    """Return what all ranks offer, and the version that its deltas are against."""
-    publication = merge([Offer.from_json(part.text) for part in parts])
-    handles = {name: handle for part in parts for name, handle in part.handles.items()}
-    parcel = Parcel(text=publication.to_json(), handles=handles)
-    return parcel, publication.base_version
+            return self.manifest()
+        return self.manifest() if self.base_version is None else self.whole()
 
 
 class RemoteCheckpoints:
@@ -70,7 +65,7 @@ class RemoteCheckpoints:
         self._learners = learners
 
     def due(self, step: int, *, since: int) -> bool:
-        """Return whether one is due after any of the steps `since` + 1 to `step`.
+        """Return whether a checkpoint is due after any step from `since` + 1 to `step`.
 
         It is once a rank has got a SIGTERM, before its machine is taken away.
         """
@@ -82,7 +77,7 @@ class RemoteCheckpoints:
         return self._files.steps()
 
     def complete(self) -> list[int]:
-        """Return those that are complete by now."""
+        """Return the steps of the checkpoints that are complete by now."""
         return self._files.steps()
 
     def check(self) -> None:
@@ -123,9 +118,9 @@ class LearnerProcesses:
         self._kept: dict[int, PackedBatch] = {}
         self._number = 0  # batches trained on
         self._saved: dict[int, int] = {0: 0}  # step of a checkpoint -> batches before
-        self._whole: dict[int, Parcel] = {}
-        # Of the newest version, and of the one that is pinned, as they are offered now.
-        self._parcels: dict[int, Parcel] = {}
+        self._whole: dict[int, Manifest] = {}
+        # Of the newest version, and of the one that is pinned, where they are now.
+        self._manifests: dict[int, Manifest] = {}
         self._published = self._pinned = -1  # versions
         self._asking: threading.Thread | None = None
         self.version = 0  # of the state, for people
@@ -172,34 +167,34 @@ class LearnerProcesses:
         return self.call("examine", batch)[0]
 
     def publish(self, state: int, *, pinned: bool = False) -> WeightsOf:
-        """Have every rank offer its shards; return what replicas are told.
+        """Publish the shards of every rank; return the manifest for the replicas.
 
-        Processes that start again offer it again, and what is `pinned`, as it comes by
+        Processes that start again send it anew, and what is `pinned`, as it comes by
         there: no checkpoint is begun after that before nobody needs it any more.
         """
         parts = self.call("publish", state, pinned)
-        parcel, base_version = merged([part for part, _ in parts])
+        manifest = merge([part for part, _ in parts])
         self.reports = [report for _, report in parts]
         self._pinned = state if pinned else self._pinned
         self._published = state
-        self._parcels[state] = parcel
-        for version in self._parcels.keys() - {self._published, self._pinned}:
-            del self._parcels[version]
+        self._manifests[state] = manifest
+        for version in self._manifests.keys() - {self._published, self._pinned}:
+            del self._manifests[version]
         return WeightsOf(
             policy_version=state,
-            base_version=base_version,
-            parcel=lambda: self._parcels.get(state, parcel),
+            base_version=manifest.base_version,
+            manifest=lambda: self._manifests.get(state, manifest),
             whole=lambda: self._publish_again(state),
         )
 
-    def _offer_again(self, version: int) -> None:
-        """Offer what ranks that were lost had offered, where others come by there."""
-        if version in self._parcels:
+    def _restore_published(self, version: int) -> None:
+        """Publish what lost ranks had published, where others come by there."""
+        if version in self._manifests:
             parts = self._ask("publish", version, version == self._pinned)
-            self._parcels[version], _ = merged([part for part, _ in parts])
+            self._manifests[version] = merge([part for part, _ in parts])
 
-    def _publish_again(self, version: int) -> Parcel | None:
-        """Return a version in full, once the ranks have offered it so."""
+    def _publish_again(self, version: int) -> Manifest | None:
+        """Return a version in full, once the ranks have published it so."""
         if version in self._whole:
             return self._whole[version]
         if self._asking is None or not self._asking.is_alive():
@@ -210,25 +205,25 @@ class LearnerProcesses:
         return None
 
     def _ask_again(self) -> None:
-        """Have the ranks offer their last version in full, beside what they do."""
+        """Publish the last version of the ranks in full, beside what they do."""
         ranks = self._ranks
         try:
             calls = [
                 rank.publish_again.options(concurrency_group="weights").remote()
                 for rank in ranks
             ]
-            parcel, _ = merged(ray.get(calls, timeout=_SILENCE_S))
+            manifest = merge(ray.get(calls, timeout=_SILENCE_S))
         except (RayError, ValueError) as error:
             _log.info("no params in full for a newcomer as yet: %s", why_lost(error))
             time.sleep(1.0)
             return
-        if ranks is self._ranks:  # else what they offered is lost with them
-            self._whole = {Publication.from_json(parcel.text).policy_version: parcel}
+        if ranks is self._ranks:  # else what they published is lost with them
+            self._whole = {manifest.policy_version: manifest}
 
     def save(
         self, step: int, state: int, *, host: dict[str, Any], groups: Sequence[Group]
     ) -> None:
-        """Have every rank copy its shards, and write them beside the run."""
+        """Make every rank copy its shards, and write them while the run goes on."""
         self._before_save()
         self._saved[step] = self._number
         self._forget()
@@ -239,7 +234,7 @@ class LearnerProcesses:
             self.leaving, self._renew = False, True
 
     def restore(self) -> Restored | None:
-        """Have every rank go on from the newest good checkpoint, if there is any."""
+        """Restore every rank from the newest good checkpoint; None: there is none."""
         found = self.call("restore")[0]
         if found is None:
             return None
@@ -407,13 +402,13 @@ class LearnerProcesses:
             )
         since = self._saved[step]
         again = [batch for number, batch in self._kept.items() if number >= since]
-        self._offer_again(step)
+        self._restore_published(step)
         version = step
         for batch in again:
             _, fault, _ = self._ask("step", batch)[0]
             if not fault:
                 version += 1
-                self._offer_again(version)
+                self._restore_published(version)
         self._up = True
         self._note(
             f"the learner is back after {time.monotonic() - began:.0f} s, from step "

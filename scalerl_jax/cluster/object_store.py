@@ -1,9 +1,9 @@
 """A channel of published params over Ray's object store.
 
 An object is one of the store of the process that puts it: it is there as long as that
-process lives and somebody holds its handle, which travels beside the publication's text
-and not in it.  A store that is full writes to the disk of its machine without a word;
-so no more than a share of it is used, and the rest goes to a directory.
+process lives and somebody holds its handle, which travels with the manifest
+and not in its text.  A store that is full writes to the disk of its machine without a
+word; so no more than a share of it is used, and the rest goes to a directory.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ class ObjectStoreChannel:
             capacity: bytes that it holds at the most in the store; None: half of what
                 the store of this machine has; 0: all goes to the directory.
             patience_s: until an object whose process has ended is given up: another
-                one may offer it again.
+                one may publish it again.
         """
         self._directory = directory
         self._capacity = capacity
@@ -106,7 +106,7 @@ class ObjectStoreChannel:
         return [np.array(buffer) for buffer in found]
 
     def discard(self, reference: Reference) -> None:
-        """Let go of an object; it ends when nobody fetches it any more."""
+        """Release an object; it is deleted once nobody fetches it any more."""
         if self.handles.pop(reference, None) is None:
             self._directory.discard(reference)
         self._sizes.pop(reference, None)

@@ -64,7 +64,7 @@ class Seat:
     process: Process
 
     def options(self) -> dict[str, Any]:
-        """Return what its actor asks for."""
+        """Return the Ray options of the process's actor: chips, labels, environment."""
         told = {
             "JAX_PLATFORMS": "tpu,cpu",  # params are loaded by way of the host
             DROPPED: ",".join(self.process.dropped),

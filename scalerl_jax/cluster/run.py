@@ -266,7 +266,7 @@ class Replicas:
 
 
 def _all(calls: list[Any], limit_s: float) -> list[Any]:
-    """Return what all calls do; the first that fails is not waited past."""
+    """Wait for all calls and return their results; raise the first error at once."""
     deadline, waiting = time.monotonic() + limit_s, list(calls)
     while waiting:
         left = max(deadline - time.monotonic(), 0.0)

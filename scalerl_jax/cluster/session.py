@@ -51,7 +51,7 @@ class Cluster:
     def options(
         self, devices: int, *, role: Role, number: int, rank: int = 0
     ) -> dict[str, Any]:
-        """Return what the actor of a role asks for: devices, host, environment.
+        """Return the Ray options of a role's actor: devices, host, environment.
 
         Args:
             number: the rank in the learner, or which replica.
@@ -80,7 +80,7 @@ class Cluster:
         return hosts_of(ray.nodes())
 
     def devices(self) -> int | None:
-        """Return how many devices the machines have; None: as many as are asked for."""
+        """Return the number of devices of the machines; None: as many as asked for."""
         if self.kind == "cpu":
             return None
         return int(ray.cluster_resources()[self.kind.upper()])
@@ -221,9 +221,9 @@ def check_process(
 
 
 def versions() -> dict[str, str]:
-    """Return what all processes of a run must have in common.
+    """Return the versions and the code digest that all processes of a run must share.
 
-    Settings are not among it: every process gets those of the controller.  Nor is
+    Settings are not among them: every process gets those of the controller.  Nor is
     libtpu, which the controller's machine need not have.
     """
     import jax

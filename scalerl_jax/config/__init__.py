@@ -6,6 +6,7 @@ is compiled.  Every setting stands in `config.sections`.
 
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ from scalerl_jax.config.sections import MathAnswer as MathAnswer
 from scalerl_jax.config.sections import Mode as Mode
 from scalerl_jax.config.sections import ModelConfig as ModelConfig
 from scalerl_jax.config.sections import ObjectiveConfig as ObjectiveConfig
+from scalerl_jax.config.sections import OptimizerConfig as OptimizerConfig
 from scalerl_jax.config.sections import RewardConfig as RewardConfig
 from scalerl_jax.config.sections import ScalingConfig as ScalingConfig
 from scalerl_jax.config.settings import build as build
@@ -53,6 +55,9 @@ def resolve(config: ml_collections.ConfigDict) -> Config:
     """
     check(config)
     resolved = build(Config, config.to_dict())
+    if resolved.environment:  # a run may go on from another working directory
+        path = os.path.abspath(os.path.expanduser(resolved.environment))
+        resolved = dataclasses.replace(resolved, environment=path)
     validate(resolved)
     return resolved
 
@@ -73,7 +78,7 @@ def read_flags(
     settings: type,
     about: str | None = None,
 ) -> list[str]:
-    """Return what is left of a command line without its flags.
+    """Parse the flags of a command line; return the arguments that are left.
 
     `settings` is the dataclass that the settings of --config make.  With --help or -h
     the flags are printed behind what `about` says, and the program ends.

@@ -24,7 +24,7 @@ def based_on(base: str, recipe: str) -> ConfigDict:
 
 
 def ask_polaris(config: ConfigDict) -> None:
-    """Have Polaris-53K for prompts, all but the held-out ones, as ScaleRL has."""
+    """Set Polaris-53K as the prompts, all but the held-out ones, as in ScaleRL."""
     config.update_from_flattened_dict(
         {
             "data.tasks": ("polaris_53k",),

@@ -133,6 +133,12 @@ def _groups(config: Config) -> None:
             f"{batch.group_size = } leaves every group without variance and hence "
             f"without a gradient; use 2 or more, or objective.advantage = 'critic'"
         )
+    for name in ("weights", "variables"):
+        if (value := getattr(reward, name)) and not config.environment:
+            raise ValueError(
+                f"reward.{name} = {value!r} is for functions of your own; set "
+                f"environment = 'FILE.py:FUNCTION', or leave it out"
+            )
     if reward.correct <= reward.wrong:
         raise ValueError(
             f"{reward.correct = } must be above {reward.wrong = }; nothing else tells "

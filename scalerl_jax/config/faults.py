@@ -14,7 +14,7 @@ _MODULE = "config_config"  # the name that ml_collections gives the file of --co
 
 
 def explain(error: BaseException, argv: Sequence[str], settings: type) -> str | None:
-    """Return what the user can put right in a command line; None: that is no cause.
+    """Return the message for a mistake in a command line; None: the cause is another.
 
     Args:
         error: what the parsing of the flags raised.
@@ -34,7 +34,7 @@ def explain(error: BaseException, argv: Sequence[str], settings: type) -> str | 
 
 
 def _of_file(error: BaseException) -> str | None:
-    """Return what is wrong with the config file; None if that is not the cause."""
+    """Return the message for a fault of the config file; None: the cause is another."""
     each: BaseException | None = error
     while each is not None:
         if isinstance(each, SyntaxError):

@@ -6,6 +6,7 @@ _SECTIONS = ("checkpoint", "debug", "generators", "scaling", "tracking")
 _SETTINGS = (
     "compile_cache",
     "data.directory",
+    "environment",  # mended, perhaps; the run keeps a copy of the file
     "reward.num_workers",
     "reward.max_unjudged_share",
     "train.num_steps",

@@ -151,6 +151,25 @@ class RewardConfig:
 
     correct: float = setting(1.0, "reward of a correct answer", "ScaleRL")
     wrong: float = setting(-1.0, "reward of any other answer", "ScaleRL")
+    passed_at: float = setting(
+        1.0,
+        "reward, of the environment's own scale, from which a completion has passed: "
+        "pass rates, history and fits go by that; docs/environments.md",
+    )
+    weights: tuple[float, ...] = setting(
+        (), "of each function of `environment`, in a sum; empty: 1 each"
+    )
+    max_magnitude: Positive = setting(
+        100.0, "of what a function of `environment` returns; more is a bad_reward"
+    )
+    max_concurrent: Count = setting(
+        16, "calls of async functions at once, in each verifier process"
+    )
+    variables: tuple[str, ...] = setting(
+        (),
+        "of the process's environment, that `environment` is given, a key perhaps; it "
+        "has no others of the user's",
+    )
     unjudged: Literal["exclude", "wrong"] = setting(
         "exclude",
         "a rollout whose verifier timed out or failed; exclude: it leaves loss, "
@@ -297,7 +316,7 @@ class QueueConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loss:
-    """What a config knows of a loss; `wiring.objective` has its function."""
+    """What a config knows of a loss; `objective.terms` has its function."""
 
     settings: tuple[str, ...] = ()  # of the objective: the function's keywords
     ratio: Literal["none", "token", "sequence_mean", "sequence_sum"] = "token"
@@ -709,6 +728,12 @@ class Config:
     """A whole run."""
 
     seed: Large = setting(0, "of prompts' order, sampling and random weights")
+    environment: str = setting(
+        "",
+        "reward functions of your own, FILE.py:FUNCTION or several, "
+        "FILE.py:FUNCTION,FUNCTION; empty: each prompt's own verifier; "
+        "docs/environments.md",
+    )
     compile_cache: str = setting(
         "~/.cache/scalerl_jax/programs",
         "directory of compiled programs, for faster starts; empty: none are kept",

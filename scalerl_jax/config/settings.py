@@ -59,7 +59,7 @@ class With:
         return f"{self.setting} = {' or '.join(map(repr, self.values))}"
 
     def holds(self, actual: Any) -> bool:
-        """Return whether the other setting is so."""
+        """Return whether the other setting's value `actual` meets the condition."""
         return actual in self.values if self.values else bool(actual)
 
 
@@ -180,7 +180,7 @@ def _typed(kind: Any, value: Any, *, setting: str) -> Any:
 
 @contextlib.contextmanager
 def naming(setting: str) -> Iterator[None]:
-    """Say which setting named the file that a ValueError is about."""
+    """Prefix the message of a ValueError about a file with the setting's name."""
     try:
         yield
     except ValueError as error:

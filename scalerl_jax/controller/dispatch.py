@@ -28,9 +28,10 @@ from scalerl_jax.contract import (
     ReplicaJob,
     ReplicaReport,
 )
+from scalerl_jax.controller.dealing import deal, freest
 from scalerl_jax.controller.group_check import MOST_BAD, count_tokens, ticket_of
 from scalerl_jax.controller.orders import OrderBook
-from scalerl_jax.controller.replicas import FleetLimits, JobBoard, KnownReplica, freest
+from scalerl_jax.controller.replicas import FleetLimits, JobBoard, KnownReplica
 from scalerl_jax.process.ending import first_line
 from scalerl_jax.run.ledger import Ledger
 from scalerl_jax.run.work_log import RemoteLedger
@@ -63,7 +64,7 @@ class Dispatcher:
         wake: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Have one replica for each of `pools`; `connect(number)` starts one.
+        """Make one replica for each of `pools`; `connect(number)` starts one.
 
         `address(publication, number, last_version)` returns the publication for a
         replica that was last given `last_version` (-1: none), or None if it is not
@@ -106,7 +107,7 @@ class Dispatcher:
             self._publication, self._version = publication, policy_version
 
     def submit(self, job: ReplicaJob, number: int | None = None) -> Future[Any]:
-        """Have a job done by the replica of this number, or by any (None)."""
+        """Add a job for the replica of this number, or for any (None)."""
         with self._lock:
             return self._jobs.submit(job, number)
 
@@ -183,7 +184,7 @@ class Dispatcher:
         self._withdraw_late(replica, now)
 
     def _withdraw_late(self, replica: KnownReplica, now: float) -> None:
-        """Have groups that take too long begun again by a free replica.
+        """Assign groups that take too long to a free replica, which begins them again.
 
         A replica that had the ticket before gets it again only once it has reported
         that it no longer samples it.
@@ -193,7 +194,11 @@ class Dispatcher:
             return
         for ticket, given_s in list(replica.given_s.items()):
             late = now - given_s > limit and ticket not in replica.sampled
-            if late and self._free(ticket, but=replica):
+            if late and freest(
+                each
+                for each in self.replicas
+                if each is not replica and ticket not in each.withdrawn
+            ):
                 replica.withdraw(ticket)
                 self._reissue(ticket)
 
@@ -282,7 +287,7 @@ class Dispatcher:
                 self._orders.drop(ticket, reason)
 
     def _refuse_group(self, replica: KnownReplica, group: Any, fault: str) -> None:
-        """Have a bad group sampled again; replace a replica that made too many.
+        """Reissue a bad group; replace a replica that made too many.
 
         One that hands in what it was not given is replaced at once: it is not known
         what it does with its orders.
@@ -359,46 +364,16 @@ class Dispatcher:
 
     def _deal(self) -> None:
         """Assign orders, first the ones of lost replicas."""
-        for ticket in list(self._again):
-            replica = self._free(ticket)
-            if self._by_ticket:
-                replica = self.replicas[ticket % len(self.replicas)]
-            if replica is not None:
-                self._again.remove(ticket)
-                version = self._version if self._by_ticket else replica.version
-                order, version = self._orders.reissue(ticket, version)
-                assignment = Assignment(order=order, version=version)
-                replica.give(assignment, self._clock())
-        while (replica := self.replicas[0] if self._by_ticket else self._free()) and (
-            assignment := self._admit(replica)
+        for replica, order, version in deal(
+            self.replicas,
+            self._again,
+            newest=self._version,
+            by_ticket=self._by_ticket,
+            admit=self._orders.admit,
+            reissue=self._orders.reissue,
+            takes=lambda replica, ticket: ticket not in replica.withdrawn,
         ):
-            if self._by_ticket:
-                ticket = assignment.order.ticket
-                replica = self.replicas[ticket % len(self.replicas)]
-            replica.give(assignment, self._clock())
-
-    def _free(
-        self, ticket: int = -1, but: KnownReplica | None = None
-    ) -> KnownReplica | None:
-        """Return the replica with the most room for this ticket, or None."""
-        return freest(
-            each
-            for each in self.replicas
-            if each is not but and ticket not in each.withdrawn
-        )
-
-    def _admit(self, replica: KnownReplica) -> Assignment | None:
-        """Return a new order for a replica, admitted with the version in use there.
-
-        If that version is too old, the order is admitted with the newest version, and
-        waits at the replica until its params come.  None: no group may start.
-        """
-        newest = self._version
-        versions = [newest] if self._by_ticket else [replica.version, newest]
-        for version in dict.fromkeys(versions):
-            if order := self._orders.admit(version):
-                return Assignment(order=order, version=version)
-        return None
+            replica.give(Assignment(order=order, version=version), self._clock())
 
     def _send(self, replica: KnownReplica) -> None:
         """Call a replica if there is something new, or no call is under way."""

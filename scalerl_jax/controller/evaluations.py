@@ -1,102 +1,138 @@
-"""Evaluations beside the run, with `eval.concurrent`: training goes on meanwhile.
+"""How a run makes its evaluations: in the loop, or with `eval.concurrent` beside it.
 
-An evaluation is made with params that stay pinned until the next one, and is written at
-the end of a later step.  It measures no mismatch of sampler and learner.
+The monitor is given one of the two, says when an evaluation is due, and writes it.
 """
 
+import contextlib
 import dataclasses
-import time
-from typing import Any
+from collections.abc import Callable
+from typing import Protocol
 
-from scalerl_jax.batching.assembly import Batch, Pass
-from scalerl_jax.contract import Publication, State
-from scalerl_jax.controller.monitor import RunMonitor
+from scalerl_jax.contract import Generators, Publication, State
+from scalerl_jax.controller.mismatch import MismatchCheck
 from scalerl_jax.generation.evaluation import Evaluation
 from scalerl_jax.process.background import Background
 
 _START_S = 1.0  # for the thread of the evaluation before, whose result is collected
-_COLLECT_S = 0.05  # between two looks for the end of an evaluation
 
 
-@dataclasses.dataclass(kw_only=True)
-class _Pending:
-    """An evaluation under way."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluationPoint:
+    """Where a run stands when an evaluation of its params begins."""
 
     version: int
-    report: dict[str, float]  # the ledger's, when the evaluation began
-    result: Evaluation | None = None
+    publication: Publication
+    report: dict[str, float]  # the ledger's
 
 
-class ConcurrentMonitor(RunMonitor):
-    """The bookkeeping of a run whose evaluations do not stop it."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MadeEvaluation:
+    """An evaluation that has ended, and the mismatch if it was measured."""
 
-    def __init__(self, *parts: Any) -> None:
-        """Begin with the arguments of `RunMonitor`."""
-        super().__init__(*parts)
-        self._beside = Background("evaluation")
-        self._pending: _Pending | None = None
+    point: EvaluationPoint
+    result: Evaluation
+    mismatch: dict[str, float] | None = None
 
-    def publish(self, state: State, version: int, **how: Any) -> Publication:
-        """Send a copy of the params, pinned if they are to be evaluated."""
-        pinned = self.lacks_evaluation(version)
-        if pinned:  # they replace the params pinned for the last evaluation
-            self.await_evaluation()
-        return super().publish(state, version, pinned=pinned, **how)
 
-    def log(
-        self, step: int, each: Pass, assembled: Batch, metrics: dict[str, float]
-    ) -> None:
-        """Write an evaluation that has ended, then the step's row."""
-        self._collect()
-        super().log(step, each, assembled, metrics)
-        if metrics["mismatch/tokens"] and not self._config.sampler.filters:
-            self._mismatch = {name: metrics[name] for name in self._mismatch}
+class Evaluations(Protocol):
+    """Makes the evaluations of a run, one at a time."""
 
-    def lacks_evaluation(self, version: int) -> bool:
-        """Return whether one is due at this version, not begun and not yet on file."""
-        begun = self._pending is not None and self._pending.version == version
-        return not begun and super().lacks_evaluation(version)
+    @property
+    def beside(self) -> bool:
+        """Return whether training goes on meanwhile, with the params pinned."""
+        ...
 
-    def evaluate(self, state: State, publication: Publication, version: int) -> None:
-        """Begin the evaluation at this version, after the one before it has ended.
+    @property
+    def under_way(self) -> int | None:
+        """Return the version whose evaluation has begun and is not collected yet."""
+        ...
 
-        It is never written if the run stops meanwhile or loses its verifiers.
+    def begin(
+        self, point: EvaluationPoint, state: State, *, stopped: Callable[[], bool]
+    ) -> MadeEvaluation | None:
+        """Make an evaluation, or begin it and return None; none is under way.
+
+        Raises:
+            Abandoned: `stopped` has become true.
+            NoVerifierError: no verifier is left.
         """
-        run = self._run
-        report = run.ledger.report()
-        self.await_evaluation()
-        pending = self._pending = _Pending(version=version, report=report)
+        ...
+
+    def collect(self) -> MadeEvaluation | None:
+        """Return the evaluation under way once it has ended; else None.
+
+        Raises:
+            Abandoned: see `begin`; so with all that ended it.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InLoop:
+    """Evaluations that the loop waits for; each measures the mismatch too."""
+
+    generators: Generators
+    mismatch: MismatchCheck
+    activity: Callable[[], contextlib.AbstractContextManager[None]]  # counts the time
+    beside = False
+    under_way = None
+
+    def begin(
+        self, point: EvaluationPoint, state: State, *, stopped: Callable[[], bool]
+    ) -> MadeEvaluation:
+        """Make an evaluation."""
+        with self.activity():
+            result, sampled = self.generators.evaluate(
+                point.publication, policy_version=point.version, stopped=stopped
+            )
+            mismatch = self.mismatch(state, sampled).metrics()
+        return MadeEvaluation(point=point, result=result, mismatch=mismatch)
+
+    def collect(self) -> None:
+        """Return None: `begin` has returned every evaluation."""
+
+
+class BesideRun:
+    """Evaluations that do not stop the run, and measure no mismatch.
+
+    The params of one stay pinned until the next one.
+    """
+
+    beside = True
+
+    def __init__(self, generators: Generators) -> None:
+        """Begin with none under way."""
+        self._generators = generators
+        self._thread = Background("evaluation")
+        self._made: MadeEvaluation | None = None
+        self.under_way: int | None = None
+
+    def begin(
+        self, point: EvaluationPoint, state: State, *, stopped: Callable[[], bool]
+    ) -> None:
+        """Begin an evaluation; it is lost if the run stops meanwhile."""
+        assert self.under_way is None, "the evaluation before is not collected"
 
         def work() -> None:
-            pending.result, _ = run.generators.evaluate(
-                publication,
-                policy_version=version,
-                stopped=self._stopped,
+            result, _ = self._generators.evaluate(
+                point.publication,
+                policy_version=point.version,
+                stopped=stopped,
                 beside=True,
             )
+            self._made = MadeEvaluation(point=point, result=result)
 
-        self._beside.start(work, timeout_s=_START_S)
+        self._thread.start(work, timeout_s=_START_S)
+        self.under_way = point.version
 
-    def await_evaluation(self, *, before: int | None = None) -> None:
-        """Wait for the evaluation under way; only if its version is < `before`.
-
-        The wait is not counted as training time.
-        """
-        self._collect()
-        if self._pending and (before is None or self._pending.version < before):
-            with self._run.activity("eval"):
-                while self._pending:  # ends: generators have a time limit
-                    time.sleep(_COLLECT_S)
-                    self._collect()
-
-    def _collect(self) -> None:
-        """Write the evaluation under way to the files, if it has ended."""
-        pending = self._pending
-        if pending is None:
-            return
-        with self._given_up(pending.version):
-            self._beside.check()
-            if pending.result is None:
-                return
-            self._write_evaluation(pending.version, pending.report, pending.result)
-        self._pending = None
+    def collect(self) -> MadeEvaluation | None:
+        """Return the evaluation under way once it has ended; else None."""
+        try:
+            self._thread.check()
+        except BaseException:
+            self.under_way = None
+            raise
+        made, self._made = self._made, None
+        if made is not None:
+            self.under_way = None
+        return made

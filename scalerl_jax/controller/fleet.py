@@ -124,7 +124,7 @@ class Fleet:
         return self._summarize(everything, policy_version=policy_version)
 
     def hang(self) -> str:
-        """Return what hangs in the replicas, as they have reported it."""
+        """Return number, host and report of each replica that hangs; "": none does."""
         return "; ".join(
             f"in replica {replica.number} ({replica.where}) {replica.hang}"
             for replica in list(self.dispatcher.replicas)

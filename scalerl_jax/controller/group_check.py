@@ -40,7 +40,7 @@ class GroupCheck:
     with_experts: bool = False  # of a mixture whose routing is replayed
 
     def fault(self, group: Any, order: Order, *, oldest: int, newest: int) -> str:
-        """Return what is wrong with the group of an order; "": nothing.
+        """Return the first fault of the group of an order; "": it has none.
 
         Its tokens may be of the policy versions `oldest` to `newest`.
         """
@@ -172,6 +172,13 @@ def _faults_of_verdict(rollout: Rollout) -> Iterator[str]:
         yield f"reward = {reward!r} is no finite number"
     if type(rollout.status) is not str or rollout.status not in _STATUSES:
         yield f"status = {rollout.status!r} is not among {sorted(_STATUSES)}"
+    parts: Any = rollout.parts
+    if type(parts) is not dict or not all(
+        type(name) is str
+        and (value is None or (type(value) is float and math.isfinite(value)))
+        for name, value in parts.items()
+    ):
+        yield f"parts = {parts!r} are no finite numbers by name"
     if rollout.passed and not rollout.judged:
         yield "it passed without a verdict"
 
@@ -183,7 +190,7 @@ def ticket_of(group: Any) -> int | None:
 
 
 def count_tokens(group: Group) -> int:
-    """Return how many tokens a group has that is not used, and may be bad."""
+    """Count the completion tokens of a discarded group, which may be malformed."""
     rollouts = group.rollouts if type(group.rollouts) is tuple else ()
     return sum(
         np.size(each.completion_tokens) for each in rollouts if type(each) is Rollout

@@ -1,7 +1,7 @@
 """The loop's bookkeeping (`RunMonitor`) of the parts of a run (`RunState`).
 
 The file is above 400 lines: it holds all counts, waits, warnings and display lines of
-a step, the watch over failing verifiers, and evaluations.
+a step, the watch over failing verifiers, and when evaluations are made and written.
 """
 
 import collections
@@ -21,10 +21,11 @@ from scalerl_jax.batching.assembly import (
 )
 from scalerl_jax.config import Config
 from scalerl_jax.contract import Publication, State
+from scalerl_jax.controller.evaluations import EvaluationPoint, MadeEvaluation
 from scalerl_jax.controller.run_state import RunState
 from scalerl_jax.environments.pool import NoVerifierError
 from scalerl_jax.environments.verdict import lacks_verdict
-from scalerl_jax.generation.evaluation import Abandoned, Evaluation
+from scalerl_jax.generation.evaluation import Abandoned
 from scalerl_jax.parallel.xla import explained
 from scalerl_jax.process.preemption import Preemption
 from scalerl_jax.run.metrics import MetricsWriter
@@ -33,6 +34,7 @@ from scalerl_jax.types import Group
 
 _BATCHES = 10  # batches over which the share of unjudged rollouts is taken
 _POLL_S = 1.0  # between two looks for SIGTERM while waiting for groups
+_COLLECT_S = 0.05  # between two looks for the end of an evaluation
 
 
 class UnjudgedWatch:
@@ -121,6 +123,7 @@ class RunMonitor:
         self._times: dict[str, float] = {}
         self._mismatch: dict[str, float] = {}  # as last measured
         self._stopped = lambda: preemption.requested
+        self._evaluations = run.evaluations
         self._evaluated = evaluated
         self._unjudged = UnjudgedWatch(
             max_share=config.reward.max_unjudged_share,
@@ -157,15 +160,16 @@ class RunMonitor:
         self._progress.note(str(mismatch))
 
     def publish(
-        self,
-        state: State,
-        version: int,
-        *,
-        activity: str = "publish",
-        pinned: bool = False,
+        self, state: State, version: int, *, activity: str = "publish"
     ) -> Publication:
-        """Send a copy of the params; if that fails, generators keep the older ones."""
+        """Send a copy of the params; if that fails, generators keep the older ones.
+
+        They are pinned if they are to be evaluated beside the run.
+        """
         run = self._run
+        pinned = self._evaluations.beside and self.lacks_evaluation(version)
+        if pinned:  # they replace the params pinned for the last evaluation
+            self.await_evaluation()
         with run.activity(activity), explained("publishing params", self._config):
             publication = run.learner.publish(state, pinned=pinned)
             run.generators.publish(publication, policy_version=version)
@@ -273,7 +277,8 @@ class RunMonitor:
         assembled: Batch,
         metrics: dict[str, float],
     ) -> None:
-        """Write one row of metrics.jsonl, and the display's line."""
+        """Write an evaluation that has ended, then the step's row; show the step."""
+        self._collect()
         run, now = self._run, time.monotonic()
         elapsed_s, self._last_s = now - self._last_s, now
         report = run.ledger.report()
@@ -322,6 +327,9 @@ class RunMonitor:
         self._writer.write_step(step, row, histograms)
         self._warn(row)
         self._show(step, row)
+        filters = self._config.sampler.filters
+        if self._evaluations.beside and metrics["mismatch/tokens"] and not filters:
+            self._mismatch = {name: metrics[name] for name in self._mismatch}
 
     def _show(self, step: int, row: dict[str, Any]) -> None:
         """Show the step's line; a narrow display cuts off its last figures first."""
@@ -367,7 +375,7 @@ class RunMonitor:
         self._dead = dead
 
     def _warn_of_no_answers(self, share: float, where: str) -> None:
-        """Say once what to change if not a single completion holds an answer."""
+        """Warn once, with the way out, if not a single completion holds an answer."""
         if self._answered and share == 1.0:
             self._answered = False
             self._progress.note(
@@ -376,29 +384,52 @@ class RunMonitor:
             )
 
     def lacks_evaluation(self, version: int) -> bool:
-        """Return whether an evaluation is due at this version and not yet on file."""
+        """Return whether one is due at this version, not begun and not yet on file."""
         last = version == self._config.train.num_steps
         due = last or version % self._config.eval.every == 0
-        return due and not self._writer.has_eval(version)
+        begun = self._evaluations.under_way == version
+        return due and not begun and not self._writer.has_eval(version)
 
     def evaluate(self, state: State, publication: Publication, version: int) -> None:
-        """Write and show the pass rate and the mismatch at this version."""
-        run = self._run
-        report = run.ledger.report()
+        """Make the evaluation at this version, or begin it beside the run.
+
+        One beside the run begins once the one before it has ended.  It is never written
+        if the run stops meanwhile or loses its verifiers.
+        """
+        point = EvaluationPoint(
+            version=version, publication=publication, report=self._run.ledger.report()
+        )
+        self.await_evaluation()
         with self._given_up(version):
-            with run.activity("eval"):
-                result, sampled = run.generators.evaluate(
-                    publication, policy_version=version, stopped=self._stopped
-                )
-                self._mismatch = run.mismatch(state, sampled).metrics()
-            self._write_evaluation(version, report, result)
+            made = self._evaluations.begin(point, state, stopped=self._stopped)
+            if made is not None:
+                self._write_evaluation(made)
 
     def await_evaluation(self, *, before: int | None = None) -> None:
-        """Do nothing: `evaluate` has already waited."""
+        """Wait for the evaluation under way; only if its version is < `before`.
+
+        The wait is not counted as training time.
+        """
+        self._collect()
+        version = self._evaluations.under_way
+        if version is not None and (before is None or version < before):
+            with self._run.activity("eval"):
+                while self._evaluations.under_way is not None:  # generators have limits
+                    time.sleep(_COLLECT_S)
+                    self._collect()
+
+    def _collect(self) -> None:
+        """Write the evaluation under way to the files, if it has ended."""
+        version = self._evaluations.under_way
+        if version is not None:
+            with self._given_up(version):
+                made = self._evaluations.collect()
+                if made is not None:
+                    self._write_evaluation(made)
 
     @contextlib.contextmanager
     def _given_up(self, version: int) -> Iterator[None]:
-        """Say why there is no evaluation at a version."""
+        """Report an evaluation that was given up, or had no verdicts, and go on."""
         try:
             yield
         except Abandoned:
@@ -407,9 +438,11 @@ class RunMonitor:
         except NoVerifierError as failure:
             self._unjudged.reason = f"an evaluation had no verdicts: {failure}"
 
-    def _write_evaluation(
-        self, version: int, report: dict[str, float], result: Evaluation
-    ) -> None:
+    def _write_evaluation(self, made: MadeEvaluation) -> None:
+        version, report = made.point.version, made.point.report
+        result = made.result
+        if made.mismatch is not None:
+            self._mismatch = made.mismatch
         no_figure = math.isnan(result.pass_rate)
         self._unjudged.evaluated(
             result.unjudged_share, result.details, no_figure=no_figure
@@ -441,7 +474,7 @@ class RunMonitor:
 
 
 def _without_gradient(groups: Sequence[Group]) -> str:
-    """Say why no rollout of a batch is trained on."""
+    """Return the message for a batch in which no rollout is trained on."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     equal = sum(not group.has_reward_variance for group in groups)
     cut_off = sum(rollout.cut_off for rollout in rollouts)

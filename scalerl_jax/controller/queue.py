@@ -116,7 +116,7 @@ class Pacing:
         return windows * self.num_prompts
 
     def window_groups(self, *, opened: int) -> int:
-        """Return how many groups the window that begins at `opened` takes."""
+        """Return the number of groups of the window that begins at version `opened`."""
         batches = 1
         if self.mode == "batched":
             whole = self.max_staleness // self.epochs
@@ -145,7 +145,7 @@ class Pacing:
         )
 
     def _batches_left(self, *, opened: int) -> int:
-        """Return how many batches the steps from `opened` on need."""
+        """Return the number of batches that the steps from `opened` on need."""
         if self.num_steps is None:
             return sys.maxsize
         return -((opened - self.num_steps) // self.epochs)
@@ -165,26 +165,9 @@ class QueueState:
 class RolloutQueue:
     """Admits groups, holds finished ones, hands out windows of N or more."""
 
-    def __init__(
-        self,
-        *,
-        num_prompts: int,
-        max_staleness: int,
-        mode: Mode,
-        max_waiting: int = 0,
-        epochs: int = 1,
-        max_refills: int = 0,
-        num_steps: int | None = None,
-    ) -> None:
-        """Begin empty at version 0; the arguments are those of `Pacing`."""
-        self._pacing = Pacing(
-            num_prompts=num_prompts,
-            max_staleness=max_staleness,
-            mode=mode,
-            max_waiting=max_waiting,
-            epochs=epochs,
-            num_steps=num_steps,
-        )
+    def __init__(self, pacing: Pacing, *, max_refills: int = 0) -> None:
+        """Begin empty at version 0."""
+        self._pacing = pacing
         self._max_refills = max_refills
         self._changed = threading.Condition()
         self.version = 0  # optimizer steps applied
@@ -296,7 +279,7 @@ class RolloutQueue:
             self._seen = self._changes
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Have `listener` called, under the lock, when `admit` may answer anew."""
+        """Set the function to call, under the lock, when `admit` may answer anew."""
         self._listener = listener
 
     def wake(self) -> None:
@@ -441,7 +424,7 @@ class RolloutQueue:
         return len(self._running) + len(self._buffered) + self.taken
 
     def _may_refill(self, group: Group) -> bool:
-        """Return whether a finished group is to give its place back, and still may."""
+        """Return whether a group has zero variance and may still be refilled."""
         limit = self._max_refills * self._pacing.window_groups(opened=self._opened)
         return len(self._refilled) < limit and not group.has_reward_variance
 

@@ -6,38 +6,9 @@ A job is a part of an evaluation, or a probe, and is done by one replica.
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from scalerl_jax.contract import Assignment, JobResult, Link, ReplicaJob, ReplicaReport
-
-
-class Roomy(Protocol):
-    """A replica that groups can be given to."""
-
-    @property
-    def up(self) -> bool:
-        """Return whether the replica has answered."""
-        ...
-
-    @property
-    def room(self) -> int:
-        """Groups that the replica could begin now."""
-        ...
-
-
-R = TypeVar("R", bound=Roomy)
-
-
-def freest(replicas: Iterable[R]) -> R | None:
-    """Return the replica that gets the next group: the first with the most room.
-
-    Return None if all are full.
-    """
-    found, most = None, 0
-    for each in replicas:
-        if each.up and (room := each.room) > most:
-            found, most = each, room
-    return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,7 +62,7 @@ class KnownReplica:
 
     @property
     def up(self) -> bool:
-        """Return whether it has answered."""
+        """Return whether the replica has answered."""
         return self.link is not None and self.capacity > 0
 
     @property
@@ -159,7 +130,7 @@ class JobBoard:
         self._wanted: list[_Wanted] = []
 
     def submit(self, job: ReplicaJob, number: int | None) -> Future[Any]:
-        """Have a job done by the replica of this number, or by any (None)."""
+        """Add a job for the replica of this number, or for any (None)."""
         wanted = _Wanted(job=job, number=number, result=Future())
         self._wanted.append(wanted)
         return wanted.result
@@ -197,7 +168,7 @@ class JobBoard:
                 able[0].give_job(dataclasses.replace(job, publication=own))
 
     def give_back(self, numbers: Iterable[int]) -> None:
-        """Have these jobs done by another replica."""
+        """Put jobs that a replica had taken back on the board, for another replica."""
         for wanted in self._wanted:
             if wanted.job.number in numbers:
                 wanted.taken = False

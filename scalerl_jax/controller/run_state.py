@@ -1,8 +1,4 @@
-"""The parts of a run, as the loop gets them from `wiring`.
-
-They stand apart from the loop's bookkeeping, whose packages take a quarter of a second
-to load: commands that only make parts do not need them.
-"""
+"""The parts of a run, as the loop gets them from `wiring`."""
 
 import contextlib
 import dataclasses
@@ -11,6 +7,7 @@ from typing import Any
 
 from scalerl_jax.batching.assembly import Assembler
 from scalerl_jax.contract import Generators, Learner, State
+from scalerl_jax.controller.evaluations import Evaluations
 from scalerl_jax.controller.mismatch import MismatchCheck
 from scalerl_jax.controller.orders import OrderBook
 from scalerl_jax.controller.queue import RolloutQueue
@@ -32,6 +29,7 @@ class RunState:
     stream: Stream
     assemble: Assembler
     mismatch: MismatchCheck
+    evaluations: Evaluations
     trace: Tracer | None  # with debug.trace_prompt
     flops: LearnerFlops
     learning_rates: Callable[[int], Any]  # version -> rate of the step from there

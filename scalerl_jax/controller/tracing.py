@@ -79,7 +79,7 @@ class Tracer:
 
     @property
     def _waits(self) -> bool:
-        """Return whether a critic or a KL penalty makes the advantages later."""
+        """Return whether advantages come later, by a critic or a KL penalty."""
         return self.assemble.advantages is None
 
     def _loss(self, sequence: TrainSequence, state: State) -> list[str]:

@@ -79,7 +79,7 @@ class ChatTemplate:
 
 
 def chat_renderer(data: DataConfig, source: str | Path) -> Renderer:
-    """Return what writes prompts by the chat template of a model.
+    """Make the renderer that writes prompts by a model's chat template.
 
     The user's message is data.user_template with the question in place of
     "{question}".  Before it comes a system message, if there is one:

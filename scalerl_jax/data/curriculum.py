@@ -42,7 +42,7 @@ class Curriculum:
         return self.open_steps == 0
 
     def num_open(self, num_prompts: int, *, step: int) -> int:
-        """Return how many of so many prompts are open; never none."""
+        """Return the number of prompts, of `num_prompts`, that are open; 1 at least."""
         if not self.open_steps:
             return num_prompts
         gone = step / self.open_steps

@@ -1,7 +1,8 @@
 """Judging the completions of a file: `scalerl judge FILE`.
 
-Rows have a `completion`, and an `answer` or `tests` as rows of prompts have them.  The
-verdicts are those of a run with the same settings.
+Rows have a `completion`, and an `answer` or `tests` as rows of prompts have them, or
+what a reward function of the user's takes.  The verdicts are those of a run with the
+same settings.
 """
 
 import argparse
@@ -14,14 +15,15 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from scalerl_jax.config import SETTINGS, MathAnswer, RewardConfig
-from scalerl_jax.data.drafts import Malformed, maths
+from scalerl_jax.data.drafts import Malformed, first, maths
 from scalerl_jax.data.files import read_rows
-from scalerl_jax.data.own import read_reference
+from scalerl_jax.data.own import ANSWERS, read_reference
 from scalerl_jax.data.questions import extract_answer
 from scalerl_jax.environments import sandbox
 from scalerl_jax.environments.judges import code
-from scalerl_jax.environments.pool import make_pool
-from scalerl_jax.environments.verdict import Status
+from scalerl_jax.environments.own_file import read_own
+from scalerl_jax.environments.run_verifiers import check_own, make_pool
+from scalerl_jax.environments.verdict import OwnReward, Verdict, figures_of_parts
 from scalerl_jax.process.ending import Parser, answer
 from scalerl_jax.process.printing import to_stderr, to_stdout
 
@@ -34,14 +36,36 @@ class _Row(NamedTuple):
     place: str
     completion: str
     reference: dict[str, Any]
+    prompt: str = ""
 
 
 class _Judged(NamedTuple):
     """The verdict on a row."""
 
     place: str
-    status: Status
-    detail: str
+    verdict: Verdict
+
+    def shown(self) -> str:
+        """Return it as a line to read."""
+        status, detail, reward, parts = self.verdict
+        rewards = {**({} if reward is None else {"reward": reward}), **parts}
+        numbers = [f"{name} {_number(each)}" for name, each in rewards.items()]
+        return "  ".join(filter(None, (self.place, status, *numbers, detail)))
+
+    def values(self) -> dict[str, Any]:
+        """Return it as JSON values; a reward and its parts where there is one."""
+        row: dict[str, Any] = {
+            "place": self.place,
+            "status": self.verdict.status,
+            "detail": self.verdict.detail,
+        }
+        if self.verdict.reward is not None or self.verdict.parts:
+            row |= {"reward": self.verdict.reward, "parts": dict(self.verdict.parts)}
+        return row
+
+
+def _number(value: float | None) -> str:
+    return "unjudged" if value is None else f"{value:g}"
 
 
 def make_parser() -> Parser:
@@ -62,6 +86,7 @@ def make_parser() -> Parser:
         help="JSON lines, a JSON array or Parquet, also gzipped; rows with a "
         "'completion', and an 'answer' or 'tests'",
     )
+    _add_own(judge)
     judge.add_argument(
         "--json",
         action="store_true",
@@ -88,9 +113,33 @@ def make_parser() -> Parser:
     return parser
 
 
+def _add_own(judge: argparse.ArgumentParser) -> None:
+    """Add the flags of reward functions of the user's."""
+    judge.add_argument(
+        "--environment",
+        default="",
+        metavar="FILE.py:FUNCTION",
+        help="reward functions of your own, as in a run; a row then has a "
+        "'completion', perhaps a 'prompt' and a 'reference'; what they print goes to "
+        "stderr",
+    )
+    judge.add_argument(
+        "--weights",
+        default="",
+        metavar="NUMBER,...",
+        help="as reward.weights, of the functions of --environment",
+    )
+    judge.add_argument(
+        "--variables",
+        default="",
+        metavar="NAME,...",
+        help="as reward.variables, for --environment",
+    )
+
+
 _SETTINGS = (
-    "timeout_s num_workers memory_mib math_answer code_cpu_s code_memory_mib "
-    "code_packages code_float_tolerance"
+    "passed_at max_magnitude max_concurrent timeout_s num_workers memory_mib "
+    "math_answer code_cpu_s code_memory_mib code_packages code_float_tolerance"
 ).split()
 
 
@@ -105,23 +154,51 @@ def _run(flags: argparse.Namespace) -> None:
     for name, value in settings.items():
         given = f"--{name.replace('_', '-')}={value}"
         SETTINGS[f"reward.{name}"].check(value, given=given)
-    reward = RewardConfig(**settings)
-    rows = _read(flags.file)
-    if any(row.reference["verifier"] == "code" for row in rows):
+    reward, own = _own(flags, RewardConfig(**settings))
+    rows = _read(flags.file, own=own is not None)
+    if any(row.reference.get("verifier") == "code" for row in rows):
         sandbox.check(reward.code_packages)
-    counts: collections.Counter[Status] = collections.Counter()
-    for judged in _judged(rows, reward, answer_after=flags.answer_after):
-        counts[judged.status] += 1
-        if flags.json:
-            to_stdout(json.dumps(judged._asdict()) + "\n")
-        else:
-            to_stdout("  ".join(filter(None, judged)) + "\n")
-    shares = [f"{name} {n} ({n / len(rows):.1%})" for name, n in counts.most_common()]
-    summary = f"{len(rows):,} rows: {', '.join(shares)}\n"
-    (to_stderr if flags.json else to_stdout)(summary)
+    verdicts = []
+    for judged in _judged(rows, reward, own, answer_after=flags.answer_after):
+        verdicts.append(judged.verdict)
+        line = json.dumps(judged.values()) if flags.json else judged.shown()
+        to_stdout(f"{line}\n")
+    (to_stderr if flags.json else to_stdout)(_summary(verdicts))
 
 
-def _read(path: Path) -> list[_Row]:
+def _own(
+    flags: argparse.Namespace, reward: RewardConfig
+) -> tuple[RewardConfig, OwnReward | None]:
+    """Return the settings with those of --environment, and its functions."""
+    if not flags.environment:
+        for name in ("weights", "variables"):
+            if value := getattr(flags, name):
+                raise ValueError(f"--{name}={value} is not read without --environment")
+        return reward, None
+    try:
+        weights = tuple(map(float, filter(None, flags.weights.split(","))))
+    except ValueError as error:
+        raise ValueError(f"--weights={flags.weights} must be numbers") from error
+    variables = tuple(filter(None, flags.variables.split(",")))
+    reward = dataclasses.replace(reward, weights=weights, variables=variables)
+    own = read_own(flags.environment, reward, prints=True)
+    check_own(own, reward)
+    return reward, own
+
+
+def _summary(verdicts: Sequence[Verdict]) -> str:
+    """Return the shares of the verdicts, and the means of a reward and its parts."""
+    counts = collections.Counter(verdict.status for verdict in verdicts)
+    total = len(verdicts)
+    shares = [f"{name} {n} ({n / total:.1%})" for name, n in counts.most_common()]
+    rewards = [each.reward for each in verdicts if each.reward is not None]
+    means = [f"; reward {sum(rewards) / len(rewards):g}"] if rewards else []
+    parts = figures_of_parts([verdict.parts for verdict in verdicts])
+    means += [f", {name} {value:g}" for name, value in parts.items()]
+    return f"{total:,} rows: {', '.join(shares)}{''.join(means)}\n"
+
+
+def _read(path: Path, *, own: bool) -> list[_Row]:
     """The rows of a file.
 
     Raises:
@@ -132,7 +209,12 @@ def _read(path: Path) -> list[_Row]:
         try:
             if row is None:
                 raise Malformed(reason)
-            rows.append(_Row(place, _completion(row), _reference(row)))
+            if own:
+                told = {"answer": first(row, "reference", *ANSWERS)}
+                prompt = str(first(row, "prompt", "question", "problem") or "")
+                rows.append(_Row(place, _completion(row), told, prompt))
+            else:
+                rows.append(_Row(place, _completion(row), _reference(row)))
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from error
     if not rows:
@@ -159,20 +241,28 @@ def _reference(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _judged(
-    rows: Sequence[_Row], reward: RewardConfig, *, answer_after: str
+    rows: Sequence[_Row],
+    reward: RewardConfig,
+    own: OwnReward | None,
+    *,
+    answer_after: str,
 ) -> Iterator[_Judged]:
     """The verdicts on rows, in their order."""
     found: dict[int, _Judged] = {}
     submitted = 0
-    with contextlib.closing(make_pool(reward, unnamed="math")) as pool:
+    with contextlib.closing(make_pool(reward, unnamed="math", own=own)) as pool:
         for number in range(len(rows)):
             while number not in found:
                 while submitted < len(rows) and pool.pending < _AHEAD:
                     row = rows[submitted]
-                    answer = extract_answer(row.completion, answer_after=answer_after)
-                    pool.submit(submitted, "any", [answer], row.reference)
+                    answer = row.completion
+                    if own is None or answer_after:
+                        answer = extract_answer(answer, answer_after=answer_after)
+                    pool.submit(
+                        submitted, "any", [answer], row.reference, prompt=row.prompt
+                    )
                     submitted += 1
                 pool.wait(reward.timeout_s)
-                for key, (status,), detail in pool.poll():
-                    found[key] = _Judged(rows[key].place, status, detail)
+                for key, (verdict,) in pool.poll():
+                    found[key] = _Judged(rows[key].place, verdict)
             yield found.pop(number)

@@ -8,6 +8,7 @@ A row asks by turns or a text, and is judged by tests or an answer:
     "reward_model" | "reward_spec": {"ground_truth"}
     "completion" | "solution", or an assistant's turn behind the question
 
+or by a reward function of the user's, which is given its "reference", whatever it is.
 Perhaps it has "choices" or "options", "system", "id" or "unique_id", and "verifier".
 An answer that has the form of tests is tests, whatever the row says of itself; that
 of a completion, a solution or a turn follows its last "####", else is in its last
@@ -44,8 +45,9 @@ from scalerl_jax.data.program_tests import (
 from scalerl_jax.data.rows import read_humaneval, read_mbpp
 from scalerl_jax.data.turns import PICTURES, has_picture, read_turns
 
-_ANSWERS = ("answer", "final_answer", "ground_truth", "label")
+ANSWERS = ("answer", "final_answer", "ground_truth", "label")
 _REWARDS = ("reward_model", "reward_spec")  # verl's, SkyRL's
+OWN = "own"  # the verifier of rows that a reward function of the user's judges
 _WORKED = ("completion", "solution")
 _CONSTRAINTS = ("instruction_id_list", "constraint", "constraint_type")
 _KINDS = ("ability", "dataset", "data_source", "task_type")  # say what a row asks for
@@ -60,7 +62,7 @@ _SOURCE = re.compile(
 # The columns that hold one part of a question, as --column names the part.
 PARTS: dict[str, tuple[str, ...]] = {
     "prompt": ("messages", "conversations", "prompt", "question", "problem"),
-    "reference": (*TESTS, "test", *_ANSWERS, *_REWARDS, *_WORKED),
+    "reference": (*TESTS, "test", *ANSWERS, *_REWARDS, *_WORKED),
     "choices": choices.COLUMNS,
     "system": ("system",),
     "id": ("id", "unique_id"),
@@ -88,8 +90,11 @@ def read_own(row: Row, columns: Iterable[tuple[str, str]] = ()) -> Draft:
         # verl's "id" is not one of questions.
         "identity": "" if reward else identity(row, "id", "unique_id"),
     }
+    unknown = reward is None and first(row, *TESTS, *ANSWERS, *_WORKED) is None
+    if row.get("verifier") == OWN or ("reference" in row and unknown):
+        return Draft(text, {"verifier": OWN, "answer": row.get("reference")}, **more)
     if listed := choices.read_choices(row):
-        answer = first(reward or row, *_ANSWERS)
+        answer = first(reward or row, *ANSWERS)
         letter = choices.letter_of(row, listed, answer)
         return maths(choices.show(text, listed), letter, **more)
     if are_pytests(row.get("test")) and first(row, *TESTS) is None:
@@ -183,7 +188,10 @@ def _reward(row: Row) -> dict[str, Any] | None:
 
 
 def read_reference(row: Row, worked: Any = None) -> _Judged:
-    """Return what a row is judged by; `worked` is an answer of its conversation."""
+    """Return the verifier of a row and the answer or tests that it judges by.
+
+    `worked` is an answer of the row's conversation.
+    """
     verifier = row.get("verifier")
     if verifier not in (None, "math", "code"):
         raise Malformed("field 'verifier' is neither 'math' nor 'code'")
@@ -210,7 +218,7 @@ def _truth(row: Row, turn: Any) -> Any:
     """The right answer, or several, or tests, under any of its usual names."""
     if reward := _reward(row):
         return _of_reward(reward)
-    answer = first(row, *_ANSWERS)
+    answer = first(row, *ANSWERS)
     if answer is not None:
         worked = isinstance(answer, str) and "####" in answer
         return _marked(answer) if worked else answer
@@ -219,7 +227,7 @@ def _truth(row: Row, turn: Any) -> Any:
             return _answer_of(name, found)
     if first(row, *choices.INDICES) is not None:
         raise Unusable(choices.NO_INDEX)
-    if any(name in row for name in (*_ANSWERS, *_WORKED)):
+    if any(name in row for name in (*ANSWERS, *_WORKED)):
         raise Unusable("the answer is empty")
     raise Malformed("field 'answer' or 'tests' is missing")
 

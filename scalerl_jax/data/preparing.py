@@ -276,7 +276,7 @@ def _questions(
 
 
 def _again(draft: Draft, seen: dict[int, int]) -> Iterator[str]:
-    """Return whether a question came before, which is kept: duplicates may be meant."""
+    """Yield a doubt if a question came before; it is kept: duplicates may be meant."""
     text = hash((draft.system, draft.text))
     reference = hash(json.dumps(draft.reference, sort_keys=True))
     if text in seen:

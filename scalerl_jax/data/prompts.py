@@ -82,7 +82,7 @@ class JoinedPrompts(LazySequence[Prompt]):
         self._ends = list(itertools.accumulate(len(part) for part in parts))
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of prompts."""
         return self._ends[-1] if self._ends else 0
 
     def read(self, places: list[int]) -> list[Prompt]:
@@ -245,7 +245,7 @@ class PromptStream:
         return random.permutation(self.num_prompts)
 
     def _passes(self, ids: np.ndarray) -> np.ndarray:
-        """Return whether the history of each prompt is one that retires it."""
+        """Mark the prompts that retire: their past pass rate reaches the limit."""
         if self._max_pass_rate is None:
             return np.zeros(len(ids), bool)
         rollouts = self._rollouts[ids]

@@ -62,7 +62,10 @@ class LazySequence(Sequence[T]):
 
 
 def take(members: Sequence[T], places: list[int]) -> list[T]:
-    """Return those at some places; by one read if possible, ten times as fast."""
+    """Return the members at `places`.
+
+    A lazy sequence reads them at once, which is ten times as fast.
+    """
     if isinstance(members, LazySequence):
         return members.read(places)
     return [members[place] for place in places]
@@ -100,7 +103,7 @@ class Renderer:
 
 
 def plain_renderer(template: str) -> Renderer:
-    """Return what puts a question in the place of "{question}" in data.template.
+    """Make the renderer that puts a question in place of "{question}" in data.template.
 
     Raises:
         ValueError: the template shows no question.

@@ -142,7 +142,7 @@ def read_report(prepared: Path) -> PreparationReport:
 
 
 def is_prepared(prepared: Path) -> bool:
-    """Return whether a whole data set lies there."""
+    """Return whether a directory holds a whole prepared data set."""
     return (prepared / REPORT).is_file()
 
 
@@ -219,7 +219,7 @@ class QuestionSource(LazySequence[Question]):
             )
 
     def __len__(self) -> int:
-        """Return how many questions there are."""
+        """Return the number of questions."""
         return len(self._records)
 
     def read(self, places: list[int]) -> list[Question]:

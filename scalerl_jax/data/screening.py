@@ -117,7 +117,9 @@ class Screen:
         for number, draft in enumerate(drafts):
             if draft.reference["verifier"] == "code":
                 reasons[number] = self._why_no_tests(number, draft)
-            elif not _NUMBER.fullmatch(str(draft.reference["answer"])):
+            elif draft.reference["verifier"] == "math" and not _NUMBER.fullmatch(
+                str(draft.reference["answer"])
+            ):
                 self._started().submit(number, "", [""], draft.reference)
         while self._pool and self._pool.pending:
             self._pool.wait(_TIMEOUT_S)
@@ -130,7 +132,11 @@ class Screen:
         return reasons
 
     def _why_no_tests(self, number: int, draft: Draft) -> str:
-        """Return why tests cannot be judged by, or "", and perhaps have them tried."""
+        """Return the reason why tests cannot be judged by; "": none is known yet.
+
+        Asserts are tried in the sandbox; its verdict says later whether they are
+        vacuous.
+        """
         try:
             tests = code.read_tests(draft.reference)
         except ValueError:

@@ -121,7 +121,7 @@ class Overlap:
                     self._ngrams.add(each)
 
     def reason(self, asked: Asked) -> str:
-        """Return why a training prompt is dropped; "" if it is not."""
+        """Return the reason to drop a training prompt; "": it is kept."""
         whole = _hash(asked.whole)
         if {whole, _hash(asked.core)} & self._wholes or whole in self._cores:
             return "equals_evaluation"
@@ -158,7 +158,7 @@ class SelectedQuestions:
     sha256: str  # of what was kept
 
     def counts(self) -> dict[str, Any]:
-        """Return what the report of a run says of it, as JSON values."""
+        """Return the counts and the digest for a run's report, as JSON values."""
         return {
             "looked_at": self.looked_at,
             "kept": len(self.places),
@@ -186,7 +186,7 @@ class Sieve:
     seen: set[int] | None = None
 
     def reason(self, asked: Asked, tokens: int) -> str:
-        """Return why a question is dropped; "" if it is not."""
+        """Return the reason to drop a question; "": it is kept."""
         if tokens > self.max_tokens:
             return "over_long"
         if not tokens:
@@ -259,7 +259,7 @@ class LazyPrompts(LazySequence[Prompt]):
     render: Render
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of prompts."""
         return len(self.places)
 
     def read(self, places: list[int]) -> list[Prompt]:

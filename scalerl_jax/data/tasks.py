@@ -35,7 +35,7 @@ def has_known_characters(text: str) -> bool:
 
 
 def has_lower_case_words(text: str) -> bool:
-    """Return whether, besides, the words after its last ": " have no capitals.
+    """Return whether `text` can be spelled, and has no capitals after its last ": ".
 
     Words come from book texts: "Wilson" would be asked to be reversed as "nosliW",
     and "aërial" holds a letter that the small tokenizer does not have.

@@ -87,12 +87,15 @@ class Tokenizer:
 
     @functools.cached_property
     def written(self) -> Detokenizer:
-        """Return what ids spell, special tokens written out."""
+        """Make the detokenizer that writes special tokens out."""
         return read_detokenizer(self.backend)
 
     @functools.cached_property
     def shown(self) -> Detokenizer:
-        """Return what ids spell, as `decode` has it."""
+        """Make the detokenizer of `decode`, which leaves special tokens out.
+
+        Thinking tags and tokens of the `markers` are kept.
+        """
         return self.written.without(
             place
             for place, token in self.backend.get_added_tokens_decoder().items()

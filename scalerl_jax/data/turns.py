@@ -29,9 +29,9 @@ def has_picture(text: str) -> bool:
 def read_turns(
     given: Any, *, role: str = "user", answered: bool = False
 ) -> Turns | None:
-    """Return the one turn of a role, with the system's before it or none.
+    """Read the one turn of a role, and the system's before it if there is one.
 
-    None where there are no turns.  An assistant's may follow if `answered`.
+    Return None where there are no turns.  An assistant's may follow if `answered`.
     """
     if isinstance(given, str) and _LIST.match(given):
         given = from_text(given)

@@ -66,7 +66,7 @@ class Frames:
         return json.loads(self._read(length), parse_constant=self._constant)
 
     def leave(self) -> None:
-        """Have the descriptors lead nowhere, in a process that is not to use them."""
+        """Point both descriptors at /dev/null, in a process that is not to use them."""
         nowhere = os.open("/dev/null", os.O_RDWR)
         for file in (self._input, self._output):
             os.dup2(nowhere, file.fileno())
@@ -303,9 +303,9 @@ _GIVEN = {
 
 
 def given_names(code: types.CodeType) -> dict[str, Any]:
-    """Return those of the `_GIVEN` names and modules that code uses, as attributes too.
+    """Return the names and modules of `_GIVEN` that `code` uses, also as attributes.
 
-    No module is imported for others: some take longer than the rest of a start.
+    Modules of other names are not imported: some take longer than the rest of a start.
     """
     codes, used = [code], set[str]()
     while codes:

@@ -6,7 +6,6 @@ of the sampler, and a thread gives each process work as soon as it is free.
 
 import collections
 import contextlib
-import os
 import queue
 import threading
 import time
@@ -14,15 +13,16 @@ from collections.abc import Iterable, Mapping
 from multiprocessing import connection as pipes
 from typing import Any, NamedTuple
 
-from scalerl_jax.config import RewardConfig
 from scalerl_jax.environments.verdict import (
     MAX_START_S,
     JudgedAnswer,
     JudgingJob,
     Loaded,
+    OwnReward,
     Setup,
     Share,
     Status,
+    Verdict,
     Verifier,
     VerifierProcess,
     adopt,
@@ -35,9 +35,7 @@ _MAX_STARTS = 8  # failed starts in a row, per process: over half a minute
 _BACKOFF_S = 0.25  # before a second start; doubled for each that follows
 _IDLE_S = 60.0  # between two looks when nothing happens
 _END_S = 5.0  # wait for the children of killed processes
-_MAX_PROCESSES = 32  # per machine; SymPy takes 100 MB in each
-_SOLUTION_SHARE = 0.8  # of reward.timeout_s; the rest is for setting up sandboxes
-_UNNAMED = ""  # the verifier of prompts that name none
+UNNAMED = ""  # the verifier of prompts that name none
 
 
 def verifier_of(reference: Mapping[str, Any], known: Iterable[str]) -> str:
@@ -46,11 +44,16 @@ def verifier_of(reference: Mapping[str, Any], known: Iterable[str]) -> str:
     Raises:
         ValueError: the verifier is not among the `known`.
     """
-    name = reference.get("verifier", _UNNAMED)
+    name = reference.get("verifier", UNNAMED)
+    if name == "own" and name not in known:
+        raise ValueError(
+            "a prompt has a 'reference', which a reward function of your own judges; "
+            "set environment = 'FILE.py:FUNCTION', or give it an 'answer' or 'tests'"
+        )
     if name and name not in known:
         raise ValueError(
             f"a prompt's reference names the verifier {name!r}; choose from "
-            f"{sorted(set(known) - {_UNNAMED})}, or name none for its task's own"
+            f"{sorted(set(known) - {UNNAMED})}, or name none for its task's own"
         )
     return name
 
@@ -63,8 +66,18 @@ class Verdicts(NamedTuple):
     """The judgements of one group's answers, in their order."""
 
     key: Any  # as submitted
-    statuses: list[Status]
-    detail: str  # why some have no verdict; empty if all have one
+    verdicts: list[Verdict]
+
+    @property
+    def statuses(self) -> list[Status]:
+        """Return the status of each."""
+        return [verdict.status for verdict in self.verdicts]
+
+    @property
+    def detail(self) -> str:
+        """The reason why some have no verdict; empty if all have one."""
+        details = (verdict.detail for verdict in self.verdicts if verdict.detail)
+        return "; ".join(dict.fromkeys(details))
 
 
 class VerifierPool:
@@ -84,24 +97,30 @@ class VerifierPool:
         num_workers: processes; the answers of a group are dealt out among them.
         memory_mib: limit of a process's memory beside its imports; an answer whose
             judging needs more is too costly.
+        passed_at: the score from which on an answer is correct.
+        own: the reward functions of a user, which judge all answers.
     """
 
     def __init__(
         self,
         *,
-        score: str,
+        score: str = "",
         timeout_s: float,
         named: Mapping[str, Verifier] | None = None,
         num_workers: int = 1,
         memory_mib: int = 4096,
+        passed_at: float = 1.0,
+        own: OwnReward | None = None,
     ) -> None:
         """Start the processes, and do not wait for them."""
         assert num_workers >= 1 and timeout_s > 0, (num_workers, timeout_s)
         self._setup = Setup(
-            verifiers={_UNNAMED: Verifier(score), **(named or {})},
-            preload=_UNNAMED,
+            verifiers={UNNAMED: Verifier(score), **(named or {})},
+            preload=UNNAMED,
             timeout_s=timeout_s,
             memory_mib=memory_mib,
+            passed_at=passed_at,
+            own=own,
         )
         adopt()
         self._num_workers = num_workers
@@ -129,21 +148,28 @@ class VerifierPool:
         task: str,
         answers: list[str | None],
         reference: dict[str, Any],
+        *,
+        prompt: str = "",
     ) -> None:
-        """Have the answers of a group judged; None stands for a missing answer.
+        """Queue the answers of a group for judging; None stands for a missing answer.
+
+        `prompt` is its text, for reward functions of a user.
 
         Raises:
             ValueError: the reference names a verifier that the pool does not have.
         """
         assert not self._closed, "the pool is closed"
+        known, own = self._setup.verifiers, self._setup.own
         job = JudgingJob(
             key=key,
-            verifier=verifier_of(reference, self._setup.verifiers),
+            verifier=UNNAMED if own else verifier_of(reference, known),
             task=task,
             answers=answers,
             reference=reference,
-            statuses=["no_answer" if answer is None else None for answer in answers],
-            details=[],
+            verdicts=[
+                Verdict("no_answer") if answer is None else None for answer in answers
+            ],
+            prompt=prompt,
         )
         self.pending += 1
         places = job.unjudged(range(len(answers)))
@@ -241,7 +267,7 @@ class VerifierPool:
             try:
                 self._workers.append(VerifierProcess(self._setup))
             except OSError as error:  # no memory, or too many processes
-                self._start_later(_UNNAMED, f"the system refuses one ({error}) for")
+                self._start_later(UNNAMED, f"the system refuses one ({error}) for")
 
     def _advance(self) -> None:
         """Read messages of the processes; kill the processes that are late."""
@@ -263,7 +289,7 @@ class VerifierPool:
                 continue
             share = self._waiting.popleft()
             try:
-                worker.give(share, timeout_s=self._setup.timeout_s)
+                worker.give(share, timeout_s=self._setup.limit_s)
             except OSError:  # it died or was stopped with nothing to do
                 self._waiting.appendleft(share)
                 self._replace(worker, is_late=False)
@@ -279,7 +305,7 @@ class VerifierPool:
 
     def _receive(self, worker: VerifierProcess, message: Loaded | JudgedAnswer) -> None:
         worker.begun_cpu_s = message.cpu_s
-        worker.deadline = time.monotonic() + self._setup.timeout_s  # of the next answer
+        worker.deadline = time.monotonic() + self._setup.limit_s  # of the next answer
         if isinstance(message, Loaded):
             if not message.failure:
                 worker.loaded.add(message.verifier)
@@ -299,26 +325,27 @@ class VerifierPool:
         self._finish_if_judged(job)
 
     def _finish_if_judged(self, job: JudgingJob) -> None:
-        statuses: list[Status] = [status for status in job.statuses if status]
-        if len(statuses) == len(job.statuses):
-            detail = "; ".join(dict.fromkeys(job.details))
-            self._judged.put(Verdicts(job.key, statuses, detail))
+        verdicts = [verdict for verdict in job.verdicts if verdict]
+        if len(verdicts) == len(job.verdicts):
+            self._judged.put(Verdicts(job.key, verdicts))
 
     def _replace(self, worker: VerifierProcess, *, is_late: bool) -> None:
         """Replace a process that is late or has ended; its answer has no verdict.
 
         Its other answers are given to other processes.
         """
-        computed_s = worker.computed_s() if is_late else 0.0
+        # What a user's function computes says nothing about the answer.
+        own = self._setup.own is not None
+        computed_s = worker.computed_s() if is_late and not own else 0.0
         worker.kill()
         self._workers.remove(worker)
         self._killed.append(worker)
         if is_late:
-            verdict = late(computed_s=computed_s, timeout_s=self._setup.timeout_s)
+            verdict = late(computed_s=computed_s, timeout_s=self._setup.limit_s)
             how = f"it took more than {MAX_START_S} s to import"
         else:
             exit_code = worker.exit_code()
-            verdict = ended(exit_code)
+            verdict = ended(exit_code, own=own)
             how = f"it ended with exit code {exit_code} while it imported"
         if worker.share is not None:
             job, places = worker.share
@@ -349,52 +376,3 @@ class VerifierPool:
             )
         pause_s = _BACKOFF_S * 2 ** ((failed - 1) // self._num_workers)
         self._starts.append(time.monotonic() + pause_s)
-
-
-# Functions that make a run's verifiers and pool from its settings.
-
-
-def named_verifiers(reward: RewardConfig) -> dict[str, Verifier]:
-    """Return the verifiers by the name under which a prompt's reference asks for them.
-
-    A process imports a verifier's module only when it first has to use it.
-    """
-    return {
-        "code": Verifier(
-            "scalerl_jax.environments.judges.code:judge",
-            {
-                "cpu_s": reward.code_cpu_s,
-                "wall_s": _SOLUTION_SHARE * reward.timeout_s,
-                "memory_mib": reward.code_memory_mib,
-                "packages": reward.code_packages,
-                "float_tolerance": reward.code_float_tolerance,
-            },
-        ),
-        "math": Verifier(
-            "scalerl_jax.environments.judges.maths:judge",
-            {"answer_from": reward.math_answer},
-        ),
-        "reasoning_gym": Verifier("scalerl_jax.data.tasks:score"),
-    }
-
-
-def num_processes(num_workers: int) -> int:
-    """Return the number of verifier processes: `num_workers`, or for 0 by the cores.
-
-    Two of the machine's cores are then left to the run itself.
-    """
-    # Not all systems say which cores this process may use.
-    own = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
-    return num_workers or min(max(1, len(own) - 2), _MAX_PROCESSES)
-
-
-def make_pool(reward: RewardConfig, *, unnamed: str) -> VerifierPool:
-    """Make the verifier pool of a run; `unnamed` is for references that name none."""
-    named = named_verifiers(reward)
-    return VerifierPool(
-        score=named[unnamed].function,
-        named=named,
-        timeout_s=reward.timeout_s,
-        num_workers=num_processes(reward.num_workers),
-        memory_mib=reward.memory_mib,
-    )

@@ -11,9 +11,11 @@ import os
 import resource
 import sys
 import time
+from collections.abc import Callable
 from multiprocessing import connection as pipes
-from typing import Any
+from typing import IO, Any, NoReturn
 
+from scalerl_jax.environments.own import Rewards
 from scalerl_jax.environments.verdict import (
     GroupAnswers,
     JudgedAnswer,
@@ -36,18 +38,54 @@ def serve(descriptor: int) -> None:
         setup: Setup = pipe.recv()
         # The pool kills a late process; this alarm ends a hanging call if the pool is
         # dead.
-        limit_s = 2 * setup.timeout_s + 10
+        limit_s = 2 * setup.limit_s + 10
+        if setup.own:
+            _serve_own(pipe, setup, functools.partial(_alarm, limit_s, nowhere))
         scores = {setup.preload: _load(pipe, setup, setup.preload)}
         while True:
             work: GroupAnswers = pipe.recv()
             if work.verifier not in scores:
                 scores[work.verifier] = _load(pipe, setup, work.verifier)
             for place, answer in work.answers:
-                faulthandler.dump_traceback_later(limit_s, exit=True, file=nowhere)
+                _alarm(limit_s, nowhere)
                 score = scores[work.verifier]
-                verdict = _judge(score, work.task, answer, work.reference)
+                verdict = _judge(
+                    score, work.task, answer, work.reference, setup.passed_at
+                )
                 faulthandler.cancel_dump_traceback_later()
                 pipe.send(JudgedAnswer(place, verdict, time.process_time()))
+
+
+def _alarm(limit_s: float, nowhere: IO[str]) -> None:
+    """End this process in so many seconds, unless that is called off."""
+    faulthandler.dump_traceback_later(limit_s, exit=True, file=nowhere)
+
+
+def _serve_own(
+    pipe: pipes.Connection, setup: Setup, alarm: Callable[[], None]
+) -> NoReturn:
+    """Judge by a user's functions until the pipe closes, which raises EOFError."""
+    assert setup.own is not None, "the caller has looked"
+    try:
+        rewards = Rewards(
+            setup.own, timeout_s=setup.timeout_s, passed_at=setup.passed_at
+        )
+    except ValueError as error:  # raised again by poll() and wait()
+        pipe.send(Loaded(setup.preload, str(error)))
+        sys.exit(1)
+    _limit_memory(setup.memory_mib)
+    pipe.send(Loaded(setup.preload, cpu_s=time.process_time()))
+
+    def send(place: int, verdict: Verdict) -> None:
+        alarm()
+        verdict = verdict._replace(detail=verdict.detail[:_MAX_DETAIL])
+        pipe.send(JudgedAnswer(place, verdict, time.process_time()))
+
+    while True:
+        work: GroupAnswers = pipe.recv()
+        alarm()
+        rewards.judge(work, send)
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _load(pipe: pipes.Connection, setup: Setup, name: str) -> ScoreFunction:
@@ -75,7 +113,11 @@ def _limit_memory(memory_mib: int) -> None:
 
 
 def _judge(
-    score: ScoreFunction, task: str, answer: str, reference: dict[str, Any]
+    score: ScoreFunction,
+    task: str,
+    answer: str,
+    reference: dict[str, Any],
+    passed_at: float,
 ) -> Verdict:
     try:
         found = score(task, answer, reference)
@@ -87,8 +129,7 @@ def _judge(
         return Verdict(status, reason[:_MAX_DETAIL])
     if isinstance(found, Verdict):
         return found._replace(detail=found.detail[:_MAX_DETAIL])
-    # Partial credit, anything below 1, is not a pass.
-    return Verdict("correct" if found >= 1.0 else "wrong")
+    return Verdict("correct" if found >= passed_at else "wrong")
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ def missing_of_tests(code: str, packages: str) -> str:
 
 
 def _is_there(name: str, packages: str) -> bool:
-    """Return whether Python itself has a module, or the directory of packages."""
+    """Return whether a module is in the standard library or among `packages`."""
     if name in sys.stdlib_module_names:
         return True
     return bool(packages) and any(

@@ -70,7 +70,7 @@ class SandboxLimits:
     packages: str = ""  # directory to import from, readable by everyone
 
     def rlimits(self) -> dict[str, int]:
-        """Return what the harness sets for itself and its children."""
+        """Return the limits that the harness sets for itself and its children."""
         return {
             "RLIMIT_CPU": self.cpu_s,
             "RLIMIT_AS": self.memory_mib * _MIB,

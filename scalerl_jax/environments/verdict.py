@@ -9,6 +9,7 @@ classes below: no JAX here, nor in a score function's module.
 import contextlib
 import ctypes
 import dataclasses
+import math
 import os
 import signal
 import socket
@@ -36,11 +37,19 @@ Status = Literal[
     "too_costly",  # judging the answer takes all of its time or memory
     "verifier_timeout",
     "verifier_error",
+    "bad_reward",  # a reward function returned what is no reward
 ]
-_FAILURES: tuple[Status, ...] = ("verifier_timeout", "verifier_error")
+_FAILURES: tuple[Status, ...] = ("verifier_timeout", "verifier_error", "bad_reward")
 # Share of an answer's time: ordinary answers take a thousandth of it, the first one of
 # a process a tenth at most.
 _COMPUTING = 0.25
+
+
+class Done(NamedTuple):
+    """The end of an episode: its reward, and named parts of it, for the metrics."""
+
+    reward: float
+    parts: Mapping[str, float] = {}
 
 
 class Verdict(NamedTuple):
@@ -48,6 +57,8 @@ class Verdict(NamedTuple):
 
     status: Status
     detail: str = ""  # the reason, if there is no verdict
+    reward: float | None = None  # None: what the settings give for the status
+    parts: Mapping[str, float | None] = {}  # of the reward, by name; None: unjudged
 
 
 def count_as_judged(
@@ -75,6 +86,24 @@ def lacks_verdict(status: str, *, judged: bool) -> bool:
     return status in _FAILURES or (status == "too_costly" and not judged)
 
 
+def figures_of_parts(
+    parts: Sequence[Mapping[str, float | None]],
+) -> dict[str, float]:
+    """Return each part's mean over the rollouts that have it, and its unjudged share.
+
+    They are called `reward/NAME` and `reward/NAME/unjudged_share`.
+    """
+    figures = {}
+    for name in sorted({name for each in parts for name in each}):
+        found = [each[name] for each in parts if name in each]
+        values = [value for value in found if value is not None]
+        figures[f"reward/{name}"] = (
+            math.fsum(values) / len(values) if values else math.nan
+        )
+        figures[f"reward/{name}/unjudged_share"] = 1 - len(values) / len(found)
+    return figures
+
+
 def late(*, computed_s: float, timeout_s: float) -> Verdict:
     """Return the verdict on an answer that was not judged within `timeout_s`.
 
@@ -88,11 +117,14 @@ def late(*, computed_s: float, timeout_s: float) -> Verdict:
     return Verdict("verifier_timeout", reason)
 
 
-def ended(exit_code: int | None) -> Verdict:
-    """Return the verdict on an answer whose process ended while it judged it."""
+def ended(exit_code: int | None, *, own: bool = False) -> Verdict:
+    """Return the verdict on an answer whose process ended while it judged it.
+
+    `own`: by a user's function, whose fault it is, whatever the answer.
+    """
     reason = f"the verifier process ended with exit code {exit_code}"
     # The stack is full: of calls, which the answer's text nests.
-    full = exit_code == -signal.SIGSEGV
+    full = exit_code == -signal.SIGSEGV and not own
     return Verdict("too_costly" if full else "verifier_error", reason)
 
 
@@ -107,6 +139,19 @@ class Verifier(NamedTuple):
     settings: Mapping[str, Any] = {}
 
 
+class OwnReward(NamedTuple):
+    """Reward functions of a user: the text of their file, and how they count."""
+
+    file: str
+    text: str
+    functions: tuple[str, ...]
+    weights: tuple[float, ...]  # of the functions, in a sum
+    max_magnitude: float  # of what one of them returns
+    max_concurrent: int  # calls of `async` functions in one process
+    variables: tuple[str, ...] = ()  # of the environment, for the process
+    prints: bool = False  # to stderr; else nowhere
+
+
 class Setup(NamedTuple):
     """The first message to a process."""
 
@@ -114,6 +159,13 @@ class Setup(NamedTuple):
     preload: str  # the name of the verifier to import at once
     timeout_s: float  # of one answer
     memory_mib: int  # limit, beside the memory of the imports
+    passed_at: float = 1.0  # a score from which on an answer is correct
+    own: OwnReward | None = None  # judges all answers, in place of the verifiers
+
+    @property
+    def limit_s(self) -> float:
+        """Return the time for one answer, in which all functions are called."""
+        return self.timeout_s * (len(self.own.functions) if self.own else 1)
 
 
 class GroupAnswers(NamedTuple):
@@ -123,6 +175,7 @@ class GroupAnswers(NamedTuple):
     task: str
     answers: list[tuple[int, str]]
     reference: dict[str, Any]
+    prompt: str = ""  # its text
 
 
 class Loaded(NamedTuple):
@@ -153,18 +206,16 @@ class JudgingJob:
     task: str
     answers: list[str | None]
     reference: dict[str, Any]
-    statuses: list[Status | None]  # None: not judged yet
-    details: list[str]
+    verdicts: list[Verdict | None]  # None: not judged yet
+    prompt: str = ""  # its text
 
     def settle(self, place: int, verdict: Verdict) -> None:
         """Write down the verdict on one answer."""
-        self.statuses[place] = verdict.status
-        if verdict.detail:
-            self.details.append(verdict.detail)
+        self.verdicts[place] = verdict
 
     def unjudged(self, places: Iterable[int]) -> list[int]:
         """Return the members of `places` that have no verdict, in order."""
-        return [place for place in places if self.statuses[place] is None]
+        return [place for place in places if self.verdicts[place] is None]
 
 
 class Share(NamedTuple):
@@ -187,12 +238,19 @@ class VerifierProcess:
         with socket.socket(fileno=os.dup(self.pipe.fileno())) as end:
             limit = struct.pack("ll", int(_MAX_SEND_S), 0)
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-        number = child_end.fileno()
+        number, own, output = child_end.fileno(), setup.own, None
+        given: dict[str, str] = {}
+        if own:
+            # No line of a user's function among those of a run, or of a command.
+            output = sys.__stderr__ if own.prints else subprocess.DEVNULL
+            given = {name: os.environ[name] for name in own.variables}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "scalerl_jax.environments.process", str(number)],
             pass_fds=[number],
             stdin=subprocess.DEVNULL,
-            env=child_environment(),
+            stdout=output,
+            stderr=output,
+            env=child_environment(**given),
             # Its own group: Ctrl-C does not reach it, and what it starts dies with it.
             start_new_session=True,
         )
@@ -207,7 +265,7 @@ class VerifierProcess:
 
     @property
     def free(self) -> bool:
-        """Return whether it waits for work."""
+        """Return whether the process waits for work."""
         return self.share is None and self.loading is None
 
     def give(self, share: Share, *, timeout_s: float) -> None:
@@ -218,7 +276,9 @@ class VerifierProcess:
         """
         job, places = share
         answers = [(place, job.answers[place] or "") for place in places]
-        self.pipe.send(GroupAnswers(job.verifier, job.task, answers, job.reference))
+        self.pipe.send(
+            GroupAnswers(job.verifier, job.task, answers, job.reference, job.prompt)
+        )
         self.share = share
         if job.verifier not in self.loaded:
             self.loading, timeout_s = job.verifier, MAX_START_S

@@ -45,7 +45,11 @@ from scalerl_jax.formats.paths import inside
 from scalerl_jax.process.printing import log_to_stderr, to_stdout
 from scalerl_jax.run.record import git_revision, versions
 from scalerl_jax.types import Prompt
-from scalerl_jax.wiring.prompts import check_verifiers, evaluation_set
+from scalerl_jax.wiring.prompts import (
+    check_environment,
+    check_verifiers,
+    evaluation_set,
+)
 from scalerl_jax.wiring.thinking import why_no_answers
 
 _INTERRUPTED = 130  # exit status
@@ -99,6 +103,7 @@ def _evaluate(options: Options) -> int:
     if count is not None:  # of each task; data sets have as many as they have
         own = dataclasses.replace(config.eval, num_prompts=count)
         config = dataclasses.replace(config, eval=own)
+    check_environment(config)
     described = describe(config, options.checkpoint)
     config = described.config
     names = tuple(options.flags["sets"].value or config.eval.sets or config.data.tasks)

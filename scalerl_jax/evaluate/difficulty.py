@@ -34,7 +34,7 @@ from scalerl_jax.formats.reading import parse_json
 from scalerl_jax.process.printing import to_stdout
 from scalerl_jax.run.writing import open_to_append
 from scalerl_jax.types import Prompt
-from scalerl_jax.wiring.prompts import check_verifiers, load_prompts
+from scalerl_jax.wiring.prompts import check_environment, check_verifiers, load_prompts
 
 _log = logging.getLogger(__name__)
 _INTERRUPTED = 130  # exit status
@@ -63,6 +63,7 @@ def _measure(options: Options) -> int:
     if not given:
         raise ValueError("--out is missing: a file of JSON lines, which may be begun")
     config = _with_prompts(options.config, dataset, count)
+    check_environment(config)
     described = describe(config, options.checkpoint)
     config = described.config
     loaded = load_prompts(config, described.tokenizer)

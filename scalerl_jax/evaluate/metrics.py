@@ -125,7 +125,7 @@ class PromptOutcome:
     def of(
         cls, judged: JudgedPrompt, votes: Sequence[str | None] | None
     ) -> "PromptOutcome":
-        """Return what the figures need of a prompt, with the answers' votes."""
+        """Make the outcome of a judged prompt, with the votes of its answers."""
         return cls(
             statuses=judged.statuses,
             judged=judged.judged,
@@ -137,7 +137,7 @@ class PromptOutcome:
 
     @property
     def passed(self) -> list[bool]:
-        """Say for each judged sample whether it is correct."""
+        """Return for each judged sample whether it is correct."""
         return [status == "correct" for status in self._judged(self.statuses)]
 
     @property

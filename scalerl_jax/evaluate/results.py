@@ -75,7 +75,7 @@ class Results:
 
     @property
     def empty(self) -> bool:
-        """Say whether no row has come."""
+        """Return whether no row has come."""
         return not self._next and not self._held
 
     def add(self, number: int, row: dict[str, Any]) -> None:

@@ -22,11 +22,11 @@ class File(Protocol):
     """A `Path` to its readers; `formats.gguf` makes files on demand."""
 
     def exists(self) -> bool:
-        """Return whether it is there."""
+        """Return whether the file exists."""
         ...
 
     def is_file(self) -> bool:
-        """Return whether it is a regular file."""
+        """Return whether the file is a regular one."""
         ...
 
     def read_bytes(self) -> bytes:

@@ -35,7 +35,7 @@ class Quiet(logging.Filter):
     """Drops what gcsfs logs of errors, with traceback: it raises them as well."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether a record says more than the error does."""
+        """Return whether to keep a record: one without a traceback."""
         return not record.exc_info
 
 
@@ -53,7 +53,7 @@ class Retry(logging.Filter):
 
 @contextlib.contextmanager
 def heard(retry: Retry) -> Iterator[None]:
-    """Let `retry` hear what gcsfs tries again."""
+    """Pass gcsfs's records of its retries to `retry`, while the block runs."""
     log = logging.getLogger("gcsfs")
     level = log.level
     log.addFilter(retry)

@@ -140,7 +140,7 @@ class _Reader:
         return self._take(self._count("bytes of a text", 1, most)).decode()
 
     def _count(self, name: str, width: int, most: int, *, later: int = 0) -> int:
-        """Return how many of something of at least `width` bytes follow."""
+        """Read the number of items to come, each of at least `width` bytes."""
         count, left = self._number(8), self._size - self._at - later
         if count * width > left:
             raise _BadHead(f"it announces {count} {name}, and {left} bytes follow")

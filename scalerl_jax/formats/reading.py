@@ -15,6 +15,7 @@ from scalerl_jax.formats.bounded import MOST_JSON, File, read_bytes
 from scalerl_jax.formats.remote import fetch_copy
 
 MAX_DEPTH = 100  # objects and lists inside of each other
+_MOST_SHOWN = 200  # characters of a value in an error
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 
 
@@ -111,7 +112,8 @@ class Fields:
     def refuse(self, name: str, supported: str) -> ValueError:
         """Return the error for a field; `supported` says what would do."""
         value = self.values.get(name)
-        shown = "is missing" if value is None else f"= {value!r} is not supported"
+        said = f"{value!r}"[:_MOST_SHOWN]
+        shown = "is missing" if value is None else f"= {said} is not supported"
         return ValueError(f"{self.file}: {self.prefix}{name} {shown}; {supported}")
 
     def integer(
@@ -129,18 +131,45 @@ class Fields:
         given = {name: each for name, each in self.values.items() if each is not None}
         return dataclasses.replace(self, values=dict(defaults) | given)
 
-    def number(self, name: str) -> float:
-        """Return a finite number above 0."""
+    def number(self, name: str, *, zero: bool = False) -> float:
+        """Return a finite number above 0; with `zero` it may be 0."""
         value: Any = self.values.get(name)
-        if type(value) not in (int, float) or not 0 < value < sys.float_info.max:
-            raise self.refuse(name, "it must be a number above 0")
+        if not _is_finite(value) or not (value or zero):
+            least = "of at least 0" if zero else "above 0"
+            raise self.refuse(name, f"it must be a number {least}")
         return float(value)
+
+    def pairs(self, name: str, what: str) -> tuple[tuple[float, float], ...]:
+        """Return a list of pairs of finite numbers of at least 0; `what` they are."""
+        rows: Any = self.values.get(name)
+        if not isinstance(rows, list) or not all(
+            isinstance(row, list) and len(row) == 2 and all(map(_is_finite, row))
+            for row in rows
+        ):
+            raise self.refuse(
+                name, f"it must be a list of pairs {what} of at least 0 each"
+            )
+        return tuple((float(a), float(b)) for a, b in rows)
+
+    def known(self, names: Sequence[str], *, what: str) -> None:
+        """Refuse a field with another name; `what` a field is called."""
+        for name in self.values:
+            if name not in names:
+                raise ValueError(
+                    f"{self.file}: {name[:_MOST_SHOWN]!r} is no {what}; choose from "
+                    f"{list(names)}"
+                )
 
     def only(self, name: str, allowed: Sequence[Any]) -> None:
         """Refuse a value that is there and not allowed."""
         if self.values.get(name) is not None and self.values[name] not in allowed:
             choice = f"only {list(allowed)} is" if allowed else "remove it, no value is"
             raise self.refuse(name, choice)
+
+
+def _is_finite(value: Any) -> bool:
+    """Return whether a value is a number of at least 0 that a float can hold."""
+    return type(value) in (int, float) and 0 <= value < sys.float_info.max
 
 
 def _is_deep(value: dict[str, Any] | list[Any]) -> bool:

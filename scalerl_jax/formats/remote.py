@@ -210,7 +210,7 @@ def fetch(
 
 @contextlib.contextmanager
 def _fetching(what: str, target: Path) -> Iterator[None]:
-    """Say of a failure what was to be fetched, and where to."""
+    """Name, in the error of a failed fetch, the thing to fetch and its target."""
     try:
         yield
     except Exception as error:

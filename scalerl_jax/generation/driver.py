@@ -1,4 +1,4 @@
-"""Generators that are one thread of this process, with one engine.
+"""Generators that are one thread of this process, with one sampler.
 
 The thread begins as many groups as the order book admits, makes one step after the
 other with the newest published params (the KV cache is kept), and never waits for a
@@ -27,9 +27,10 @@ from scalerl_jax.generation.evaluation import (
 )
 from scalerl_jax.process.step_watch import StepWatch
 from scalerl_jax.run.ledger import Ledger
-from scalerl_jax.sampler.requests import Request, Samples, SchedulerStats
+from scalerl_jax.sampler.driver import Driver
+from scalerl_jax.sampler.protocol import Sampler
+from scalerl_jax.sampler.requests import Request, SamplerStats, Samples
 from scalerl_jax.sampler.sampling import Sampling
-from scalerl_jax.sampler.scheduler import Scheduler
 from scalerl_jax.types import Group, Prompt, PyTree
 from scalerl_jax.weights.publication import Published, receive
 
@@ -45,7 +46,7 @@ class LocalGenerators:
     def __init__(
         self,
         *,
-        scheduler: Scheduler,
+        sampler: Sampler,
         orders: Orders,
         episodes: Episodes,
         judging: Judging,
@@ -54,13 +55,13 @@ class LocalGenerators:
         evaluator: Evaluator,
         probe: Probe,
         ledger: Ledger,
-        flops: Callable[[SchedulerStats], float],
+        flops: Callable[[SamplerStats], float],
         pool: str,
         group_timeout_s: float,
         batch_timeout_s: float = 3600.0,
     ) -> None:
         """Make the thread, which has no params: `publish` must come before `start`."""
-        self._scheduler = scheduler
+        self._driver = Driver(sampler)
         self._orders = orders
         self._episodes = episodes
         self._judging = judging
@@ -69,7 +70,7 @@ class LocalGenerators:
         self.evaluator = evaluator
         self.probe = probe
         self._ledger = ledger
-        self._flops = flops  # scheduler's counts -> model FLOPs
+        self._flops = flops  # sampler's counts -> model FLOPs
         self._counted: dict[str, float] = {}  # counts already in the ledger
         self._pool = pool
         self._group_timeout_s = group_timeout_s
@@ -258,13 +259,13 @@ class LocalGenerators:
         self._watch.ended()
         self._do_jobs()
         self._watch.ended()
-        params, version = self._newest()
-        self._begin_groups(version)
+        version = self._load_newest()
+        self._driver.fill(lambda: self._next_request(version))
         self._drop_late()
-        busy = self._scheduler.busy
+        busy = self._driver.sampler.busy
         if busy:
             with self._ledger.activity("generate", pool=self._pool):
-                completions = self._scheduler.step(params, version=version)
+                completions = self._driver.step()
             self._count_work()
             self._orders.raise_if_over()  # before the books of a stopped run change
             for completion in completions:
@@ -287,16 +288,18 @@ class LocalGenerators:
             self._running = False
             self._changed.notify_all()
 
-    def _newest(self) -> tuple[PyTree, int]:
-        """Return the params of the next step and their version."""
+    def _load_newest(self) -> int:
+        """Load the newest params into the sampler; return their version."""
         with self._changed:
             if self._published is None:
                 raise RuntimeError(
                     "params were lost as others were to take their place"
                 )
+            params, version = self._published
+            self._driver.sampler.load(params, version)
             self._in_use = True
             self._changed.notify_all()
-            return self._published
+            return version
 
     def _do_jobs(self) -> None:
         """Run the jobs of other threads, and hand them the results or errors."""
@@ -316,32 +319,27 @@ class LocalGenerators:
                 else:
                     future.set_result(result)
 
-    def _begin_groups(self, version: int) -> None:
-        """Begin as many groups as the order book admits and the slots can begin."""
-        while self._scheduler.free_slots > 0:
-            order = self._orders.admit(version)
-            if order is None:
-                return
-            samples = self._make_samples(order.prompt, order.begun_version)
-            episode = self._episodes.begin(
-                order.ticket, order.prompt, len(samples.keys)
-            )
-            self._scheduler.submit(
-                Request(
-                    request_id=order.ticket,
-                    tokens=order.prompt.tokens,
-                    samples=samples,
-                    sampling=self._sampling,
-                    listener=episode.listen,
-                )
-            )
+    def _next_request(self, version: int) -> Request | None:
+        """Begin another group if the order book admits one; return its request."""
+        order = self._orders.admit(version)
+        if order is None:
+            return None
+        samples = self._make_samples(order.prompt, order.begun_version)
+        episode = self._episodes.begin(order.ticket, order.prompt, len(samples.keys))
+        return Request(
+            request_id=order.ticket,
+            tokens=order.prompt.tokens,
+            samples=samples,
+            sampling=self._sampling,
+            listener=episode.listen,
+        )
 
     def _group(self, episode: Episode) -> Group:
         """Return a judged episode as the group that is queued."""
         return Group(
             ticket=episode.key,
             prompt=episode.prompt,
-            rollouts=self._judging.rollouts(episode.in_order, episode.statuses),
+            rollouts=self._judging.rollouts(episode.in_order, episode.verdicts),
             finished_version=episode.ended_version,
             detail=episode.detail,
         )
@@ -357,9 +355,9 @@ class LocalGenerators:
             and episode.ended_version < 0
         ]
         for episode in late:
-            lost = self._scheduler.cancel(episode.key)
+            lost = self._driver.sampler.cancel(episode.key)
             self._count_work()
-            # The scheduler returns the number of tokens that no completion has.
+            # The sampler returns the number of tokens that no completion has.
             self._ledger.count(wasted_tokens=episode.tokens - lost)
             reason = "withdrawn" if episode.key in withdrawn else "timeout"
             self._orders.drop(episode.key, reason)
@@ -367,7 +365,7 @@ class LocalGenerators:
 
     def _count_work(self) -> None:
         """Enter in the ledger the sampler's work since the last call."""
-        stats = self._scheduler.stats
+        stats = self._driver.sampler.stats
         self.metrics = stats.metrics()
         amounts = {
             "generated_tokens": stats.generated_tokens,

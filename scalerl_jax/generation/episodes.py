@@ -9,7 +9,7 @@ import numpy as np
 from scalerl_jax.data.questions import extract_answer
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.environments.pool import VerifierPool
-from scalerl_jax.environments.verdict import Status, count_as_judged
+from scalerl_jax.environments.verdict import Verdict, count_as_judged
 from scalerl_jax.sampler.requests import Completion
 from scalerl_jax.types import Prompt, Rollout
 
@@ -25,10 +25,13 @@ class Judging:
     cut_off_is_wrong: bool = False  # whatever its verdict
     unjudged_is_wrong: bool = False  # else an unjudged rollout is left out
     max_too_costly_share: float = 0.1  # of a prompt's that are unjudged; more are wrong
+    whole: bool = False  # a user's function is given all of the completion
 
     def answer(self, tokens: np.ndarray) -> str | None:
         """Return the text that the verifier judges; None if there is no answer."""
         text = self.tokenizer.decode(tokens.tolist())
+        if self.whole:
+            return text
         return extract_answer(text, answer_after=self.answer_after)
 
     def judged(self, statuses: Sequence[str]) -> list[bool]:
@@ -38,19 +41,28 @@ class Judging:
         return count_as_judged(statuses, max_too_costly_share=self.max_too_costly_share)
 
     def rollouts(
-        self, completions: Sequence[Completion], statuses: Sequence[str]
+        self, completions: Sequence[Completion], verdicts: Sequence[Verdict]
     ) -> tuple[Rollout, ...]:
-        """Return the rollouts of a prompt with their verdicts' statuses and rewards."""
-        judged = self.judged(statuses)
+        """Return the rollouts of a prompt with their verdicts and rewards."""
+        judged = self.judged([verdict.status for verdict in verdicts])
         return tuple(
             self._rollout(*each)
-            for each in zip(completions, statuses, judged, strict=True)
+            for each in zip(completions, verdicts, judged, strict=True)
         )
 
-    def _rollout(self, completion: Completion, status: str, judged: bool) -> Rollout:
+    def reward(self, verdict: Verdict) -> float:
+        """Return the reward of a verdict that counts: its own, or of its status."""
+        if verdict.reward is not None:
+            return verdict.reward
+        return self.correct if verdict.status == "correct" else self.wrong
+
+    def _rollout(
+        self, completion: Completion, verdict: Verdict, judged: bool
+    ) -> Rollout:
         counted_wrong = completion.cut_off and self.cut_off_is_wrong
-        passed = status == "correct" and not counted_wrong
+        passed = verdict.status == "correct" and not counted_wrong
         judged = judged or counted_wrong
+        reward = self.wrong if counted_wrong else self.reward(verdict)
         return Rollout(
             completion_tokens=completion.tokens,
             completion_mask=completion.mask,
@@ -59,10 +71,11 @@ class Judging:
             experts=completion.experts,
             cut_off=completion.cut_off,
             interrupted=completion.interrupted,
-            reward=(self.correct if passed else self.wrong) if judged else 0.0,
+            reward=reward if judged else 0.0,
             passed=passed,
             judged=judged,
-            status=status,
+            status=verdict.status,
+            parts=dict(verdict.parts),
         )
 
 
@@ -78,7 +91,7 @@ class Episode:
     ended_version: int = -1  # version when the last completion ended; -1: not yet
     completions: dict[int, Completion] = dataclasses.field(default_factory=dict)
     answers: tuple[str | None, ...] = ()  # as the verifier got them
-    statuses: tuple[Status, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
     detail: str = ""  # why some have no verdict; empty if all have one
 
     def listen(self, sample: int, tokens: np.ndarray, logprobs: np.ndarray) -> None:
@@ -136,6 +149,7 @@ class Episodes:
             episode.prompt.task,
             list(episode.answers),
             episode.prompt.reference,
+            prompt=episode.prompt.text,
         )
         return True
 
@@ -143,7 +157,7 @@ class Episodes:
         """Close and yield the episodes whose verdicts have come, in that order."""
         for verdicts in self._verifier.poll():
             episode = self.open[verdicts.key]
-            episode.statuses = tuple(verdicts.statuses)
+            episode.verdicts = tuple(verdicts.verdicts)
             episode.detail = verdicts.detail
             yield episode
             del self.open[verdicts.key]

@@ -14,13 +14,18 @@ import numpy as np
 from jaxtyping import Float
 
 from scalerl_jax.environments.pool import VerifierPool
-from scalerl_jax.environments.verdict import Status, lacks_verdict
+from scalerl_jax.environments.verdict import (
+    Status,
+    Verdict,
+    figures_of_parts,
+    lacks_verdict,
+)
 from scalerl_jax.generation.episodes import Episode, Episodes, Judging
 from scalerl_jax.run.progress import Progress
-from scalerl_jax.sampler.engine import Engine
+from scalerl_jax.sampler.driver import Driver
+from scalerl_jax.sampler.protocol import Sampler
 from scalerl_jax.sampler.requests import Completion, Listener, Request, Samples
 from scalerl_jax.sampler.sampling import Sampling
-from scalerl_jax.sampler.scheduler import Scheduler
 from scalerl_jax.types import Prompt, PyTree
 
 _POLL_S = 1.0  # between two checks of `stopped`
@@ -39,7 +44,7 @@ def never() -> bool:
 class Completing:
     """Prompts that are completed again and again, each time at one version."""
 
-    engine: Engine
+    make_sampler: Callable[[], Sampler]  # with slots of its own
     prompts: Sequence[Prompt]
     sampling: Sampling
     make_samples: Callable[[Prompt], Samples]
@@ -62,25 +67,17 @@ class Completing:
             Abandoned: `stopped`, called before each step, returned True.
             FloatingPointError: the logits of a sample were not finite.
         """
-        scheduler = Scheduler(self.engine)
-        left = iter(range(len(self.prompts)) if places is None else places)
+        driver = Driver(self.make_sampler())
+        driver.sampler.load(params, version)
+        left = range(len(self.prompts)) if places is None else places
+        requests = (self._request(place, listener) for place in left)
         while True:
-            while scheduler.free_slots > 0 and (place := next(left, None)) is not None:
-                prompt = self.prompts[place]
-                scheduler.submit(
-                    Request(
-                        request_id=place,
-                        tokens=prompt.tokens,
-                        samples=self.make_samples(prompt),
-                        sampling=self.sampling,
-                        listener=listener,
-                    )
-                )
-            if not scheduler.busy:
+            driver.fill(lambda: next(requests, None))
+            if not driver.sampler.busy:
                 return
             if stopped():
                 raise Abandoned
-            ended = scheduler.step(params, version=version)
+            ended = driver.step()
             for each in ended:
                 if each.failure:
                     raise FloatingPointError(
@@ -88,6 +85,16 @@ class Completing:
                         f"{self.prompts[each.request_id].text!r} failed: {each.failure}"
                     )
             yield ended
+
+    def _request(self, place: int, listener: Listener | None) -> Request:
+        prompt = self.prompts[place]
+        return Request(
+            request_id=place,
+            tokens=prompt.tokens,
+            samples=self.make_samples(prompt),
+            sampling=self.sampling,
+            listener=listener,
+        )
 
 
 Probed = tuple[Prompt, Completion]
@@ -120,6 +127,7 @@ class Evaluation:
 
     pass_rate: float  # NaN where nothing was judged
     pass_rate_se: float  # standard error over prompts
+    reward_mean: float  # of the judged samples, prompt by prompt as the pass rate
     num_prompts: int  # with a judged sample
     samples_per_prompt: int
     prompt_pass_rates: list[float]  # in the prompts' fixed order; NaN: unjudged
@@ -131,6 +139,7 @@ class Evaluation:
     unjudged_prompts: int  # without a judged sample
     mean_completion_tokens: float
     pass_rate_by_task: dict[str, float]
+    rewards: dict[str, float]  # figures of the reward's parts, by name
     rollouts: tuple[dict[str, Any], ...]
     details: tuple[str, ...]  # why verifiers failed, prompt by prompt
 
@@ -138,8 +147,13 @@ class Evaluation:
         """Return the figures by the names that they have in evals.jsonl."""
         found = dict(vars(self))
         by_task = found.pop("pass_rate_by_task")
+        parts = found.pop("rewards")
         del found["rollouts"], found["details"]
-        return found | {f"pass_rate/{task}": rate for task, rate in by_task.items()}
+        return (
+            found
+            | parts
+            | {f"pass_rate/{task}": rate for task, rate in by_task.items()}
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -150,9 +164,15 @@ class JudgedPrompt:
     prompt: Prompt
     completions: tuple[Completion, ...]
     answers: tuple[str | None, ...]  # as the verifier got them
-    statuses: tuple[Status, ...]
+    verdicts: tuple[Verdict, ...]
+    rewards: tuple[float, ...]  # of those that count
     detail: str  # why some have no verdict; empty if all have one
     judged: Sequence[bool]  # whether a sample counts in the pass rate
+
+    @property
+    def statuses(self) -> tuple[Status, ...]:
+        """Return the status of each verdict."""
+        return tuple(verdict.status for verdict in self.verdicts)
 
     @property
     def passed(self) -> list[bool]:
@@ -267,9 +287,10 @@ class Evaluator(Completing):
             prompt=episode.prompt,
             completions=episode.in_order,
             answers=episode.answers,
-            statuses=episode.statuses,
+            verdicts=episode.verdicts,
+            rewards=tuple(map(self.judging.reward, episode.verdicts)),
             detail=episode.detail,
-            judged=self.judging.judged(episode.statuses),
+            judged=self.judging.judged([each.status for each in episode.verdicts]),
         )
 
 
@@ -294,7 +315,15 @@ def summarize(
         lacks_verdict(status, judged=each)
         for status, each in zip(statuses, judged, strict=True)
     ]
+    rewards = [
+        np.mean(np.array(group.rewards)[np.array(group.judged)])
+        for group in groups
+        if any(group.judged)
+    ]
+    parts = [verdict.parts for group in groups for verdict in group.verdicts]
     return Evaluation(
+        reward_mean=float(np.mean(rewards)) if rewards else math.nan,
+        rewards=figures_of_parts(parts),
         pass_rate=float(by_prompt[known].mean()) if num_known else math.nan,
         pass_rate_se=standard_error(by_prompt[known]) if num_known > 1 else 0.0,
         pass_rate_by_task={
@@ -318,6 +347,14 @@ def summarize(
     )
 
 
+def _reward_of(group: JudgedPrompt) -> dict[str, Any]:
+    """Return the first sample's reward and its parts, of a user's functions."""
+    verdict = group.verdicts[0]
+    if verdict.reward is None and not verdict.parts:
+        return {}
+    return {"reward": verdict.reward, "reward_parts": dict(verdict.parts)}
+
+
 def _readable(
     groups: Sequence[JudgedPrompt], policy_version: int, judging: Judging, most: int
 ) -> list[dict[str, Any]]:
@@ -339,6 +376,7 @@ def _readable(
                 ),
                 "reference": group.prompt.reference.get("answer"),
                 "status": group.statuses[0],
+                **_reward_of(group),
                 "tokens": len(tokens),
                 "interrupted": completion.interrupted,
                 "cut_off": completion.cut_off,

@@ -27,7 +27,7 @@ class ReplicaThread(LocalGenerators):
     """The sampling thread of a replica, whose params may be replaced in place."""
 
     def replace(self, make: Callable[[], Published], *, policy_version: int) -> None:
-        """Have `make` replace the params in use between two steps.
+        """Replace the params in use by those that `make` returns, between two steps.
 
         Raises:
             Exception: `make` failed; there are no params then, and sampling ends.
@@ -149,7 +149,7 @@ class Replica:
         )
 
     def _capacity(self) -> int:
-        """Return how many groups it can have: the present ones and the free slots'."""
+        """Return the number of groups it has room for, the present ones included."""
         lacking, waiting = self._generators.lacking(), self._orders.waiting
         free = self._slots - sum(lacking) - waiting * self._group_size
         return len(lacking) + waiting + max(0, -(-free // self._group_size))

@@ -110,7 +110,7 @@ _REFUSALS: tuple[tuple[str, type[Exception], str], ...] = (
 
 
 def refusal(said: str, *, command: Sequence[str]) -> Exception:
-    """Return what a client's error text means, as an error of one line."""
+    """Turn a client's error text into an exception with a message of one line."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if re.search(r"(?i)error|denied|not found", line)]
     last = _SECRET.sub("...", (errors or lines or ["it said nothing"])[-1])
@@ -136,7 +136,7 @@ class Client:
         self.dry_run, self._pause_s = dry_run, pause_s
 
     def run(self, command: Sequence[str]) -> str:
-        """Return what a command writes; of a dry run, nothing.
+        """Run a command and return its output; "" in a dry run.
 
         Raises:
             NotFound, ValueError: it cannot work as it stands.
@@ -165,7 +165,7 @@ class Client:
         return done.stdout
 
     def ssh(self, command: Sequence[str]) -> str:
-        """Return what a command of ssh writes; a connection that fails is tried again.
+        """Run a command of ssh and return its output; retry if the connection fails.
 
         Raises:
             Refused: there is no connection.

@@ -78,7 +78,7 @@ class CloudPlace:
         return digest
 
     def outcome(self) -> Outcome | None:
-        """Return how the run stands; None: it never was started."""
+        """Read the run's outcome, as the supervisor wrote it; None: never started."""
         try:
             text = self.client.run(gcloud.storage("cat", self.job.outcome_file))
         except NotFound:

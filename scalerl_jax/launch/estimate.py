@@ -63,7 +63,7 @@ class RunEstimate:
 def cost_lines(
     job: Job, there: Machines, files: Path, now: datetime.datetime
 ) -> list[str]:
-    """Return what machines and run have cost so far.
+    """Return lines on the cost of the machines and of the run so far.
 
     Args:
         job: what runs, with its price.
@@ -95,7 +95,7 @@ def _price(chip_hours: float, job: Job) -> str:
 
 
 def settings_flags(more: Sequence[str]) -> list[str]:
-    """Return those of a run's further flags that are settings."""
+    """Return the flags that change a setting: --config.NAME=VALUE."""
     return [each for each in more if each.startswith("--config.")]
 
 
@@ -129,7 +129,7 @@ def preflight_command(job: Job, more: Sequence[str]) -> list[str]:
 
 
 def make_estimate(job: Job, more: Sequence[str]) -> RunEstimate:
-    """Return what a run will take.
+    """Estimate the steps, time and chip-hours of a run, by the preflight.
 
     Raises:
         ValueError: it does not fit, or cannot be started, or that cannot be found out.

@@ -41,7 +41,7 @@ class GkePlace(CloudPlace):
         self._check_storage()
 
     def _cluster(self) -> dict[str, Any]:
-        """Return what GKE says of the cluster.
+        """Return GKE's description of the cluster.
 
         Raises:
             ValueError: there is none.
@@ -131,7 +131,7 @@ class GkePlace(CloudPlace):
     # -- the workload -----------------------------------------------------------------
 
     def machines(self) -> Machines:
-        """Return what Kubernetes says of the JobSet."""
+        """Return the state of the JobSet, as Kubernetes reports it."""
         found = self._get("jobset", self.job.name)
         if found is None:
             return Machines(state="absent", said="ABSENT")
@@ -144,7 +144,7 @@ class GkePlace(CloudPlace):
         )
 
     def _wrong(self, found: dict[str, Any]) -> str:
-        """Return why a JobSet of our name is not ours; empty if it is."""
+        """Return the reason why a JobSet of our name is not ours; "": it is ours."""
         (job, *_) = found["spec"]["replicatedJobs"]
         pod = job["template"]["spec"]["template"]["spec"]
         told = str(pod["containers"][0].get("command", ""))
@@ -206,7 +206,7 @@ class GkePlace(CloudPlace):
 
 
 def _read_state(found: dict[str, Any]) -> tuple[State, str]:
-    """Return what the status of a JobSet means, and a word for it.
+    """Return the state that a JobSet's status stands for, and a word for it.
 
     github.com/kubernetes-sigs/jobset, api/jobset/v1alpha2/jobset_types.go
     """

@@ -47,7 +47,7 @@ class LocalPlace:
             ) from error
 
     def machines(self) -> Machines:
-        """Return what the machine's file and the kernel say."""
+        """Return the state of the machine, by its file and by its process."""
         known = self._read()
         if known is None:
             return Machines(state="absent", said="ABSENT")
@@ -96,11 +96,11 @@ class LocalPlace:
         return f"process {child.pid} supervises the run"
 
     def end(self) -> None:
-        """Have the run save itself, as long as that takes."""
+        """Ask the run to save itself, and wait for that, at most `GRACE_S`."""
         self._stop(grace_s=GRACE_S)
 
     def outcome(self) -> Outcome | None:
-        """Return how the run stands."""
+        """Read the run's outcome, as its supervisor wrote it."""
         return read_outcome(self._job.directory)
 
     def last_step(self) -> str:

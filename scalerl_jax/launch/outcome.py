@@ -37,7 +37,7 @@ class Outcome:
 
 
 def parse_outcome(text: bytes | str | None) -> Outcome | None:
-    """Return what a file says; None: there is none, or it is no such file."""
+    """Parse the text of an outcome file; None: it is missing or malformed."""
     if not text:
         return None
     try:
@@ -48,7 +48,7 @@ def parse_outcome(text: bytes | str | None) -> Outcome | None:
 
 
 def read_outcome(workdir: str) -> Outcome | None:
-    """Return how the run of a directory stands; None: nobody has supervised one.
+    """Read the outcome of the run in a directory; None: nobody has supervised one.
 
     Raises:
         ValueError: the bucket cannot be used.

@@ -38,7 +38,7 @@ class Place(Protocol):
         ...
 
     def machines(self) -> Machines:
-        """Return what is there."""
+        """Return the state of the job's machines, as the place reports it."""
         ...
 
     def create(self) -> None:
@@ -62,7 +62,7 @@ class Place(Protocol):
         ...
 
     def outcome(self) -> Outcome | None:
-        """Return how the run stands; None: it never was started."""
+        """Return the run's outcome so far; None: it never was started."""
         ...
 
     def last_step(self) -> str:

@@ -65,7 +65,7 @@ class RayPlace(CloudPlace):
         self._slices[0].check()
 
     def machines(self) -> Machines:
-        """Return what the cloud says of head and slices together."""
+        """Return the state of head and slices together, as the cloud reports it."""
         parts = self._parts()
         state = _together([each.state for each in parts.values()])
         dates = [each.created for each in parts.values() if each.created]
@@ -121,7 +121,7 @@ class RayPlace(CloudPlace):
         return "the run starts on the head" if started else "it runs already"
 
     def end(self) -> None:
-        """Have the run save itself."""
+        """Ask the run to save itself."""
         end_run(self.job, self._on_head)
 
     def logs(self, lines: int) -> str:

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from scalerl_jax.formats import remote
 from scalerl_jax.launch import gcloud
 from scalerl_jax.launch.client import Client, NotFound
 from scalerl_jax.machines import ray_access
@@ -30,15 +31,13 @@ def upload(url: str, client: Client) -> None:
 
 @contextlib.contextmanager
 def fetched(url: str) -> Iterator[None]:
-    """Have what this process starts use the token while the block runs.
+    """Fetch the cluster's token, for Ray of processes that are started in the block.
 
     It is in a file that this user alone can read; Ray is imported in the block.
 
     Raises:
         ValueError: there is none, or the bucket does not answer.
     """
-    from scalerl_jax.formats import remote  # for buckets only
-
     data = remote.read(remote.open_path(url, setting="--ray-token="))
     if data is None:
         raise ValueError(

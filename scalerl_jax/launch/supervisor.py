@@ -230,7 +230,7 @@ class Supervisor:
 
 
 def save_seconds(workdir: str) -> float | None:
-    """Return how long the newest whole checkpoint was written; None: there is none.
+    """Return the seconds that the newest whole checkpoint took; None: there is none.
 
     The times of its files tell, or those of its objects in a bucket: the first one was
     whole some time after the beginning, so it is a lower bound, and the manifest comes

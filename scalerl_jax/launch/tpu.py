@@ -61,7 +61,7 @@ class TpuPlace(CloudPlace):
     # -- the machines -----------------------------------------------------------------
 
     def machines(self) -> Machines:
-        """Return what the cloud says."""
+        """Return the state of the slice, as the cloud reports it."""
         found = self.client.ask(gcloud.describe(self.job, self.name))
         if found is None:
             return Machines(state="absent", said="ABSENT")
@@ -84,7 +84,7 @@ class TpuPlace(CloudPlace):
         )
 
     def _wrong(self, node: dict[str, Any]) -> str:
-        """Return why a slice of our name is not ours; empty if it is."""
+        """Return the reason why a slice of our name is not ours; "": it is ours."""
         label = node.get("labels", {}).get(gcloud.LABEL, "")
         kind = str(node.get("acceleratorType", ""))
         slice = self.job.slice
@@ -134,7 +134,7 @@ class TpuPlace(CloudPlace):
         return f"the run starts on {len(begun)} hosts" if begun else "it runs already"
 
     def end(self) -> None:
-        """Have the run save itself; a host that does not answer is not waited for."""
+        """Ask the run to save itself; do not wait for a host that does not answer."""
         end_run(self.job, self.on_hosts)
 
     def logs(self, lines: int) -> str:
@@ -147,7 +147,7 @@ class TpuPlace(CloudPlace):
 
 
 def end_run(job: Job, ssh: Callable[[str], str]) -> None:
-    """Have a run save itself, by a script; tell if that cannot be asked for."""
+    """Ask a run by a script to save itself; report it if that fails."""
     try:
         ssh(hosts.end_script(job, grace_s=GRACE_S))
     except (Refused, RuntimeError, ValueError) as error:

@@ -25,7 +25,7 @@ def find_alarm(
     last_step: str,
     now: datetime.datetime,
 ) -> str:
-    """Return what is wrong with a run that says that it is running; empty: nothing.
+    """Return the alarm for a run that claims to be running; "": nothing is wrong.
 
     Args:
         outcome: how it stands, as its supervisor wrote it.
@@ -66,7 +66,7 @@ def last_rows(file: Path, count: int) -> list[dict[str, Any]]:
 
 
 def forecast(files: Path) -> tuple[list[str], str]:
-    """Return what `scaling watch` says of a run, and its alarm; empty: none."""
+    """Return the lines of `scaling watch` on a run, and its alarm; "": none."""
     # SciPy is half a second, and only this command needs it.
     from scalerl_jax.scaling.checking import to_text
     from scalerl_jax.scaling.live import Watch

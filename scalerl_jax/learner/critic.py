@@ -26,7 +26,7 @@ from scalerl_jax.learner.forward import Forward
 from scalerl_jax.learner.step import (
     Accumulate,
     Accumulated,
-    Scalars,
+    Counted,
     TrainState,
     TrainStep,
     Update,
@@ -34,6 +34,7 @@ from scalerl_jax.learner.step import (
     make_update,
     trained_names,
 )
+from scalerl_jax.objective.loss import Scalars
 from scalerl_jax.types import PackedBatch, PyTree
 
 _HEAD = "value_head"
@@ -70,11 +71,9 @@ def make_critic_accumulate(forward: Forward, *, value_clip: float) -> Accumulate
     `value_clip` is in the unit of the reward; 0 clips nothing.
     """
 
-    def summed_loss(
-        params: PyTree, batch: PackedBatch
-    ) -> tuple[Array, tuple[Scalars, Scalars]]:
+    def summed_loss(params: PyTree, batch: PackedBatch) -> tuple[Array, Counted]:
         values = token_values(params, batch, forward=forward)
-        known: tuple[Any, ...] = (batch.values, batch.returns)
+        known = (batch.scores["values"], batch.scores["returns"])
         old, returns = (jnp.where(batch.mask, x, 0.0) for x in known)
         loss = functools.partial(clipped_value_loss, values, old, returns)
         losses = jnp.where(batch.mask, loss(value_clip=value_clip), 0.0)
@@ -89,7 +88,7 @@ def make_critic_accumulate(forward: Forward, *, value_clip: float) -> Accumulate
             "errors": errors.sum(),
             "errors_squared": (errors * errors).sum(),
         }
-        return losses.sum(), (jax.lax.stop_gradient(sums), {})
+        return losses.sum(), (jax.lax.stop_gradient(sums), {}, None)
 
     return accumulating(summed_loss)
 
@@ -267,9 +266,8 @@ class CriticAdvantages:
         if self.eps is not None:
             arrays = map(jnp.asarray, (advantages, batch.mask))
             advantages = np.asarray(whiten(*arrays, eps=self.eps))
-        return dataclasses.replace(
-            batch, advantages=advantages, values=values, returns=returns
-        )
+        scores = {**batch.scores, "values": values, "returns": returns}
+        return dataclasses.replace(batch, advantages=advantages, scores=scores)
 
     @functools.cached_property
     def _of_rows(self) -> Callable[..., Float[Array, "R S"]]:

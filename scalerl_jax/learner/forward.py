@@ -25,7 +25,7 @@ from scalerl_jax.types import PackedBatch, PyTree
 
 _OF_TOKENS = ("tokens", "segment_ids", "positions", "sharing", "experts")
 _READ = {*_OF_TOKENS, "targets", "mask"}
-_UNREAD = {field.name for field in dataclasses.fields(PackedBatch)} - _READ
+_UNREAD = {each.name for each in dataclasses.fields(PackedBatch)} - _READ - {"scores"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ def _of_targets(states: Array, batch: PackedBatch) -> Float[Array, "R S D"]:
 
 def read_forward(batch: PackedBatch) -> PackedBatch:
     """Return the batch with only the mask and the fields that a forward pass reads."""
-    return dataclasses.replace(batch, **dict.fromkeys(_UNREAD))
+    return dataclasses.replace(batch, **dict.fromkeys(_UNREAD), scores={})
 
 
 def plain_scorer(

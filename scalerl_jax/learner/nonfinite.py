@@ -16,8 +16,9 @@ import optax
 from jaxtyping import Array, Bool, Int
 
 from scalerl_jax.learner.forward import Forward
-from scalerl_jax.learner.step import Objective, TrainStep, tokens_of
+from scalerl_jax.learner.step import TrainStep
 from scalerl_jax.model.transformer import head_weights
+from scalerl_jax.objective.loss import Objective, tokens_of
 from scalerl_jax.types import PackedBatch, PyTree
 
 # Leaves of a layer, in the order in which the backward pass reaches them.
@@ -49,7 +50,7 @@ class Diagnosis:
         suspects = (
             "suspect the device, or a program that does not give the same result twice"
         )
-        if batch.values is None:
+        if "values" not in batch.scores:
             return f"computed again, all of it is finite: {suspects}"
         return (
             f"computed again, all of the policy's is finite, so that the critic's is "
@@ -174,9 +175,9 @@ def _in_inputs(batch: PackedBatch) -> Iterator[str]:
         "advantages": batch.advantages,
         "behavior_logprobs": np.where(batch.mask, batch.behavior_logprobs, 0.0),
     }
-    if batch.values is not None:
-        # Checked first: advantages that are not finite come from these.
-        checked = {"values": batch.values, "returns": batch.returns} | checked
+    # Checked first: advantages that are not finite come from these.
+    of_critic = {"values", "returns"} & batch.scores.keys()
+    checked = {name: batch.scores[name] for name in sorted(of_critic)} | checked
     for name, values in checked.items():
         bad = np.argwhere(~np.isfinite(values))
         if len(bad):

@@ -3,7 +3,10 @@
 A checkpoint's manifest lists its files with their sizes and SHA-256, and is sealed by a
 SHA-256 of its own.  On a disk a checkpoint is written under another name and gets its
 own by one rename, so that a kill at any moment leaves it whole or not at all.  In a
-bucket the manifest, which is written last, makes it a checkpoint (`bucket_place`).
+bucket, which has no atomic rename, it is written under its final name, and the
+manifest, which is written last, makes it a checkpoint: a directory without one is none.
+That manifest has each object's size and the CRC-32C that the bucket keeps of it, so
+that a listing verifies a checkpoint without reading it.
 
 Several processes share the reading of the files: each takes every n-th.
 """
@@ -15,10 +18,13 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from etils import epath
+
+from scalerl_jax.formats import remote
 from scalerl_jax.parallel import multihost
 
 # A pathlib.Path, or in a bucket an epath.Path, which has the same methods.
@@ -30,6 +36,7 @@ MANIFEST = "manifest.json"
 DISK_THREADS = 4
 # The second form is a checkpoint on its way out, while another of its step comes in.
 _NAME = re.compile(r"step_(\d{8,})(\.replaced)?")
+_IN_BUCKET = re.compile(r"step_(\d{8,})")
 _T = TypeVar("_T")
 
 
@@ -90,12 +97,12 @@ class CheckpointPlace:
         _sync(self.directory)
 
     def known_files(self, path: Folder) -> Files | None:
-        """Return what the place itself knows of the files; None: read them."""
+        """Return sizes and digests of files, if the place has them; None: read them."""
         del path
         return None
 
     def listed(self, *, timeout_s: float) -> list[tuple[int, Folder]]:
-        """Return what the first process has `found`.
+        """Return the checkpoints that the first process has `found`, in every process.
 
         Others may see a stale shared directory.
         """
@@ -115,7 +122,7 @@ class CheckpointPlace:
         return [(step, path) for step, _, path in sorted(found, reverse=True)]
 
     def free_bytes(self) -> int | None:
-        """Return how much room there is for a checkpoint; None: nobody knows."""
+        """Return the bytes that are free for a checkpoint; None: unknown."""
         try:
             return shutil.disk_usage(self.directory).free
         except OSError:
@@ -132,6 +139,76 @@ class CheckpointPlace:
     def remove(self, path: Folder) -> None:
         """Remove a checkpoint, as far as it can be."""
         shutil.rmtree(path, ignore_errors=True)
+
+
+class BucketPlace(CheckpointPlace):
+    """A directory in a bucket; `before_seal` runs before a checkpoint becomes one."""
+
+    def __init__(
+        self, directory: str, *, before_seal: Callable[[], None] | None = None
+    ) -> None:
+        """Store the place; nothing is created before a checkpoint is written.
+
+        Raises:
+            ValueError: the bucket cannot be used.
+        """
+        super().__init__(
+            remote.open_path(directory, setting="checkpoints in ", in_run=True)
+        )
+        self._before_seal = before_seal
+
+    def partial_name(self, step: int) -> str:
+        """Return the name under which the checkpoint of a step is written."""
+        return self.target(step).name
+
+    def make(self, partial: epath.Path, folder: str) -> None:
+        """Remove the remains of an earlier checkpoint of the step."""
+        self.remove(partial)
+
+    def describe(self, partial: epath.Path) -> Files:
+        """Return size and CRC-32C of every object, in the first process for all."""
+        return {} if multihost.process_index() else self.known_files(partial)
+
+    def put(self, partial: epath.Path, manifest: dict[str, Any]) -> None:
+        """Make a directory the checkpoint of its step."""
+        if self._before_seal is not None:
+            self._before_seal()
+        remote.write(partial / MANIFEST, sealed(manifest).encode())
+
+    def free_bytes(self) -> int | None:
+        """Return None: a bucket has no end."""
+        return None
+
+    def known_files(self, path: epath.Path) -> Files:
+        """Return size and CRC-32C of every object, from a listing."""
+        return {
+            name: {"bytes": entry["size"], "crc32c": entry["crc32c"]}
+            for name, entry in sorted(remote.entries(path).items())
+        }
+
+    def found(self) -> list[tuple[int, epath.Path]]:
+        """Steps and directories of the checkpoints, newest first."""
+        whole = {
+            name.partition("/")[0]
+            for name in remote.entries(self.directory)
+            if re.fullmatch(rf"step_\d{{8,}}/{MANIFEST}", name)
+        }
+        steps = {int(name.removeprefix("step_")): name for name in whole}
+        return [(step, self.directory / steps[step]) for step in sorted(steps)[::-1]]
+
+    def prune(self, keep: int, damaged: Container[epath.Path]) -> None:
+        """Remove old checkpoints, and directories that never became one."""
+        good = [path for _, path in self.found() if path not in damaged]
+        kept = {path.name for path in good[:keep]}
+        names = {name.partition("/")[0] for name in remote.entries(self.directory)}
+        for name in sorted(names - kept):
+            if _IN_BUCKET.fullmatch(name):
+                self.remove(self.directory / name)
+
+    def remove(self, path: epath.Path) -> None:
+        """Remove a checkpoint, beginning with the manifest that makes it one."""
+        remote.remove(path / MANIFEST)
+        remote.remove(path)
 
 
 def sealed(manifest: dict[str, Any]) -> str:

@@ -158,7 +158,7 @@ class _Cut(NamedTuple):
     shards: int
 
     def split(self, devices: int) -> int:
-        """Return how many arrays a learner of so many devices splits the leaf into."""
+        """Return the number of arrays that `devices` of a learner cut the leaf into."""
         return self.shards // math.gcd(devices, self.shards)
 
 

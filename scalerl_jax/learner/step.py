@@ -2,7 +2,6 @@
 
 Two pure programs without a mesh, `make_accumulate` for each microbatch and
 `make_update` for the whole; `TrainStep` runs them over one, and donates the state.
-`Objective` is the loss token by token, with metrics of its tokens.
 
 The file is above 400 lines: it goes from a token's loss to the update in one place.
 `LocalLearner` is the interface to the loop.
@@ -11,7 +10,7 @@ The file is above 400 lines: it goes from a token's loss to the update in one pl
 import collections
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -22,84 +21,15 @@ from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from jaxtyping import Array, Float, Int
 
-from scalerl_jax.algo import diagnostics
-from scalerl_jax.algo.losses import TokenLoss
 from scalerl_jax.contract import Publication, Restored
 from scalerl_jax.learner import fitness
-from scalerl_jax.learner.balance import LoadBalancing
 from scalerl_jax.learner.forward import Forward, abstract, microbatches
 from scalerl_jax.learner.optimizer import round_stochastically
 from scalerl_jax.model.architecture import batch_sharding
+from scalerl_jax.objective.balance import LoadBalancing
+from scalerl_jax.objective.loss import Objective, Scalars, summarize
 from scalerl_jax.parallel.mesh import compiler_options
-from scalerl_jax.types import Group, PackedBatch, PyTree, Tokens
-
-Scalars = dict[str, Float[Array, ""]]
-TAKEN = "experts taken"  # name, among the sums, of the choices that it counts
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Objective:
-    """The loss of a token, and metrics of it; static."""
-
-    token_loss: TokenLoss  # with its regularisers
-    elementwise: bool = True  # a token's loss is a function of that token alone
-    max_importance_ratio: float = float("inf")  # ratios above it are counted
-    # Metric name, with a slash -> per-token values, averaged over trained tokens.
-    measures: Mapping[str, TokenLoss] = dataclasses.field(default_factory=dict)
-
-    def weighted(
-        self, logprobs: Array, entropy: Array, batch: PackedBatch
-    ) -> Float[Array, "..."]:
-        """Return each token's loss times its weight; zero where it is masked."""
-        losses = self.token_loss(tokens_of(batch, logprobs, entropy))
-        return batch.weights * jnp.where(batch.mask, losses, 0.0)
-
-    def measured(
-        self, logprobs: Array, entropy: Array, batch: PackedBatch
-    ) -> tuple[Scalars, Scalars]:
-        """Return sums and maxima over a microbatch [R, S], for `summarize`."""
-        tokens = jax.lax.stop_gradient(tokens_of(batch, logprobs, entropy))
-        sums, maxima = diagnostics.token_statistics(
-            tokens.logprobs,
-            tokens.behavior_logprobs,
-            tokens.entropy,
-            batch.staleness,
-            tokens.mask,
-            max_importance_ratio=self.max_importance_ratio,
-        )
-        measured = {
-            name: jnp.where(tokens.mask, measure(tokens), 0.0).sum()
-            for name, measure in self.measures.items()
-        }
-        return sums | measured, maxima
-
-
-def summarize(sums: Scalars, maxima: Scalars) -> Scalars:
-    """Return metrics by name from the sums and maxima of the whole batch."""
-    tokens = jnp.maximum(sums["tokens"], 1.0)
-    means = {name: value / tokens for name, value in sums.items() if "/" in name}
-    return diagnostics.token_summary(sums, maxima) | means
-
-
-def tokens_of(batch: PackedBatch, logprobs: Array, entropy: Array) -> Tokens:
-    """Make the fields that a loss reads; every entry is finite, also where masked."""
-    own = jax.lax.stop_gradient(logprobs)
-
-    def known(values: Array | None, masked: Array | float) -> Any:
-        return None if values is None else jnp.where(batch.mask, values, masked)
-
-    # Masked before exp: a masked token has ratio 1, and can never make a NaN.
-    return Tokens(
-        logprobs=logprobs,
-        entropy=entropy,
-        behavior_logprobs=known(batch.behavior_logprobs, own),
-        advantages=known(batch.advantages, 0.0),
-        mask=batch.mask,
-        sequence_ids=batch.sequence_ids,
-        proximal_logprobs=known(batch.proximal_logprobs, own),
-        reference_logprobs=known(batch.reference_logprobs, own),
-        regularization=known(batch.regularization, 0.0),
-    )
+from scalerl_jax.types import Group, PackedBatch, PyTree
 
 
 @struct.dataclass(kw_only=True)
@@ -121,13 +51,15 @@ class Accumulated:
     grads: PyTree  # float32, in the tree of the params
     sums: Scalars
     maxima: Scalars
+    taken: Float[Array, "L E"] | None = None  # choices of each expert of a mixture
 
 
 # Params, the sums so far, a microbatch [R, S] -> the new sums.
 Accumulate = Callable[[PyTree, Accumulated | None, PackedBatch], Accumulated]
 Update = Callable[[TrainState, Accumulated], tuple[TrainState, dict[str, Array]]]
-# Params and a microbatch -> its loss; sums and maxima of its tokens.
-MicrobatchLoss = Callable[[PyTree, PackedBatch], tuple[Array, tuple[Scalars, Scalars]]]
+# Sums and maxima of a microbatch's tokens, and the choices of experts, if counted.
+Counted = tuple[Scalars, Scalars, Array | None]
+MicrobatchLoss = Callable[[PyTree, PackedBatch], tuple[Array, Counted]]
 
 
 def init_state(
@@ -199,9 +131,7 @@ def make_accumulate(
     router, and counts the choices per expert.
     """
 
-    def microbatch_loss(
-        params: PyTree, batch: PackedBatch
-    ) -> tuple[Array, tuple[Scalars, Scalars]]:
+    def microbatch_loss(params: PyTree, batch: PackedBatch) -> tuple[Array, Counted]:
         states, said = forward.states(params, batch, with_scores=balance is not None)
         if objective.elementwise:
             weighted = objective.weighted
@@ -210,10 +140,11 @@ def make_accumulate(
             logprobs, entropy = forward.logprobs_of(states, params, batch)
             loss = objective.weighted(logprobs, entropy, batch).sum()
         sums, maxima = objective.measured(logprobs, entropy, batch)
+        taken = None
         if balance is not None:
             more, taken = balance(said, batch)
-            loss, sums = loss + more, sums | {TAKEN: taken}
-        return loss, (sums, maxima)
+            loss += more
+        return loss, (sums, maxima, taken)
 
     return accumulating(microbatch_loss)
 
@@ -225,8 +156,10 @@ def accumulating(microbatch_loss: MicrobatchLoss) -> Accumulate:
     def accumulate(
         params: PyTree, so_far: Accumulated | None, batch: PackedBatch
     ) -> Accumulated:
-        (loss, (sums, maxima)), grads = gradient(params, batch)
-        own = Accumulated(loss=loss, grads=_float32(grads), sums=sums, maxima=maxima)
+        (loss, (sums, maxima, taken)), grads = gradient(params, batch)
+        own = Accumulated(
+            loss=loss, grads=_float32(grads), sums=sums, maxima=maxima, taken=taken
+        )
         if so_far is None:
             return own
         maxima = jax.tree.map(jnp.maximum, so_far.maxima, maxima)
@@ -273,8 +206,8 @@ def make_update(
         state: TrainState, accumulated: Accumulated
     ) -> tuple[TrainState, dict[str, Array]]:
         metrics = _measured(accumulated, summarize)
-        if balance is not None:
-            metrics |= balance.metrics(accumulated.sums[TAKEN])
+        if balance is not None and accumulated.taken is not None:
+            metrics |= balance.metrics(accumulated.taken)
         finite = jnp.isfinite(metrics["grad_norm"]) & jnp.isfinite(accumulated.loss)
         # Computed twice: here only to be looked at, which needs no memory, and in its
         # branch in place.  A choice between the two states would hold both at once.
@@ -305,8 +238,8 @@ def _make_updated(
             accumulated.grads, state.opt_state, params
         )
         params: Any = optax.apply_updates(params, updates)
-        if balance is not None:
-            balance.adjust(params, accumulated.sums[TAKEN], old=state.params)
+        if balance is not None and accumulated.taken is not None:
+            balance.adjust(params, accumulated.taken, old=state.params)
         if stochastic_rounding:
             params = round_stochastically(
                 params, like=state.params, seed=state.policy_version
@@ -340,7 +273,10 @@ def _measured(
 
 
 def unfit_update(state: TrainState, place: int) -> str:
-    """Say that a step was undone for the leaf at a place among `trained_names`."""
+    """Return the message for a step that was undone, since a leaf would not be finite.
+
+    `place` is that of the leaf among `trained_names`.
+    """
     if damaged := fitness.unfit_leaf(state):
         return (
             f"{damaged} of the train state was not finite before the step: start again "

@@ -7,7 +7,7 @@ which depend on it.
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -20,8 +20,15 @@ from scalerl_jax.batching.assembly import Advantages
 from scalerl_jax.learner.forward import abstract, microbatches, read_forward
 from scalerl_jax.learner.step import TrainState
 from scalerl_jax.model.architecture import batch_sharding
+from scalerl_jax.objective.scores import KlPenalty
 from scalerl_jax.parallel.mesh import compiler_options
 from scalerl_jax.types import PackedBatch, PyTree
+
+# Scores of a window by name -> the params whose log-probabilities they are.
+PARAMS: dict[str, Callable[[TrainState], PyTree]] = {
+    "proximal": lambda state: state.params,
+    "reference": lambda state: state.reference,
+}
 
 
 class Scorer:
@@ -78,44 +85,6 @@ class Scorer:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class KlPenalty:
-    """The KL penalty of a rollout, subtracted from its reward.
-
-        reward[b] -= coefficient * regularization[b] * sum over its tokens t of
-                     estimator(behavior_logprob[t], reference_logprob[t])
-
-    The KL is that of the behavior policy, whose estimate from its own tokens is
-    unbiased.  https://arxiv.org/abs/2203.02155, equation 2.
-    """
-
-    estimator: Callable[[Array, Array], Array]
-    coefficient: float
-
-    def of_rollouts(
-        self, batch: PackedBatch, num_rollouts: int
-    ) -> Float[np.ndarray, " B"]:
-        """Return the penalty that is subtracted from each rollout's reward."""
-        assert batch.rollout is not None
-        mask, penalties = batch.mask, self.of_tokens(batch)
-        return np.bincount(
-            batch.rollout[mask], weights=penalties[mask], minlength=num_rollouts
-        )
-
-    def of_tokens(self, batch: PackedBatch) -> Float[np.ndarray, "M R S"]:
-        """Return the penalty of each token; 0 on tokens that were not sampled."""
-        assert batch.reference_logprobs is not None
-        mask = batch.mask
-        logprobs = (batch.behavior_logprobs[mask], batch.reference_logprobs[mask])
-        kl = np.asarray(self.estimator(*map(jnp.asarray, logprobs)))
-        kl = self.coefficient * kl
-        if batch.regularization is not None:
-            kl = kl * batch.regularization[mask]
-        penalties = np.zeros(mask.shape, np.float32)
-        penalties[mask] = kl
-        return penalties
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Annotator:
     """Fills batches [M, R, S] with the scores that the objective reads.
 
@@ -124,8 +93,8 @@ class Annotator:
     """
 
     score: Scorer
-    proximal: bool  # score log-probabilities under the params at the window's start
-    reference: bool  # score log-probabilities under the reference
+    # By name of a score, the params that give a token its log-probability.
+    params: Mapping[str, Callable[[TrainState], PyTree]]
     penalty: KlPenalty | None = None
     advantages: Advantages | None = None
     group_size: int = 1
@@ -139,12 +108,11 @@ class Annotator:
         return [self._annotated(state, batch) for batch in batches]
 
     def _annotated(self, state: TrainState, batch: PackedBatch) -> PackedBatch:
-        scored = {}
-        if self.proximal:
-            scored["proximal_logprobs"] = self.score(state.params, batch)
-        if self.reference:
-            scored["reference_logprobs"] = self.score(state.reference, batch)
-        batch = dataclasses.replace(batch, **scored)
+        scored = {
+            name: self.score(params(state), batch)
+            for name, params in self.params.items()
+        }
+        batch = dataclasses.replace(batch, scores={**batch.scores, **scored})
         if batch.rollout is not None:
             batch = dataclasses.replace(
                 batch, advantages=self._advantages(batch), rollout=None

@@ -89,7 +89,7 @@ def discover(environment: Mapping[str, str], *, timeout_s: float = 5.0) -> Found
 
 
 def _of_environment(environment: Mapping[str, str]) -> _Said:
-    """Return what Kubernetes says, by Google's device plugin and webhook."""
+    """Read the slice from variables of Google's plugin and webhook for Kubernetes."""
     return _Said(
         source=_KUBERNETES,
         type=environment.get("TPU_ACCELERATOR_TYPE", ""),
@@ -102,7 +102,7 @@ def _of_environment(environment: Mapping[str, str]) -> _Said:
 
 
 def _of_metadata(fetch: Fetch) -> _Said:
-    """Return what a TPU VM says.
+    """Read the slice from the metadata of a TPU VM.
 
     Raises:
         NotOnTpu: it is a machine without a TPU.
@@ -127,7 +127,7 @@ def _of_metadata(fetch: Fetch) -> _Said:
 
 
 def _found(said: _Said) -> FoundSlice:
-    """Return what was said, once it fits together."""
+    """Return the slice that a source describes; refuse contradictions."""
     slice = _slice(said)
     if len(said.addresses) != slice.num_hosts:
         raise ValueError(
@@ -170,7 +170,7 @@ def _slice(said: _Said) -> Slice:
 
 
 def _read_lines(text: str) -> dict[str, str]:
-    """Return what tpu-env says: a line is NAME: 'value'."""
+    """Parse the lines of tpu-env, each NAME: 'value'."""
     pairs = [line.split(":", 1) for line in text.splitlines() if ":" in line]
     return {name.strip(): value.strip().strip("'\"") for name, value in pairs}
 

@@ -34,7 +34,7 @@ class Box:
         return tuple((a, b, c) for c, b, a in itertools.product(z, y, x))
 
     def overlaps(self, other: "Box") -> bool:
-        """Return whether a chip is in both."""
+        """Return whether the two boxes have a chip in common."""
         return all(
             mine < theirs + their_side and theirs < mine + side
             for mine, side, theirs, their_side in zip(
@@ -170,7 +170,7 @@ def _no_room(
     replicas: list[Bounds],
     asked: dict[str, int],
 ) -> str:
-    """Return what to say where learner and generators do not fit together."""
+    """Return the error message for learner and generators that do not fit together."""
     said = ", ".join(f"{name} = {value}" for name, value in asked.items())
     if not learners or not replicas:
         return (

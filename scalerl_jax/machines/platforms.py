@@ -21,7 +21,7 @@ _GOOGLE = "0x1ae0"
 
 
 def platforms(environment: Mapping[str, str], root: Path = Path("/")) -> str | None:
-    """Return what `JAX_PLATFORMS` shall be; None: what it is.
+    """Return the value to give `JAX_PLATFORMS`; None: leave it as it is.
 
     With the extra [tpu] JAX asks libtpu for a TPU at every start, which writes half a
     screen of errors where there is none: there it is asked for the CPU alone, unless

@@ -220,7 +220,7 @@ def _corner(slice: Slice, chip: Bounds) -> Bounds:
 
 
 def _hosts(shape: Bounds, host: Bounds) -> Bounds:
-    """Return how many hosts a box has along each side."""
+    """Return the number of hosts of a box along each side."""
     x, y, z = (max(side // part, 1) for side, part in zip(shape, host, strict=True))
     return x, y, z
 

@@ -97,7 +97,10 @@ def _put_back(environment: MutableMapping[str, str], before: dict[str, str]) -> 
 
 @contextlib.contextmanager
 def own_directory() -> Iterator[Path]:
-    """Have a new directory that this user alone can enter, with room for sockets."""
+    """Make a directory that this user alone can enter; remove it after the block.
+
+    Its path is short enough for the sockets in it.
+    """
     given = os.environ.get(_PLACE) or tempfile.gettempdir()
     fits = len(given) + len("/ray-12345678") <= _LONGEST_PLACE
     place = tempfile.mkdtemp(prefix="ray-", dir=given if fits else "/tmp")  # noqa: S108
@@ -117,7 +120,7 @@ def write_token(directory: Path, token: str) -> Path:
 
 
 def use_token(environment: MutableMapping[str, str], path: Path) -> None:
-    """Have Ray ask everybody for the token of a file, and show it everybody."""
+    """Set the variables by which Ray demands the token of a file, and presents it."""
     environment.pop(_TOKEN, None)  # it would win
     environment.update({_MODE: "token", _FILE: str(path)})
 

@@ -24,7 +24,7 @@ class Generation:
 
     @property
     def flat(self) -> bool:
-        """Return whether its slices have two sides."""
+        """Return whether every slice has two sides only, as on a 2D torus."""
         return all(shape[2] == 1 for shape in self.shapes)
 
     def written(self, shape: Bounds) -> str:

@@ -90,18 +90,10 @@ class Architecture:
     tied_embeddings: bool
     max_positions: int
     rope_scaling: RopeScaling | None = None
+    qkv_bias: bool = False  # query, key and value projections add one (Qwen2)
+    qk_norm: bool = False  # queries and keys have a norm with weights (Qwen3)
     experts: Experts | None = None
     local: LocalLayers | None = None
-
-    @property
-    def qkv_bias(self) -> bool:
-        """Return whether the query, key and value projections add a bias (Qwen2)."""
-        return self.family == "qwen2"
-
-    @property
-    def qk_norm(self) -> bool:
-        """Return whether queries and keys have a norm with weights (Qwen3)."""
-        return self.family in ("qwen3", "qwen3_moe")
 
     @functools.cached_property
     def num_params(self) -> int:
@@ -146,7 +138,7 @@ class Architecture:
         return 2.0 * matmul_params + attention
 
     def seen(self, context: float) -> float:
-        """Return how many of `context` tokens one attends to, summed over layers."""
+        """Sum over layers the number of tokens, of `context`, that one attends to."""
         seen = self.num_layers * context
         if self.local is not None:
             near = sum(self.local.with_positions)
@@ -172,7 +164,7 @@ class ParamSpec:
 
     @property
     def is_vector(self) -> bool:
-        """Return whether it is one vector, or one per layer: a norm or a bias."""
+        """Return whether the leaf is one vector, or one per layer: a norm or a bias."""
         return len(self.axes) - ("layers" in self.axes) == 1
 
 
@@ -327,7 +319,7 @@ def layered_shardings(arch: Architecture, mesh: Mesh) -> PyTree:
 
 
 def sampler_copies(arch: Architecture, devices: int) -> int:
-    """Return how many copies of its non-expert weights a replica of `devices` holds.
+    """Return the number of copies that a replica holds of its non-expert weights.
 
     It is 1, except that a mixture may have more devices than kv heads, since each
     device has other experts.
@@ -346,7 +338,7 @@ def check_replica(arch: Architecture, devices: int) -> None:
 
 
 def is_divisible(arch: Architecture, devices: int) -> bool:
-    """Return whether a replica of so many devices can be made."""
+    """Return whether experts or kv heads divide evenly over so many devices."""
     return _divided(arch)[0] % devices == 0
 
 

@@ -139,7 +139,7 @@ _OF_PLATFORM = {"tpu": "splash", "gpu": "cudnn"}  # what "auto" tries
 def why_not(
     name: str, *, arch: Architecture, mesh: Mesh, dtype: DTypeLike, row_tokens: int
 ) -> str | None:
-    """Return why an attention does not take a setting, and the way out; None: it does.
+    """Return the setting that an attention refuses, and the way out; None: it fits.
 
     The arguments are those of `choose_attention`; `name` is not "auto".
     """

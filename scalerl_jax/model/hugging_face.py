@@ -54,6 +54,9 @@ class Family:
     loader: str  # class that transformers loads them into
     tensors: Mapping[str, str]  # parameter -> pattern of its tensors' names
     fixed: Mapping[str, Any]  # fields of config.json that must say just this
+    qkv_bias: bool = False  # as in an `Architecture`
+    qk_norm: bool = False
+    own_head_dim: bool = False  # config.json must say it: no quotient of two others
     experts: str = ""  # field of config.json that counts them
     sizes: Mapping[str, str] = dataclasses.field(default_factory=dict)  # see `SIZES`
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -65,11 +68,15 @@ FAMILIES = {
         "LlamaForCausalLM", _DECODER, {"attention_bias": False, "mlp_bias": False}
     ),
     # It has its biases whatever attention_bias says.
-    "qwen2": Family("Qwen2ForCausalLM", _DECODER, {"use_sliding_window": False}),
+    "qwen2": Family(
+        "Qwen2ForCausalLM", _DECODER, {"use_sliding_window": False}, qkv_bias=True
+    ),
     "qwen3": Family(
         "Qwen3ForCausalLM",
         _DECODER,
         {"attention_bias": False, "use_sliding_window": False},
+        qk_norm=True,
+        own_head_dim=True,
     ),
 }
 _MOST_LAYERS = 2**14  # a file that says more is broken
@@ -125,7 +132,7 @@ def read_architecture(checkpoint: str | Path) -> Architecture:
     family = find_family(name)
     num_heads = fields.integer("num_attention_heads")
     defaults = {"num_kv_heads": num_heads}
-    if name != "qwen3":
+    if not family.own_head_dim:
         defaults["head_dim"] = fields.integer("hidden_size") // num_heads
     fields.integer("num_hidden_layers", most=_MOST_LAYERS)
     sizes: dict[str, Any] = {
@@ -155,6 +162,8 @@ def read_architecture(checkpoint: str | Path) -> Architecture:
         rms_eps=fields.number("rms_norm_eps"),
         tied_embeddings=bool(fields.values.get("tie_word_embeddings", False)),
         rope_scaling=rope_scaling,
+        qkv_bias=family.qkv_bias,
+        qk_norm=family.qk_norm,
         experts=experts,
         local=local,
         **sizes,

@@ -19,6 +19,7 @@ _BIAS = "scalerl_router_bias"  # field of config.json, there where there is one
 MIXTURES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {
         "loader": "Qwen3MoeForCausalLM",
+        "qk_norm": True,
         "tensors": {
             f"layers/{name}": f"model.layers.{{layer}}.mlp.{tensor}"
             for name, tensor in {

@@ -90,6 +90,8 @@ def config_values(
 ) -> dict[str, Any]:
     """Fields that `read_architecture` reads back and transformers 4 and 5 load."""
     scaling, family = arch.rope_scaling, find_family(arch.family)
+    features = (arch.qkv_bias, arch.qk_norm)
+    assert features == (family.qkv_bias, family.qk_norm), "no model of its family"
     return {
         "architectures": [family.loader],
         "model_type": arch.family,

@@ -25,6 +25,7 @@ _QWEN3_8B = Architecture(
     rms_eps=1e-6,
     tied_embeddings=False,
     max_positions=40_960,
+    qk_norm=True,
 )
 
 # Qwen/Qwen3-30B-A3B, config.json.
@@ -115,5 +116,6 @@ ARCHITECTURES: dict[str, Architecture] = {
         rms_eps=1e-6,
         tied_embeddings=True,
         max_positions=512,
+        qk_norm=True,
     ),
 }

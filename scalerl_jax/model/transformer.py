@@ -235,7 +235,7 @@ class _OfLayer(NamedTuple):
 def _unscanned(
     step: Callable[[Array, Any], tuple[Array, Said]], x: Array, stack: Any
 ) -> tuple[Array, Said]:
-    """Return what `jax.lax.scan` does, with the layers unrolled."""
+    """Apply `step` to each layer's params in turn, like `jax.lax.scan` but unrolled."""
     leaves, treedef = jax.tree.flatten(stack)
     # Not slices: their gradients would be padded to stacks, and these added up.
     parts = [jax.lax.split(leaf, (1,) * len(leaf)) for leaf in leaves]

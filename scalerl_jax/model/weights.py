@@ -236,7 +236,7 @@ def _read(
 
 
 def _all_finite(numbers: np.ndarray) -> bool:
-    """Return whether none is NaN or infinite: then the exponent has a bit that is 0."""
+    """Return whether all numbers are finite: each exponent has a bit that is 0."""
     if numbers.dtype.itemsize == 2:  # NumPy takes ten times as long for those
         exponent = np.uint16(0x7C00 if numbers.dtype == np.float16 else 0x7F80)
         return not ((numbers.view(np.uint16) & exponent) == exponent).any()

@@ -1,6 +1,6 @@
-"""Params on their way between processes: a copy to offer, and a layout to receive.
+"""Params on their way between processes: a copy to publish, and a layout to receive.
 
-Each process of the learner offers its own shards of the copy (`weights.sending`), and
+Each process of the learner sends its own shards of the copy (`weights.sending`), and
 a replica takes what its devices hold a part of (`weights.receiving`).
 """
 
@@ -28,7 +28,7 @@ def make_snapshot(
 
     The copy is cut like the params, so that nothing moves between devices, and owns its
     memory, as the train step donates its state.  Of several processes all must call the
-    function; each then offers the `own_shards` of the copy.
+    function; each then publishes the `own_shards` of the copy.
     """
     return jax.jit(
         lambda params: jax.tree.map(

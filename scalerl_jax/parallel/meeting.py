@@ -181,7 +181,7 @@ class Gathering:
             self._over.set()
 
     def _error(self, timeout_s: float) -> Exception | None:
-        """Return why the start fails, if it does."""
+        """Return the error with which the start fails; None: it does not."""
         if self._fault:
             return ValueError(self._fault)
         count = self._place.num_processes

@@ -67,7 +67,7 @@ def make_mesh(
 
 
 def num_shards(mesh: Mesh) -> int:
-    """Return how many shards of the state there are."""
+    """Return the number of shards that the mesh cuts the train state into."""
     return math.prod(mesh.shape[axis] for axis in SHARDS)
 
 

@@ -3,19 +3,22 @@
 JAX is asked here alone which process this is.  With one process, every function returns
 at once and nothing is sent; how several of them start is said in `rendezvous`.
 
-Processes exchange short texts, without any device (`key_value_store`).  All must make
-the same calls in the same order.
+Processes exchange short texts by the store of JAX's coordination service: it needs no
+device, and a process that stays away is named.  All must make the same calls in the
+same order.
 """
 
+import collections
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
+from jax._src import distributed
 
-from scalerl_jax.parallel import key_value_store
 from scalerl_jax.types import PyTree
 
 _Result = TypeVar("_Result")
+_calls: collections.Counter[str] = collections.Counter()
 
 
 def process_index() -> int:
@@ -29,7 +32,7 @@ def process_count() -> int:
 
 
 def exchange(text: str, *, name: str, timeout_s: float) -> list[str]:
-    """Return what each process gives, in their order.
+    """Exchange a text with the other processes; return the texts of all, in order.
 
     Raises:
         TimeoutError: a process did not come; says which.
@@ -38,9 +41,7 @@ def exchange(text: str, *, name: str, timeout_s: float) -> list[str]:
     if count == 1:
         return [text]
 
-    return key_value_store.exchange(
-        text, process=mine, count=count, name=name, timeout_s=timeout_s
-    )
+    return _by_store(text, process=mine, count=count, name=name, timeout_s=timeout_s)
 
 
 def agree(value: str, *, name: str, timeout_s: float) -> None:
@@ -59,7 +60,7 @@ def agree(value: str, *, name: str, timeout_s: float) -> None:
 
 
 def together(action: Callable[[], _Result], *, name: str, timeout_s: float) -> _Result:
-    """Return what `action` returns here, once it has succeeded in every process.
+    """Run `action` in every process; return its result here once all have succeeded.
 
     Raises:
         RuntimeError: it failed in one; the error of the first such process, on all.
@@ -93,3 +94,41 @@ def put_global(tree: PyTree, shardings: PyTree) -> PyTree:
         tree,
         jax.tree.broadcast(shardings, tree),
     )
+
+
+def _by_store(
+    text: str, *, process: int, count: int, name: str, timeout_s: float
+) -> list[str]:
+    """Exchange a text with the other processes; return the texts of all, in order.
+
+    This process is number `process` of `count`.
+
+    Raises:
+        TimeoutError: a process did not come; says which.
+    """
+    client = distributed.global_state.client
+    assert client is not None, "several processes have a client"
+    folder = f"scalerl_jax/{name}/"
+    call = _calls[name]
+    _calls[name] += 1
+    key = f"{folder}{call}/"
+    client.key_value_set(f"{key}{process}", text)
+    try:
+        client.wait_at_barrier(key, int(timeout_s * 1000))
+    except jax.errors.JaxRuntimeError as error:
+        missing = sorted(set(range(count)) - _given(client, key).keys())
+        raise TimeoutError(
+            f"{name}: process {', '.join(map(str, missing))} of {count} did not come "
+            f"within {timeout_s:g} s; see its log"
+        ) from error
+    found = _given(client, key)
+    # All have left the call before this one.
+    if call:
+        client.key_value_delete(f"{folder}{call - 1}/{process}")
+    return [found[number] for number in range(count)]
+
+
+def _given(client: Any, key: str) -> dict[int, str]:
+    """Texts that the processes have given so far in one call."""
+    entries = client.key_value_dir_get(key)
+    return {int(path.rpartition("/")[2]): value for path, value in entries}

@@ -102,7 +102,7 @@ SMALL_MODEL = 2**24  # parameters
 
 
 def keep_freed_memory(num_params: int) -> bool:
-    """Let large blocks come from one heap that does not shrink; whether that is now so.
+    """Take large blocks from one heap that never shrinks; return whether it is set so.
 
     XLA's CPU client allocates the temporary memory of a program at every call.  glibc
     maps a large block anew each time, and every page of it then costs a fault when it
@@ -129,7 +129,7 @@ Program = Literal["the train step", "publishing params", "the sampler"]
 
 @contextlib.contextmanager
 def explained(program: Program, config: Any) -> Iterator[None]:
-    """Say what to change if the device's memory is too small for what runs inside.
+    """Name the settings to change if the block runs out of device memory.
 
     Args:
         program: what it is; `_WAYS` has the settings of each.

@@ -59,7 +59,7 @@ class Slices:
         return found.pop() if len(found) == 1 else 0
 
     def replicas(self, learner: int, each: int) -> int:
-        """Return how many boxes are left beside the learner's."""
+        """Return the number of boxes of `each` chips that fit beside the learner."""
         if len(self.slices) == 1:
             try:
                 split = split_slice(
@@ -94,7 +94,7 @@ class OneProcess:
         return 1
 
     def replicas(self, learner: int, each: int) -> int:
-        """Return how many find devices of their own."""
+        """Return the number of replicas that fit beside the learner."""
         return (self.num_devices - learner) // each
 
 
@@ -191,7 +191,7 @@ def choose(
 
 
 def _rank(config: Config, found: StepForecast) -> tuple[float, ...]:
-    """Return what is lower for a better split."""
+    """Return a sort key for a split: a better one has a smaller key."""
     return (
         found.step_seconds,
         -found.devices_at_work,

@@ -12,6 +12,7 @@ from typing import Any
 from scalerl_jax.config import Config
 from scalerl_jax.machines.chips import Chip
 from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.objective.terms import needs_of
 from scalerl_jax.planning import rates
 from scalerl_jax.planning.lengths import Lengths, count_rows
 from scalerl_jax.planning.memory import cache_tokens, value_bytes
@@ -158,7 +159,7 @@ def takes_turns(config: Config) -> bool:
 
 
 def slots_that_fit(cache: int, lengths: Lengths) -> int:
-    """Return how many sequences a cache of so many tokens holds, on average."""
+    """Return the mean number of sequences that a cache of `cache` tokens holds."""
     return int(_FILLED * cache / lengths.mean_context)
 
 
@@ -182,7 +183,7 @@ class _Decoding:
         *,
         reached: Reached,
     ) -> "_Decoding":
-        """Return how fast a config's replicas decode."""
+        """Predict the decoding rates of a config's replicas."""
         generators, model = config.generators, config.model
         sampler, batch = config.sampler, config.batch
         # Staleness bounds what may be under way; the queue has a batch of it.
@@ -261,7 +262,7 @@ def _train_seconds(
         compute_bytes=value_bytes(model.compute_dtype),
         reached=reached,
     )
-    return seconds * (2 if config.objective.advantage == "critic" else 1)
+    return seconds * (2 if needs_of(config).critic else 1)
 
 
 def pause_seconds(config: Config, arch: Architecture, *, replica_chips: int) -> float:

@@ -7,6 +7,7 @@ what it really takes.  A config here has numbers for all that concerns the devic
 from scalerl_jax.config import Config
 from scalerl_jax.machines.chips import Chip
 from scalerl_jax.model.architecture import Architecture, sampler_copies
+from scalerl_jax.objective.terms import needs_of
 from scalerl_jax.parallel.mesh import largest_divisor
 from scalerl_jax.sampler.kernels import most_slots
 
@@ -97,9 +98,10 @@ def learner_bytes(config: Config, arch: Architecture) -> float:
     mesh, itemsize = config.mesh, value_bytes(config.model.compute_dtype)
     shards = mesh.fsdp * mesh.tensor
     master = value_bytes(config.model.param_dtype)
-    models = 2 if config.objective.advantage == "critic" else 1
+    needs = needs_of(config)
+    models = 2 if needs.critic else 1
     state = models * arch.num_params * (master + 8 + 4 + 4) / shards
-    if config.objective.kl_coefficient:
+    if needs.reference:
         state += arch.num_params * master / shards  # the reference
     outer = (1 if arch.tied_embeddings else 2) * arch.vocab_size * arch.hidden_size
     layer = (arch.num_params - outer) / arch.num_layers / mesh.tensor
@@ -181,5 +183,5 @@ def _held_params(arch: Architecture, chips: int) -> float:
 
 
 def _cut(arch: Architecture, chips: int) -> float:
-    """Return how many ways a replica cuts its cache, and all but the experts."""
+    """Return the number of parts of a replica's cache and of its non-expert weights."""
     return chips / sampler_copies(arch, chips)

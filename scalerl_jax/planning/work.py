@@ -71,7 +71,10 @@ def _linears(
 def _common_linears(
     arch: Architecture, tokens: float, copies: int = 1, *, last: bool = True
 ) -> Work:
-    """Return those that every token has."""
+    """Return the work of a layer's matmuls but for those of routed experts.
+
+    They are attention's, those of a dense or shared MLP, and the router's.
+    """
     width, queries = arch.hidden_size, arch.num_heads * arch.head_dim
     keys, ffn = arch.num_kv_heads * arch.head_dim, arch.ffn_size
     sides = [(width, queries), (width, keys), (width, keys), (queries, width)]
@@ -86,9 +89,10 @@ def _common_linears(
 
 
 def _expert_linears(arch: Architecture, tokens: float, copies: int = 1) -> Work:
-    """Return those of experts: a token's own, and whom any token takes is read.
+    """Return the work of a layer's routed experts; none in a dense model.
 
-    Their last product is the gates' too, and is always there.
+    A token costs the FLOPs of its own experts; the weights of every expert that any
+    token takes are read.  The last product is always counted: the gates need it too.
     """
     if arch.experts is None:
         return Work()
@@ -100,7 +104,7 @@ def _expert_linears(arch: Architecture, tokens: float, copies: int = 1) -> Work:
 
 
 def experts_hit(arch: Architecture, tokens: float) -> float:
-    """Return how many experts of a layer so many tokens take, on average.
+    """Return the mean number of a layer's experts that so many tokens use.
 
     As if each token drew its own evenly: count * (1 - (1 - top_k / count) ^ tokens).
     """

@@ -1,4 +1,4 @@
-"""Say what fits a TPU topology, on a machine without one:
+"""Check whether a config fits a TPU topology, on a machine without one:
 
     scalerl preflight --config=configs/8b.py --topology=v5p:4x4x4
 
@@ -39,7 +39,7 @@ def main() -> int:
         )
         return _MISTAKE
     os.environ.update(ENVIRONMENT)
-    from scalerl_jax.preflight.command import run
+    from scalerl_jax.preflight.command import run  # JAX, which reads these now
 
     return run(sys.argv)
 

@@ -123,7 +123,7 @@ def check(config: Config, topology: Topology, lengths: Lengths | None = None) ->
 
 
 def count_microbatches(config: Config) -> int:
-    """Return those of a step in which every rollout has the greatest length."""
+    """Count the microbatches of a step whose rollouts all have the greatest length."""
     batch, sampler = config.batch, config.sampler
     # The last token of a rollout predicts nothing.
     longest = sampler.max_prompt_tokens + sampler.max_completion_tokens - 1
@@ -211,7 +211,7 @@ def _sampler_parts(parts: Parts) -> dict[str, int]:
 
 
 def _beside_learner(parts: Parts) -> dict[str, int]:
-    """Return what the sampler holds on the learner's devices."""
+    """Return the bytes, by part, that the sampler holds on the learner's devices."""
     return _sampler_parts(parts) if is_shared(parts.config) else {}
 
 

@@ -59,7 +59,7 @@ def _run(argv: list[str]) -> int:
         "config", None, "Settings, a Python file.", flag_values=values, sys_argv=argv
     )
     _define(values)
-    about = "Say what fits a TPU topology, on a machine without one."
+    about = "Check whether a config fits a TPU topology, on a machine without one."
     if extra := config_lib.read_flags(
         values, argv, settings=config_lib.Config, about=about
     )[1:]:

@@ -28,7 +28,7 @@ class Fitted:
 
     @property
     def can_start(self) -> bool:
-        """Return whether hosts and processes can be given their parts."""
+        """Return whether a run of the config can be started on the topology."""
         return not self.why_not
 
     @property

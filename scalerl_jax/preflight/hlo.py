@@ -106,7 +106,7 @@ class Program:
         return max(1, -(-length // self._stride(loop, place)))
 
     def _stride(self, loop: Instruction, place: int | None) -> int:
-        """Return what a turn adds to the counter; 1 where that cannot be read."""
+        """Return a loop counter's step per turn; 1 where it cannot be read."""
         body = loop.attribute("body") or ""
         inside = self.computations.get(body, {})
         after = self._element(body, next(reversed(inside), ""), place)
@@ -116,7 +116,7 @@ class Program:
         return next((step for step in map(_constant, added) if step), 1)
 
     def _element(self, within: str, name: str, place: int | None) -> Instruction | None:
-        """Return what makes an element of the tuple `name`, where that can be read."""
+        """Find the instruction of element `place` of tuple `name`; None: unknown."""
         inside = self.computations.get(within, {})
         packed = inside.get(name)
         if place is None or packed is None or packed.op != "tuple":
@@ -329,7 +329,7 @@ def _whole_bytes(op: str, shape: str) -> float:
 
 
 def _group(attributes: str, num_devices: int) -> int:
-    """Return how many devices exchange with each other."""
+    """Return the number of devices in a group that exchanges data."""
     if found := re.search(r"replica_groups=\{\{([\d,]+)\}", attributes):
         return found[1].count(",") + 1
     if found := re.search(r"replica_groups=\[\d+,(\d+)\]<=", attributes):
@@ -350,7 +350,7 @@ class HeadMatmuls:
 
     @property
     def float32(self) -> bool:
-        """Return whether none is computed with less, as in a program without a head."""
+        """Return whether every matmul of the head is float32, or there is none."""
         return self.lower == 0
 
 

@@ -32,7 +32,7 @@ ADVICE = {
 
 
 def advice(result: Result) -> list[str]:
-    """Return what to change, the largest part first; empty if everything fits."""
+    """Return the advised changes, the largest part first; empty if everything fits."""
     said: list[str] = []
     for name, each in result.programs.items():
         if each.peak_bytes <= result.limit and not each.too_large:
@@ -51,7 +51,7 @@ def advice(result: Result) -> list[str]:
 
 
 def notes(result: Result) -> list[str]:
-    """Return what a reader must know about how it was found."""
+    """Return remarks on how the result was found and on what it leaves out."""
     parts, placement = result.parts, result.parts.placement
     said = list(parts.notes)
     if placement.separate or placement.learner.shape != result.topology.shape:
@@ -81,7 +81,7 @@ def notes(result: Result) -> list[str]:
 
 
 def _why_unused(result: Result) -> str:
-    """Return which settings leave devices unused, and what would use them."""
+    """Name the settings that leave devices unused, and those that would use them."""
     parts, unused = result.parts, result.parts.placement.unused
     mesh, generators = parts.config.mesh, parts.config.generators
     product = f"mesh.data * fsdp * context * tensor = {mesh.num_devices}"

@@ -140,7 +140,7 @@ def _meetings(
     spread: int,
     apart: int,
 ) -> int:
-    """Return how many places of a window meet an input, over all outputs of a side."""
+    """Count the window places that meet an input, over all outputs along a side."""
     last, count = (inputs - 1) * spread, 0
     for tap in range(kernel):
         # Output o meets the input at o * stride + offset.
@@ -195,7 +195,7 @@ def narrow_loops(program: Program) -> list[str]:
 
 
 def _made(program: Program, name: str, arguments: list[_Made]) -> _Made:
-    """Return what the result of a computation is made of, its arguments given."""
+    """Return the origins of a computation's result, given those of its arguments."""
     values: dict[str, _Made] = {}
     result = _Made()
     # Printed in an order in which each comes after what it takes.
@@ -223,7 +223,7 @@ def _made_by(
 
 
 def _computed(program: Program, each: Instruction, taken: list[_Made]) -> _Made:
-    """Return what a value is made of that is none of the operands."""
+    """Return the origins of a value that is computed from its operands."""
     mixed = _mixed(taken)
     if each.op in _PRODUCTS:
         return dataclasses.replace(mixed, product=True)

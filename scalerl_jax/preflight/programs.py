@@ -42,7 +42,7 @@ class Placement:
 
     @property
     def separate(self) -> bool:
-        """Return whether the programs were compiled for slices of their own."""
+        """Return whether learner and sampler were compiled for different topologies."""
         return self.learner != self.sampler
 
 
@@ -189,7 +189,7 @@ def make_parts(config: Config, topology: Topology) -> tuple[Parts, Any]:
 
 
 def attention_names(parts: Parts) -> dict[str, str]:
-    """Return which attention each side got, and why not the TPU kernel."""
+    """Name the attention of each side, and the reason why it is not the TPU kernel."""
     config, engine = parts.config, parts.engine
     learner = type(parts.attention).__name__.removesuffix("Attention").lower()
     refused = why_not(

@@ -146,7 +146,7 @@ def step_lines(step: WholeStep, fitted: Fitted, *, price: float | None) -> list[
 
 
 def _best_lines(step: WholeStep) -> list[str]:
-    """Return what the best split is, and the settings that it needs."""
+    """Return lines on the best split and the settings that it needs."""
     if step.best is None:
         return ["no split of these devices is known to fit with its settings open"]
     found, chosen = step.best.forecast, step.best.settings

@@ -41,7 +41,7 @@ def first_line(error: BaseException) -> str:
 
 
 def is_explained(error: BaseException) -> bool:
-    """Return whether this package raised it, with a message for the user."""
+    """Return whether this package raised the error, with a message for the user."""
     if type(error).__name__ == "JaxRuntimeError":  # its own frames are not there
         return False
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)

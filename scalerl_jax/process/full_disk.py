@@ -23,13 +23,13 @@ def why_full(error: BaseException) -> str:
 
 
 def lacks_space(error: BaseException) -> bool:
-    """Return whether it is full, rather than closed to this process."""
+    """Return whether disk or quota is full, rather than closed to this process."""
     full = map(os.strerror, (errno.ENOSPC, errno.EDQUOT))
     return why_full(error) in full
 
 
 def sentence(error: BaseException, *, path: object = None) -> str:
-    """Return what cannot be written, why, and what helps."""
+    """Return the message for a file that cannot be written: the cause, the way out."""
     name = path or getattr(error, "filename", None) or "a file or the output"
     return (
         f"cannot write {name} ({why_full(error)}); free space there, or name another "

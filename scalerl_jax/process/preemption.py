@@ -30,14 +30,14 @@ _ENDED_AT_ONCE = b"interrupted again: ended without saving\n"
 
 
 def end_at_signals() -> None:
-    """Let SIGTERM and Ctrl-C end the process; called from the main thread."""
+    """Make SIGTERM and Ctrl-C end the process; call it from the main thread."""
     for number in _SIGNALS:
         signal.signal(number, lambda *_: None)
     signal.set_wakeup_fd(_watched(_end), warn_on_full_buffer=False)
 
 
 def _watched(watch: Callable[[socket.socket], None]) -> int:
-    """Have a thread read the numbers of signals; return the file that they go to.
+    """Start a thread that reads signal numbers; return the file that they go to.
 
     A thread, since Python's own handlers wait for a compilation to end.
     """

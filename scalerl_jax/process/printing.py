@@ -64,7 +64,7 @@ def log_to_stderr() -> None:
 
 
 def guard_terminal() -> None:
-    """Have what Python itself writes shown, too: logs, warnings and tracebacks."""
+    """Write out control characters in Python's own logs, warnings and tracebacks."""
     logging.setLogRecordFactory(_Record)
     warnings.formatwarning = _shown_warning
     sys.excepthook = _write_traceback

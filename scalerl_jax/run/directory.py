@@ -22,7 +22,7 @@ from scalerl_jax.formats.remote import copy_of
 from scalerl_jax.run.files import RunFiles, called
 from scalerl_jax.run.record import new_record
 from scalerl_jax.run.resume import check_record, check_report
-from scalerl_jax.run.writing import open_to_append, write_json
+from scalerl_jax.run.writing import open_to_append, replace_file, write_json
 
 METRICS_FILE = "metrics.jsonl"
 EVALS_FILE = "evals.jsonl"
@@ -30,6 +30,7 @@ ROLLOUTS_FILE = "rollouts.jsonl"
 # Files that a run leaves behind: with one of these and no config.json, nobody can tell
 # which recipe they belong to.
 RUN_FILES = (METRICS_FILE, EVALS_FILE, ROLLOUTS_FILE, "ledger.json", "checkpoints")
+ENVIRONMENT_FILE = "environment.py"  # the reward functions that it runs with
 STATUS_FILE = "status.json"  # how the processes of a run stand
 
 
@@ -43,11 +44,11 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
 
     @property
     def url(self) -> str:
-        """Return what processes of other machines know it by."""
+        """Return the path or URL of the directory for processes of other machines."""
         return str(self.bucket.remote) if self.bucket else str(self.path)
 
     def close(self) -> None:
-        """Let another process have the directory."""
+        """Unlock the directory for other processes."""
         self.lock.close()
 
     def __exit__(self, *_: object) -> None:
@@ -80,7 +81,7 @@ def open_run_directory(
             held.enter_context(called(path, str(workdir)))
         else:
             path = local_directory(workdir)
-            lock = held.enter_context(_lock(path))
+            lock = held.enter_context(lock_directory(path))
         config_file = path / "config.json"
         with _usable(config_file):
             record = new_record(json.loads(json.dumps(settings)))
@@ -119,14 +120,20 @@ def local_directory(workdir: str | os.PathLike[str]) -> Path:
     return Path(workdir).expanduser().absolute()
 
 
-def _lock(path: Path) -> io.FileIO:
-    """Make the directory and take its lock; the kernel gives it back when we die."""
+def lock_directory(path: Path, *, flag: str = "--workdir") -> io.FileIO:
+    """Make the directory and take its lock; the kernel gives it back when we die.
+
+    Raises:
+        ValueError: it is no directory.
+        RuntimeError: it cannot be written, or another process is using it; `flag`
+            named it.
+    """
     with _usable(path):
         try:
             path.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
             raise ValueError(
-                f"--workdir={path} is or lies under a file; name a directory"
+                f"{flag}={path} is or lies under a file; name a directory"
             ) from error
     with _usable(path / ".lock"), contextlib.ExitStack() as held:
         lock = held.enter_context(open_to_append(path / ".lock"))
@@ -137,7 +144,7 @@ def _lock(path: Path) -> io.FileIO:
             holder = lock.read(200).decode(errors="replace") or "unknown"
             raise RuntimeError(
                 f"another process ({holder}) is using "
-                f"--workdir={path}; stop it first or choose another --workdir"
+                f"{flag}={path}; stop it first or choose another {flag}"
             ) from error
         # A forked child (a verifier, say) shares the lock and may outlive us.
         child_copy: weakref.ref[io.FileIO] = weakref.ref(lock)
@@ -173,3 +180,16 @@ def keep_data_report(directory: Path, report: dict[str, dict[str, Any]]) -> None
             check_report(file, report)
         else:
             write_json(file, report)
+
+
+def keep_environment(directory: Path, text: str) -> bool:
+    """Keep the file of a user's reward functions; return whether it was another before.
+
+    Raises:
+        RuntimeError: it cannot be written.
+    """
+    file = directory / ENVIRONMENT_FILE
+    with _usable(file):
+        before = file.read_text(encoding="utf-8") if file.exists() else text
+        replace_file(file, text.encode())
+    return before != text and bool(_run_files(directory))

@@ -286,7 +286,7 @@ class BucketLock:
 
 
 def _parsed(text: bytes | None) -> dict[str, Any]:
-    """Return what a lock says; of a broken one, nothing."""
+    """Parse the content of a lock; {}: it is broken."""
     try:
         value = parse_json(text or b"")
     except ValueError:
@@ -305,7 +305,7 @@ def _boot() -> str:
 
 
 def _is_gone(holder: dict[str, Any]) -> bool:
-    """Return whether it is a process of this machine, and runs no more."""
+    """Return whether a lock's holder is a process of this machine that has ended."""
     mine = (platform.node(), _boot())
     if not mine[1] or (holder.get("host"), holder.get("boot")) != mine:
         return False

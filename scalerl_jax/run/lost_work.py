@@ -31,7 +31,7 @@ _LOST = {
 def restore(
     ledger: Ledger, saved: dict[str, Any] | None, *, latest: dict[str, Any] | None
 ) -> None:
-    """Have a ledger go on from `saved`, a checkpoint's state; None: from the start.
+    """Continue a ledger from `saved`, a checkpoint's state; None: from the start.
 
     What `latest`, the state that was last written down, has beyond it is lost; the time
     in between is not counted.

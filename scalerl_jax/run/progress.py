@@ -92,9 +92,10 @@ class Progress(progress.Progress):
             self.note(_line(task))
 
     def program(self, number: int, total: int) -> None:
-        """Say which program is compiled now; it is the bar, if nothing else is counted.
+        """Show which program of `total` is compiled now.
 
-        Where no bar can be seen, some of them are a plain line each.
+        The count is the bar itself if nothing else is counted.  Where no bar can be
+        seen, a plain line is written now and then.
         """
         said = f"compiling program {number}/{total}"
         for task in self.tasks[-1:]:

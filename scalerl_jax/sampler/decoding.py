@@ -75,7 +75,7 @@ class EngineSettings:
         return self.pages_for(self.max_tokens)
 
     def pages_for(self, tokens: int) -> int:
-        """Return how many pages hold `tokens` tokens of one sequence."""
+        """Return the number of pages that hold `tokens` tokens of one sequence."""
         return -(-tokens // self.page_size)
 
     @property
@@ -149,20 +149,30 @@ def empty_rows(settings: EngineSettings, count: int) -> SlotRows:
 
 def first_row(
     settings: EngineSettings,
-    prompt: Int[np.ndarray, " P"],
+    tokens: Int[np.ndarray, " n"],
     *,
+    written: int = 0,
     max_tokens: int,
     key: UInt32[np.ndarray, "2"],
     thinking_limit: int = NEVER,
     sampling: Sampling,
 ) -> SlotRows:
-    """Return the row of a sequence whose prompt is cached except its last token."""
-    length = np.array([len(prompt)], np.int32)
+    """Return the row of a sequence that is cached except its last token.
+
+    Of its tokens the last ones, `written`, are of its completion; the others are its
+    prompt.
+    """
+    rows = empty_rows(settings, 1)
+    length, states = np.array([len(tokens)], np.int32), rows.thinking_states
+    if written and settings.end_of_thinking is not None:
+        said = tokens[len(tokens) - written :].tolist()
+        states = np.array([settings.end_of_thinking.state(said)], np.int32)
     return dataclasses.replace(
-        empty_rows(settings, 1),
-        tokens=prompt[-1:].astype(np.int32),
+        rows,
+        tokens=tokens[-1:].astype(np.int32),
         positions=length - 1,
-        prompt_lengths=length,
+        prompt_lengths=length - written,
+        thinking_states=states,
         max_tokens=np.array([max_tokens], np.int32),
         keys=np.asarray(key, np.uint32)[None],
         active=np.ones(1, bool),
@@ -384,7 +394,7 @@ def _next_tokens(
         thinking_states=jnp.where(rows.active, states, rows.thinking_states),
         phrase_places=jnp.where(rows.active, places, rows.phrase_places),
     )
-    top_tokens, top_logprobs = _likeliest(settings, logits, rows.sampling)
+    top_tokens, top_logprobs = likeliest(settings, logits, rows.sampling)
     return following, dict(
         tokens=tokens,
         logprobs=jnp.where(forced, 0.0, draw.logprobs),
@@ -398,7 +408,7 @@ def _next_tokens(
     )
 
 
-def _likeliest(
+def likeliest(
     settings: EngineSettings, logits: Array, sampling: SamplingRows
 ) -> tuple[Array, Array]:
     """Return the likeliest tokens and their log-probabilities before the filters."""

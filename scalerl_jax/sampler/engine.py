@@ -40,6 +40,20 @@ from scalerl_jax.types import PyTree
 MAX_SEQUENCES = 32  # prompts in one prefill chunk
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Programs:
+    """The jitted functions behind an engine's verbs, to be called or lowered.
+
+    All but `init` donate the state that they take.
+    """
+
+    init: Any  # () -> state
+    prefill: Any  # (params, state, chunk) -> state, experts
+    insert: Any  # (state, slots, rows, copy_from, copy_to) -> state
+    generate: Any  # (params, state, next_states, slots, table) -> state, tokens
+    release: Any  # (state, slots) -> state
+
+
 class Engine:
     """The compiled programs, and nothing that changes from call to call."""
 
@@ -71,11 +85,14 @@ class Engine:
         steps = attention.width_steps
         self.table_widths = _ladder(first, last, steps=steps) if steps else (last,)
         self.chunk_sizes = _ladder(64, settings.prefill_tokens)
-        self._expected = abstract_params(settings.arch, dtype=settings.dtype)
         self._unstack = jax.jit(functools.partial(unstack_layers, arch=settings.arch))
         self._loaded: tuple[PyTree, PyTree] | None = None  # as given, as used
         self.traces = 0  # of programs; constant once everything is compiled
 
+        self.programs = self._make_programs(attention)
+
+    def _make_programs(self, attention: CachedAttention) -> Programs:
+        settings, mesh, program = self.settings, self.mesh, self._program
         replicated = NamedSharding(mesh, PartitionSpec())
         heads = NamedSharding(mesh, attention.page_spec)
         init = functools.partial(_init_state, settings, attention)
@@ -83,21 +100,21 @@ class Engine:
         shardings = jax.tree.map(lambda _: replicated, state).replace(
             pages=jax.tree.map(lambda _: heads, state.pages)
         )
-
-        program = self._program
-        self._init = jax.jit(init, out_shardings=shardings)
-        self._prefill = program(
-            functools.partial(prefill, settings, attention, mesh=mesh),
-            1,
-            out=(shardings, replicated),
+        return Programs(
+            init=jax.jit(init, out_shardings=shardings),
+            prefill=program(
+                functools.partial(prefill, settings, attention, mesh=mesh),
+                1,
+                out=(shardings, replicated),
+            ),
+            insert=program(insert, 0, out=shardings),
+            generate=program(
+                functools.partial(generate, settings, attention, mesh=mesh),
+                1,
+                out=(shardings, replicated),
+            ),
+            release=program(_release, 0, out=shardings),
         )
-        self._insert = program(insert, 0, out=shardings)
-        self._generate = program(
-            functools.partial(generate, settings, attention, mesh=mesh),
-            1,
-            out=(shardings, replicated),
-        )
-        self._release = program(_release, 0, out=shardings)
 
     def _program(self, function: Any, state_at: int, *, out: Any) -> Any:
         """Return a jitted program that donates the state and counts its traces."""
@@ -146,33 +163,13 @@ class Engine:
         """
         if self._loaded is not None and any(params is each for each in self._loaded):
             return self._loaded[1]
-        stacked = isinstance(params.get("layers"), dict)
-        expected = self._expected
-        if not stacked:
-            expected = jax.eval_shape(self._unstack, expected)
-        found, wanted = (
-            {
-                jax.tree_util.keystr(path, simple=True, separator="/"): (
-                    tuple(leaf.shape),
-                    str(leaf.dtype),
-                )
-                for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-            }
-            for tree in (params, expected)
-        )
-        for name in sorted(found.keys() | wanted.keys()):
-            if found.get(name) != wanted.get(name):
-                raise ValueError(
-                    f"parameter {name} is {found.get(name, 'missing')}; the sampler's "
-                    f"model has {wanted.get(name, 'none of that name')}: publish "
-                    f"params of the same architecture, cast to model.sampler_dtype"
-                )
+        stacked = check_params(params, self.settings)
         self._loaded = (params, self._unstack(params) if stacked else params)
         return self._loaded[1]
 
     def init_decode_state(self) -> DecodeState:
         """Return a state of empty slots and empty pages."""
-        return self._init()
+        return self.programs.init()
 
     def prefill(
         self, params: PyTree, state: DecodeState, chunk: Chunk
@@ -181,7 +178,7 @@ class Engine:
 
         The second result has the experts of the chunk's tokens if settings report them.
         """
-        return self._prefill(self.load_params(params), state, chunk)
+        return self.programs.prefill(self.load_params(params), state, chunk)
 
     def insert(
         self,
@@ -197,7 +194,7 @@ class Engine:
         A slot number past the last one inserts nothing, and such a page number copies
         nothing.
         """
-        return self._insert(state, slots, rows, copy_from, copy_to)
+        return self.programs.insert(state, slots, rows, copy_from, copy_to)
 
     def generate(
         self,
@@ -211,7 +208,7 @@ class Engine:
 
         `table` holds the pages of each slot, enough for the tokens of the call.
         """
-        return self._generate(
+        return self.programs.generate(
             self.load_params(params), state, self._next_states, slots, table
         )
 
@@ -219,7 +216,47 @@ class Engine:
         self, state: DecodeState, *, slots: Bool[np.ndarray, " slots"]
     ) -> DecodeState:
         """Stop the sequences of the marked slots; donates `state`."""
-        return self._release(state, slots)
+        return self.programs.release(state, slots)
+
+
+def check_params(params: PyTree, settings: EngineSettings) -> bool:
+    """Check that params are of the model; return whether their layers are stacked.
+
+    Raises:
+        ValueError: a parameter is missing, of another shape or of another dtype.
+    """
+    stacked = isinstance(params.get("layers"), dict)
+    found, wanted = _table_of(params), _expected_table(settings, stacked)
+    for name in sorted(found.keys() | wanted.keys()):
+        if found.get(name) != wanted.get(name):
+            raise ValueError(
+                f"parameter {name} is {found.get(name, 'missing')}; the sampler's "
+                f"model has {wanted.get(name, 'none of that name')}: publish "
+                f"params of the same architecture, cast to model.sampler_dtype"
+            )
+    return stacked
+
+
+def _table_of(params: PyTree) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Return shape and dtype of every parameter, by its path."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): (
+            tuple(leaf.shape),
+            str(leaf.dtype),
+        )
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    }
+
+
+@functools.cache
+def _expected_table(
+    settings: EngineSettings, stacked: bool
+) -> dict[str, tuple[tuple[int, ...], str]]:
+    expected = abstract_params(settings.arch, dtype=settings.dtype)
+    if not stacked:
+        unstack = functools.partial(unstack_layers, arch=settings.arch)
+        expected = jax.eval_shape(unstack, expected)
+    return _table_of(expected)
 
 
 def _ladder(first: int, last: int, *, steps: tuple[float, ...] = (1,)) -> tuple:
@@ -239,7 +276,7 @@ def _attention(settings: EngineSettings, mesh: Mesh) -> CachedAttention:
     """Return the attention backend; on a CPU no kernel module is imported."""
     if settings.attention == "auto" and mesh.devices.flat[0].platform == "cpu":
         return GatheredAttention()
-    from scalerl_jax.sampler.kernels import choose_attention
+    from scalerl_jax.sampler.kernels import choose_attention  # Pallas, for TPUs
 
     return choose_attention(settings, mesh)
 

@@ -32,7 +32,7 @@ from jaxtyping import Array, Float, Int, UInt32
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.sampler import decoding
 from scalerl_jax.sampler.engine import Engine
-from scalerl_jax.sampler.requests import Prefix
+from scalerl_jax.sampler.pages import Prefix
 from scalerl_jax.sampler.sampling import Sampling, sample_keys
 from scalerl_jax.sampler.scheduler import fill_chunk
 from scalerl_jax.types import PyTree

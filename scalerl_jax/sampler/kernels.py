@@ -344,7 +344,7 @@ def _cudnn(settings: EngineSettings, mesh: Mesh) -> CachedAttention:
 
 
 def why_not_pallas(settings: EngineSettings, *, tensor: int) -> str | None:
-    """Return which setting the TPU kernel does not take and the way out; None: it fits.
+    """Return the setting that the TPU kernel refuses, and the way out; None: it fits.
 
     The limits were found by compiling the kernel for v5e, v5p and v6e.
     """

@@ -54,7 +54,7 @@ class LeadingEngine(Engine):
         self._watch(_anchor(params), number)
 
     def forget(self, number: int) -> None:
-        """Have the followers drop a number that this process does not hold."""
+        """Make the followers drop a number that this process does not hold."""
         self._gone.append(number)
 
     def let_go(self) -> Call:

@@ -23,7 +23,7 @@ def sampler_params(engine: Engine) -> PyTree:
 
 def decode_state(engine: Engine) -> DecodeState:
     """Return shapes and shardings of `init_decode_state`."""
-    return engine._init.eval_shape()
+    return engine.programs.init.eval_shape()
 
 
 def page_bytes(engine: Engine) -> int:
@@ -37,7 +37,9 @@ def lower_prefill(engine: Engine, *, tokens: int | None = None) -> Any:
     """Lower the prefill of a chunk of `tokens` tokens; None: the largest chunk."""
     chunk = empty_chunk(engine.settings, tokens or engine.chunk_sizes[-1])
     chunk = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), chunk)
-    return engine._prefill.lower(sampler_params(engine), decode_state(engine), chunk)
+    return engine.programs.prefill.lower(
+        sampler_params(engine), decode_state(engine), chunk
+    )
 
 
 def lower_generate(
@@ -51,7 +53,7 @@ def lower_generate(
     if marker is not None:
         held = marker.next_states
         next_states = jax.ShapeDtypeStruct(held.shape, held.dtype)
-    return engine._generate.lower(
+    return engine.programs.generate.lower(
         sampler_params(engine),
         decode_state(engine),
         next_states,

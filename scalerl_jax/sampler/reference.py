@@ -1,73 +1,194 @@
-"""A slow reference sampler for reading and tests: no cache, no slots, one at a time.
+"""A slow reference sampler for reading and tests: no cache, no pages, no calls ahead.
 
-For the same params and request it draws the same tokens as `engine`.
+For the same params and requests it draws the same tokens as `scheduler.Scheduler`.
+Where params change on the way, that holds for kv_on_update = "recompute": without a
+cache, nothing is left of older params but the tokens.
 """
 
+import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
+from scalerl_jax.data.detokenizer import Detokenizer
+from scalerl_jax.model.architecture import Architecture, parameter_table
 from scalerl_jax.model.transformer import head_logits, head_weights, hidden_states
-from scalerl_jax.sampler.decoding import EngineSettings
-from scalerl_jax.sampler.requests import Completion, Request
+from scalerl_jax.sampler.decoding import EngineSettings, likeliest
+from scalerl_jax.sampler.engine import check_params
+from scalerl_jax.sampler.protocol import check_version
+from scalerl_jax.sampler.requests import (
+    Completion,
+    Request,
+    Sample,
+    SamplerStats,
+    begin_samples,
+    resume_sample,
+)
 from scalerl_jax.sampler.sampling import Draw, SamplingRows, draw_tokens
 from scalerl_jax.types import PyTree
+
+Piece = dict[str, np.ndarray]  # per-token fields of `Completion`, of a token or none
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class _Growing:
+    sample: Sample
+    to_force: list[int] = dataclasses.field(default_factory=list)  # rest of the phrase
+
+
+class ReferenceSampler:
+    """The `protocol.Sampler` that makes a whole forward pass for every token."""
+
+    def __init__(
+        self, settings: EngineSettings, *, detokenizer: Detokenizer | None = None
+    ) -> None:
+        """Begin with every slot free; requests with stop strings need a `detokenizer`.
+
+        Of the settings it keeps the limits, and what decides which tokens are drawn.
+        """
+        self._settings, self._detokenizer = settings, detokenizer
+        self._line: list[_Growing] = []  # the first ones have the slots
+        self._params: PyTree = None
+        self._version: int | None = None
+        self._stats = SamplerStats()
+
+    @property
+    def free_slots(self) -> int:
+        """Slots without a sample, less the samples that wait."""
+        return self._settings.slots - len(self._line)
+
+    @property
+    def busy(self) -> bool:
+        """Return whether any sample is left."""
+        return bool(self._line)
+
+    @property
+    def stats(self) -> SamplerStats:
+        """Counts so far; those of prefills and pages stay 0."""
+        return self._stats
+
+    def load(self, params: PyTree, version: int) -> None:
+        """Take params for the steps from now on; see `protocol.Sampler`."""
+        stacked = check_params(params, self._settings)
+        check_version(version, last=self._version)
+        self._params = params if stacked else _stacked(params, self._settings.arch)
+        self._version = version
+
+    def submit(self, request: Request) -> None:
+        """Put a request in line; see `protocol.Sampler`."""
+        samples = begin_samples(request, self._settings, self._detokenizer)
+        self._line += [_Growing(sample=each) for each in samples]
+
+    def resume(
+        self, request: Request, turn: Completion, appended: Int[np.ndarray, " n"]
+    ) -> None:
+        """Put a sample in line again, before new ones; see `protocol.Sampler`."""
+        sample = resume_sample(
+            request, turn, appended, self._settings, self._detokenizer
+        )
+        self._line.insert(self._settings.slots, _Growing(sample=sample))
+
+    def cancel(self, request_id: int) -> int:
+        """Drop a request; return how many of its tokens are in no completion."""
+        dropped = [
+            each for each in self._line if each.sample.request.request_id == request_id
+        ]
+        self._line = [each for each in self._line if each not in dropped]
+        lost = sum(each.sample.num_tokens - each.sample.begun for each in dropped)
+        self._stats.wasted_tokens += lost
+        return lost
+
+    def step(self) -> list[Completion]:
+        """Sample up to `tokens_per_call` tokens in every slot."""
+        assert self._version is not None, "load params first"
+        ended = []
+        for growing in self._line[: self._settings.slots]:
+            for _ in range(self._settings.tokens_per_call):
+                completion = self._grow(growing, self._version)
+                if completion is not None:
+                    ended.append(completion)
+                    self._line.remove(growing)
+                    break
+        return ended
+
+    def _grow(self, growing: _Growing, version: int) -> Completion | None:
+        """Add a token to a sample; return the completion if that was its last one."""
+        piece = next_token(growing, self._params, self._settings, version=version)
+        self._stats.calls += 1
+        self._stats.note_generated(growing.sample, len(piece["tokens"]))
+        completion = extend(growing.sample, piece, self._settings, version=version)
+        self._stats.failed += completion is not None and bool(completion.failure)
+        return completion
 
 
 def sample_completion(
     params: PyTree,
     settings: EngineSettings,
     request: Request,
-    sample: int,
+    number: int,
     *,
     version: int = 0,
 ) -> Completion:
-    """Sample number `sample` of a request, by a whole forward pass for every token."""
-    samples = request.samples
-    key, limit = samples.keys[sample], int(samples.thinking_limits[sample])
-    longest = settings.max_completion_tokens
-    if samples.max_tokens is not None:
-        longest = int(samples.max_tokens[sample])
-    distribution = SamplingRows.of(request.sampling, 1)
-    tokens, mask, logprobs, full = [], [], [], []
-    to_force: list[int] = []
-    marker = settings.end_of_thinking
-    while len(tokens) < longest:
-        known = [*request.tokens.tolist(), *tokens]
-        logits = next_token_logits(params, settings, known)
-        if len(tokens) == limit:
-            ended = marker is not None and marker.state(tokens) == marker.ended
-            to_force = [] if ended else list(settings.phrase)
-        forced = bool(to_force)
-        if forced:
-            token, logprob, full_logprob = to_force.pop(0), 0.0, 0.0
-        else:
-            draw = _draw(logits[None], distribution, key[None], len(tokens))
-            token, logprob, full_logprob = (
-                each.item() for each in (draw.tokens, draw.logprobs, draw.full_logprobs)
-            )
-        tokens.append(token)
-        mask.append(not forced)
-        logprobs.append(logprob)
-        full.append(full_logprob)
-        if token in settings.eos_ids and not forced:
-            break
-    return Completion(
-        request_id=request.request_id,
-        sample=sample,
-        tokens=np.array(tokens, np.int32),
-        mask=np.array(mask),
-        logprobs=np.array(logprobs, np.float32),
-        full_logprobs=np.array(full, np.float32),
-        top_tokens=np.zeros((len(tokens), 0), np.int32),
-        top_logprobs=np.zeros((len(tokens), 0), np.float32),
-        versions=np.full(len(tokens), version, np.int32),
-        cut_off=tokens[-1] not in settings.eos_ids or not mask[-1],
-        interrupted=not all(mask),
+    """Return sample `number` of a request, and make none of the others."""
+    sample = begin_samples(request, settings, None)[number]
+    growing, completion = _Growing(sample=sample), None
+    while completion is None:
+        piece = next_token(growing, params, settings, version=version)
+        completion = extend(sample, piece, settings, version=version)
+    return completion
+
+
+def next_token(
+    growing: _Growing, params: PyTree, settings: EngineSettings, *, version: int
+) -> Piece:
+    """Return the next token of a sample; none where the logits are not finite."""
+    sample, samples = growing.sample, growing.sample.request.samples
+    known = sample.tokens().tolist()
+    place = sample.num_tokens  # in the completion
+    if place == int(samples.thinking_limits[sample.number]):
+        marker, written = settings.end_of_thinking, known[len(known) - place :]
+        ended = marker is not None and marker.state(written) == marker.ended
+        growing.to_force = [] if ended else list(settings.phrase)
+    logits = next_token_logits(params, settings, known)[None]
+    distribution = SamplingRows.of(sample.request.sampling, 1)
+    draw = _draw(logits, distribution, samples.keys[sample.number][None], place)
+    top_tokens, top_logprobs = likeliest(settings, logits, distribution)
+    forced = bool(growing.to_force)
+    tokens, logprobs, full = draw.tokens, draw.logprobs, draw.full_logprobs
+    if forced:
+        tokens, logprobs, full = [growing.to_force.pop(0)], [0.0], [0.0]
+    piece = dict(
+        tokens=np.asarray(tokens, np.int32),
+        mask=np.array([not forced]),
+        logprobs=np.asarray(logprobs, np.float32),
+        full_logprobs=np.asarray(full, np.float32),
+        top_tokens=np.asarray(top_tokens),
+        top_logprobs=np.asarray(top_logprobs),
+        versions=np.array([version], np.int32),
     )
+    count = 0 if draw.failed.item() and not forced else 1
+    return {name: array[:count] for name, array in piece.items()}
+
+
+def extend(
+    sample: Sample, piece: Piece, settings: EngineSettings, *, version: int
+) -> Completion | None:
+    """Add a token to a sample; return the completion if that was its last one."""
+    sample.pieces.append(piece)
+    if not len(piece["tokens"]):
+        return sample.completion(failure=sample.failure(version))
+    sample.num_tokens += 1
+    if sample.request.listener is not None:
+        sample.request.listener(sample.number, piece["tokens"], piece["logprobs"])
+    eos = piece["tokens"].item() in settings.eos_ids and piece["mask"].item()
+    if sample.stops is not None and sample.stops.end(piece["tokens"]):
+        return sample.completion(stopped=True)
+    if eos or sample.num_tokens >= sample.limit:
+        return sample.completion(cut_off=not eos)
+    return None
 
 
 @jax.jit
@@ -103,3 +224,12 @@ def _next_token_logits(
         head_weights(params),
         float32_head=settings.float32_head,
     )
+
+
+def _stacked(params: PyTree, arch: Architecture) -> PyTree:
+    """Return params of a layer each as `hidden_states` takes them."""
+    layers = {
+        name: jnp.stack([layer[name] for layer in params["layers"]]).reshape(spec.shape)
+        for name, spec in parameter_table(arch)["layers"].items()
+    }
+    return params | {"layers": layers}

@@ -1,7 +1,6 @@
-"""Host-side records of the sampler: requests, samples in progress, completions, pages.
+"""Host-side records of the sampler: requests, samples in progress, completions.
 
-`PageLedger` counts the owners of each page of the KV cache.  No array here is on a
-device.
+No array here is on a device.
 """
 
 import dataclasses
@@ -13,6 +12,7 @@ import numpy as np
 from scalerl_jax.data.detokenizer import Detokenizer, TextStream
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.sampler.attention import Chunk
+from scalerl_jax.sampler.decoding import EngineSettings
 from scalerl_jax.sampler.sampling import Sampling
 
 # Tokens of one sample as they come: (sample, tokens [n], logprobs [n]).
@@ -57,7 +57,7 @@ class Request:
     samples: Samples
     sampling: Sampling = Sampling()
     stop: tuple[str, ...] = ()  # a completion ends with the token that completes one
-    listener: Listener | None = None  # called in `Scheduler.step`; must not raise
+    listener: Listener | None = None  # called in `Sampler.step`; must not raise
 
     @property
     def num_samples(self) -> int:
@@ -131,8 +131,8 @@ class Completion:
 
 
 @dataclasses.dataclass(kw_only=True)
-class SchedulerStats:
-    """Counts since the scheduler was made, and what is held now."""
+class SamplerStats:
+    """Counts since the sampler was made, and what is held now."""
 
     calls: int = 0  # of `generate`
     chunks: int = 0  # of prefill
@@ -199,13 +199,15 @@ class Sample:
     num_tokens: int = 0  # of the completion, as far as the host knows
     in_flight: int = 0  # most tokens that the call not yet read may add
     row: Any = None  # of a suspended sample: its `SlotRows` row
+    turn: Completion | None = None  # what was known of a resumed sample
+    begun: int = 0  # tokens of the completion that it came in line with
     stops: StopWatch | None = None  # set if the request has stop strings
     # Experts of the prefix that the sample began from; see `Prefix`.
     prompt_experts: list[tuple[Any, slice]] | None = None
 
     @property
     def goes_on(self) -> bool:
-        """Return whether the call not yet read can leave it active."""
+        """Return whether the sample can be active after the calls not yet read."""
         return self.num_tokens + self.in_flight < self.limit
 
     def tokens(self) -> np.ndarray:
@@ -213,84 +215,116 @@ class Sample:
         pieces = [piece["tokens"] for piece in self.pieces]
         return np.concatenate([self.request.tokens, *pieces]).astype(np.int32)
 
-    def completion(self, *, cut_off: bool, stopped: bool, failure: str) -> Completion:
+    def failure(self, version: int) -> str:
+        """Fail the sample: the logits at its next token are not finite."""
+        return (
+            f"the logits after token {self.num_tokens} of the completion are not "
+            f"finite at policy version {version}; check the params"
+        )
+
+    def completion(
+        self, *, cut_off: bool = False, stopped: bool = False, failure: str = ""
+    ) -> Completion:
         """The finished sample."""
         arrays = {
             name: np.concatenate([piece[name] for piece in self.pieces])
             for name in self.pieces[0]
         }
+        own = self.pieces if self.turn is None else self.pieces[1:]
+        interrupted = not all(piece["mask"].all() for piece in own)
+        interrupted |= self.turn is not None and self.turn.interrupted
         if "experts" in arrays:  # of all tokens, the prompt's first
-            prompt = [np.asarray(chunk)[at] for chunk, at in self.prompt_experts or ()]
-            arrays["experts"] = np.concatenate([*prompt, arrays["experts"]])
+            cached = [np.asarray(chunk)[at] for chunk, at in self.prompt_experts or ()]
+            if self.turn is not None and self.turn.experts is not None:
+                first = self.turn.experts  # chosen when these tokens were new
+                cached = [first, np.concatenate(cached)[len(first) :]]
+            arrays["experts"] = np.concatenate([*cached, arrays["experts"]])
         return Completion(
             request_id=self.request.request_id,
             sample=self.number,
             cut_off=cut_off,
-            interrupted=not arrays["mask"].all(),
+            interrupted=interrupted,
             stopped=stopped,
             failure=failure,
             **arrays,
         )
 
 
-@dataclasses.dataclass(eq=False, kw_only=True)
-class Prefix:
-    """Tokens whose keys and values are being cached, at one policy version."""
+def begin_samples(
+    request: Request, settings: EngineSettings, detokenizer: Detokenizer | None
+) -> list[Sample]:
+    """Return the samples of a new request, without a token yet.
 
-    tokens: np.ndarray  # int32
-    pages: list[int]
-    version: int
-    done: int = 0  # tokens in the cache
-    place: slice | None = None  # its tokens in the last chunk, if it was part of it
-    # Experts if reported: outputs of the chunks, and the prefix's place in each.
-    experts: list[tuple[Any, slice]] = dataclasses.field(default_factory=list)
+    Raises:
+        ValueError: the settings do not allow the request, or it has stop strings and
+            there is no `detokenizer`.
+    """
+    request.check(
+        vocabulary=settings.arch.vocab_size,
+        longest=settings.max_prompt_tokens,
+        most=settings.max_completion_tokens,
+        spelled=detokenizer is not None,
+    )
+    limits = request.samples.max_tokens
+    if limits is None:
+        limits = np.full(request.num_samples, settings.max_completion_tokens)
+    samples = [
+        Sample(request=request, number=number, limit=limit)
+        for number, limit in enumerate(limits.tolist())
+    ]
+    if request.stop:
+        assert detokenizer is not None, "`Request.check` asks for it"
+        for sample in samples:
+            sample.stops = StopWatch(request.stop, detokenizer)
+    return samples
 
-    @property
-    def ready(self) -> bool:
-        """Return whether all of it is in the cache."""
-        return self.done == len(self.tokens)
 
+def resume_sample(
+    request: Request,
+    turn: Completion,
+    appended: np.ndarray,
+    settings: EngineSettings,
+    detokenizer: Detokenizer | None,
+) -> Sample:
+    """Return the sample of a completion that goes on behind appended tokens.
 
-class PageLedger:
-    """Pages by number; one may have several owners, and is free when it has none."""
-
-    def __init__(self, num_pages: int) -> None:
-        """A ledger in which every page is free."""
-        self._owners = np.zeros(num_pages, np.int32)
-        # The lowest number last, so that it is taken first: equal histories are equal.
-        self._free = list(range(num_pages - 1, -1, -1))
-        self.peak = 0
-
-    @property
-    def free(self) -> int:
-        """Pages without an owner."""
-        return len(self._free)
-
-    @property
-    def in_use(self) -> int:
-        """Pages with an owner."""
-        return len(self._owners) - len(self._free)
-
-    def take(self, count: int) -> list[int]:
-        """Take `count` free pages, with one owner each."""
-        assert count <= len(self._free), f"{count} pages wanted, {len(self._free)} free"
-        taken = [self._free.pop() for _ in range(count)]
-        self._owners[taken] = 1
-        self.peak = max(self.peak, self.in_use)
-        return taken
-
-    def share(self, pages: list[int]) -> list[int]:
-        """Add an owner to each page, and return the pages."""
-        self._owners[pages] += 1
-        return list(pages)
-
-    def release(self, pages: list[int]) -> None:
-        """Remove an owner from each page."""
-        for page in pages:
-            assert self._owners[page] > 0, f"page {page} has no owner to lose"
-            self._owners[page] -= 1
-            if self._owners[page] == 0:
-                self._free.append(page)
+    Raises:
+        ValueError: the settings do not allow the request, an appended id is not in the
+            vocabulary, or no token is left to sample.
+    """
+    sample = begin_samples(request, settings, detokenizer)[turn.sample]
+    vocabulary, known = settings.arch.vocab_size, len(turn.tokens) + len(appended)
+    if known >= sample.limit:
+        raise ValueError(
+            f"{len(turn.tokens)} tokens and {len(appended)} appended ones leave none "
+            f"to sample; the completion may have {sample.limit}"
+        )
+    if len(appended) and not (0 <= appended.min() and appended.max() < vocabulary):
+        raise ValueError(
+            f"appended ids from {appended.min()} to {appended.max()}; the model has "
+            f"0 to {vocabulary - 1}"
+        )
+    zeros = np.zeros(len(appended), np.float32)
+    top = np.zeros((len(appended), settings.top_logprobs))
+    after = dict(
+        tokens=appended.astype(np.int32),
+        mask=np.zeros(len(appended), bool),
+        logprobs=zeros,
+        full_logprobs=zeros,
+        top_tokens=top.astype(np.int32),
+        top_logprobs=top.astype(np.float32),
+        versions=np.full(len(appended), turn.versions[-1], np.int32),
+    )
+    piece = {
+        name: np.concatenate([getattr(turn, name), array])
+        for name, array in after.items()
+    }
+    if turn.experts is not None:
+        piece["experts"] = turn.experts[:0]  # they come before those of the pieces
+    sample.pieces.append(piece)
+    sample.num_tokens = sample.begun = known
+    sample.turn = turn
+    return sample
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

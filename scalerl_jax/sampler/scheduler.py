@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
+from jaxtyping import Int
 
 from scalerl_jax.data.detokenizer import Detokenizer
 from scalerl_jax.sampler.attention import Chunk
@@ -29,14 +30,15 @@ from scalerl_jax.sampler.decoding import (
     first_row,
 )
 from scalerl_jax.sampler.engine import MAX_SEQUENCES, Engine, empty_chunk
+from scalerl_jax.sampler.pages import PageLedger, Prefix
+from scalerl_jax.sampler.protocol import check_version
 from scalerl_jax.sampler.requests import (
     Completion,
-    PageLedger,
-    Prefix,
     Request,
     Sample,
-    SchedulerStats,
-    StopWatch,
+    SamplerStats,
+    begin_samples,
+    resume_sample,
 )
 from scalerl_jax.types import PyTree
 
@@ -77,7 +79,7 @@ class _Call:
 
 
 class Scheduler:
-    """Keeps the slots of one engine full.  Not thread-safe: one owner at a time."""
+    """The `protocol.Sampler` that keeps the slots of one engine full."""
 
     def __init__(
         self,
@@ -103,8 +105,10 @@ class Scheduler:
         self._waiting: collections.deque[_Waiting] = collections.deque()
         self._call: _Call | None = None
         self._ended: list[Completion] = []  # in this step
+        self._params: PyTree = None  # of `load`
         self._version: int | None = None
-        self._stats = SchedulerStats()
+        self._updated = False  # to another version since the last step
+        self._stats = SamplerStats()
 
     @property
     def free_slots(self) -> int:
@@ -117,7 +121,7 @@ class Scheduler:
         return bool(self._running or self._waiting)
 
     @property
-    def stats(self) -> SchedulerStats:
+    def stats(self) -> SamplerStats:
         """Counts so far."""
         held = sum(
             len(each.request.tokens) + each.num_tokens - 1
@@ -129,58 +133,59 @@ class Scheduler:
         return self._stats
 
     def submit(self, request: Request) -> None:
-        """Put a request in line; raises what `Request.check` does."""
-        settings = self._settings
-        request.check(
-            vocabulary=settings.arch.vocab_size,
-            longest=settings.max_prompt_tokens,
-            most=settings.max_completion_tokens,
-            spelled=self._detokenizer is not None,
+        """Put a request in line; see `protocol.Sampler`."""
+        samples = begin_samples(request, self._settings, self._detokenizer)
+        self._waiting.append(
+            _Waiting(samples=collections.deque(samples), tokens=request.tokens[:-1])
         )
-        limits = request.samples.max_tokens
-        if limits is None:
-            limits = np.full(request.num_samples, settings.max_completion_tokens)
-        samples = collections.deque(
-            Sample(request=request, number=number, limit=limit)
-            for number, limit in enumerate(limits.tolist())
+
+    def resume(
+        self, request: Request, turn: Completion, appended: Int[np.ndarray, " n"]
+    ) -> None:
+        """Put a sample in line again, before new ones; see `protocol.Sampler`.
+
+        Its slot and its pages were given back: all it knows is prefilled.
+        """
+        sample = resume_sample(
+            request, turn, appended, self._settings, self._detokenizer
         )
-        if request.stop:
-            assert self._detokenizer is not None, "`Request.check` asks for it"
-            for sample in samples:
-                sample.stops = StopWatch(request.stop, self._detokenizer)
-        self._waiting.append(_Waiting(samples=samples, tokens=request.tokens[:-1]))
+        self._waiting.appendleft(
+            _Waiting(samples=collections.deque([sample]), tokens=sample.tokens()[:-1])
+        )
 
     def cancel(self, request_id: int) -> int:
         """Drop a request; return how many of its tokens are in no completion."""
         lost = 0
         for entry in list(self._waiting):
             if entry.samples[0].request.request_id == request_id:
-                lost += sum(each.num_tokens for each in entry.samples)
+                lost += sum(each.num_tokens - each.begun for each in entry.samples)
                 self._waiting.remove(entry)
                 self._drop_prefix(entry)
         running = self._running.items()
         slots = [at for at, each in running if each.request.request_id == request_id]
-        lost += sum(self._leave(slot).num_tokens for slot in slots)
+        left = [self._leave(slot) for slot in slots]
+        lost += sum(each.num_tokens - each.begun for each in left)
         self._stop(slots)
         self._stats.wasted_tokens += lost
         return lost
 
-    def step(self, params: PyTree, *, version: int) -> list[Completion]:
-        """Fill free slots, dispatch one `generate` call, return what has finished.
+    def load(self, params: PyTree, version: int) -> None:
+        """Take params for the steps from now on; see `protocol.Sampler`.
 
-        Raises:
-            ValueError: the params are not of the engine's model, or the version is
-                older than the last one; nothing has changed then.
+        Keys and values are recomputed in the next step, if at all.
         """
         params = self._engine.load_params(params)
-        if self._version is not None and version < self._version:
-            raise ValueError(
-                f"params of version {version} after those of version {self._version}: "
-                f"an update must not go back"
-            )
-        if version != self._version and self._kv_on_update == "recompute":
+        check_version(version, last=self._version)
+        self._updated |= version != self._version
+        self._params, self._version = params, version
+
+    def step(self) -> list[Completion]:
+        """Fill free slots, dispatch one `generate` call, return what has finished."""
+        params, version = self._params, self._version
+        assert version is not None, "load params first"
+        if self._updated and self._kv_on_update == "recompute":
             self._recompute(params)
-        self._version = version
+        self._updated = False
         self._admit(params, version)
         call = self._dispatch(params, version)
         self._read()
@@ -398,13 +403,8 @@ class Scheduler:
         failed: bool = False,
     ) -> None:
         sample = self._leave(slot)
-        failure = ""
-        if failed:
-            self._stats.failed += 1
-            failure = (
-                f"the logits after token {sample.num_tokens} of the completion are not "
-                f"finite at policy version {version}; check the params"
-            )
+        self._stats.failed += failed
+        failure = sample.failure(version) if failed else ""
         self._ended.append(
             sample.completion(cut_off=cut_off, stopped=stopped, failure=failure)
         )
@@ -459,7 +459,8 @@ def _insertion(settings: EngineSettings, placed: list[_Placed]) -> dict[str, Any
         sample, request = each.sample, each.sample.request
         row = sample.row or first_row(
             settings,
-            request.tokens,
+            sample.tokens(),
+            written=sample.num_tokens,
             max_tokens=sample.limit,
             key=request.samples.keys[sample.number],
             thinking_limit=int(request.samples.thinking_limits[sample.number]),

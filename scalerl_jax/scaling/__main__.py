@@ -5,15 +5,13 @@ docstring is its help.  It takes the parsed flags and returns an `Answer`; what 
 says is made in `text.py`, what is drawn in `plots.py`.  Input that cannot be used ends
 with one message and status 2.
 
-One file above 400 lines: 50 flags, each with its help, beside what reads them.
+One file above 400 lines: the flags of each command stand beside what reads them.
 """
 
 import argparse
 import dataclasses
 import inspect
 import itertools
-import math
-import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,18 +29,39 @@ from scalerl_jax.scaling import LAWS, Curve, CurveError, Fit, Settings, plots, t
 from scalerl_jax.scaling.bootstrap import fitted_rates
 from scalerl_jax.scaling.checking import DEFAULT_ALARM_LEVEL, DEFAULT_PATIENCE
 from scalerl_jax.scaling.differences import RUN_SD
+from scalerl_jax.scaling.flags import (
+    ALL_PATHS,
+    COLUMN,
+    FIELDS,
+    FITTING,
+    INPUT,
+    LAW,
+    LOSS_LAWS,
+    NAME,
+    PATH,
+    PATHS,
+    POSITIVE,
+    POSITIVES,
+    RATES,
+    READABLE,
+    RUN_DIR,
+    SHARE,
+    SHARES,
+    SIZE_LAWS,
+    SWITCH,
+    WIDTH,
+    Flag,
+    Heading,
+    K,
+    S,
+    Table,
+    add_flags,
+)
 from scalerl_jax.scaling.live import BOARD_DIRECTORY, Watch
 from scalerl_jax.scaling.live import watch as follow
 from scalerl_jax.scaling.load import load_columns, when_enough
 from scalerl_jax.scaling.recipes import compare_recipes, group_runs
-from scalerl_jax.scaling.records import (
-    DEFAULT_X,
-    DEFAULT_Y,
-    TOKENS_X,
-    Array,
-    TooFewPointsError,
-    to_json,
-)
+from scalerl_jax.scaling.records import Array, TooFewPointsError, to_json
 from scalerl_jax.scaling.report import make_report
 from scalerl_jax.scaling.tables import EVALS_NAME, is_step
 
@@ -52,13 +71,6 @@ if TYPE_CHECKING:
 Flags = argparse.Namespace
 Curves = list[tuple[Path, Curve]]
 
-# Laws over model sizes, and of pre-training loss.
-SIZE_LAWS = ("tan", "tan_plateau")
-LOSS_LAWS: dict[str, Callable[..., Any]] = {
-    "kaplan": scaling.fit_kaplan,
-    "kaplan_one": scaling.fit_kaplan_one,
-    "chinchilla": scaling.fit_chinchilla,
-}
 # Flags, by their fields, of one curve's fit, and of how rows become curves: laws over
 # sizes have no use for the first ones, laws of loss for none.
 ONE_RUN_FLAGS = (
@@ -66,7 +78,6 @@ ONE_RUN_FLAGS = (
     *("se", "samples", "sensitivity", "bootstrap", "pool", "out"),
 )
 CURVE_FLAGS = ("group", "wide", "reward_range", "one_minus")
-MOST = 100_000  # of refits
 SHOW_WARNINGS = ("fit", "report")  # commands that show a curve's with its fit
 PICTURES = (".png", ".svg")
 FRACTIONS = (0.25, 1 / 3, 0.5)  # of the last compute, that are fitted
@@ -85,149 +96,24 @@ Run = Callable[[Flags], Answer | int]
 T = TypeVar("T")
 
 
-# ---- flags: what they take, and those that all commands have
+# ---- commands, and their parser
 
-
-def _number(
-    wanted: str, good: Callable[[float], bool], kind: Callable[[float], Any] = float
-) -> dict[str, Any]:
-    """Return argparse's options of a flag that takes a finite number of this kind."""
-
-    def read_number(typed: str) -> Any:
-        try:
-            value = float(typed)
-        except ValueError:
-            value = math.nan
-        if not (math.isfinite(value) and good(value)):
-            raise argparse.ArgumentTypeError(f"{typed!r}: give {wanted}")
-        return kind(value)
-
-    return {"type": read_number}
-
-
-def _condition(typed: str) -> tuple[str, str]:
-    """Return a column and its value, of COLUMN=VALUE."""
-    column, separator, value = typed.partition("=")
-    if not separator:
-        raise argparse.ArgumentTypeError(f"{typed!r}: give COLUMN=VALUE")
-    return column, value
-
-
-def _initial_reward(typed: str) -> float | str:
-    """Return a number, or "free"."""
-    if typed == "free":
-        return typed
-    try:
-        return float(typed)
-    except ValueError as failure:
-        raise argparse.ArgumentTypeError(
-            f"{typed!r}: give a pass rate in [0, 1], or 'free'"
-        ) from failure
-
-
-POSITIVE = _number("a number above 0", lambda value: value > 0)
-# What a flag takes, by the word behind its name: argparse's options.
-KINDS: dict[str, dict[str, Any]] = {
-    "": {"action": "store_true"},
-    "COLUMN": {},
-    "NAME": {},
-    "PATH": {"type": Path},
-    "RUN_DIR": {"type": Path},
-    "PATHS": {"type": Path, "nargs": "+", "metavar": "PATH"},
-    "X": {"type": float},
-    "POSITIVE": {**POSITIVE, "metavar": "X"},
-    "POSITIVES": {**POSITIVE, "metavar": "X", "action": "append"},
-    "RATES": {"type": float, "metavar": "R", "action": "append"},
-    "SHARE": _number("a share in (0, 1), such as 0.9", lambda value: 0 < value < 1),
-    "SHARES": {"type": float, "metavar": "F", "nargs": "+"},
-    "WIDTH": _number("a number of at least 0", lambda value: value >= 0),
-    "S": _number("seconds, a day at most", lambda value: 0 < value <= 86_400),
-    "K": _number(
-        f"a whole number of at least 1, and {MOST:,} at most",
-        lambda value: 1 <= value <= MOST and value == int(value),
-        int,
-    ),
-    "CONDITION": {"type": _condition, "metavar": "COLUMN=VALUE", "action": "append"},
-    "RANGE": {"type": float, "metavar": ("LOW", "HIGH"), "nargs": 2},
-    "R0": {"type": _initial_reward},
-    "LAW": {"choices": (*LAWS, *SIZE_LAWS, *LOSS_LAWS)},
-    "PROTOCOL": {"choices": ("default", "paper"), "metavar": None},
-}
-# Fields of `Selection`, `Settings` and `Watch` that flags have shorter names for.
-FIELDS = {
-    "--map-rewards": "reward_range",
-    "--r0": "initial_reward",
-    "--from": "fit_from",
-    "--until": "horizon",
-}
-READABLE = """
-    a run directory with evals.jsonl or trainer_state.json, a .jsonl or .csv file (W&B's
-    chart exports too) or a trainer_state.json, here or in a bucket (gs://BUCKET/PATH);
-    or TensorBoard event files here"""
-# Tables of flags: name, what it takes and by default; two spaces, then the help.
-INPUT = f"""
-[input]
---x COLUMN  compute column ({DEFAULT_X}, of a run on a CPU {TOKENS_X}; the file kind's,
-    or a step)
---y COLUMN  pass rate column ({DEFAULT_Y}, or the file kind's); A,B: each is a run
---wide  every column of numbers is a run
---group COLUMN  column whose values tell runs apart; A,B: several columns
---where CONDITION  read these rows only
---se COLUMN  standard errors of y (<y>_se, if there): drawn, and used by --weighted
---samples COLUMN  instead, how many samples a rate is the mean of: binomial errors
---map-rewards RANGE  y is a reward from LOW (no success) to HIGH (full): -1 1, or 0 100
-    for percent
---one-minus  y is an error rate: the pass rate is 1 - y
---x-scale POSITIVE=1  compute is X times the column: rollouts of a step, say
---x-name NAME  what x is called in the output
-"""
-FITTING = """
-[fitting]
---r0 R0  pass rate at zero compute, exactly, or 'free' to leave the point at x = 0 out
-    (default: fitted, and that point is an observation of it)
---from X  leave out points with 0 < x < X
---protocol PROTOCOL=default  paper: its grids of A and C_mid, unweighted, x in GPU-hours
-    and from 1.5k on unless --from says else, R0 known
---robust  Huber's loss, against single bad evaluations
---weighted  points weigh 1 / standard error^2
---errors-known  take the standard errors at their word; implies --weighted
---level SHARE=0.9  of the intervals (%(default)s)
---json  print JSON
-"""
-COMMANDS: dict[str, tuple[Run, str, str]] = {}  # function, short help, flags
+COMMANDS: dict[str, tuple[Run, str, Table]] = {}  # function, short help, flags
 
 
 def command(
-    short: str, own: str, *, path: str = "paths PATHS", shared: str = INPUT + FITTING
+    short: str,
+    *own: Flag | Heading,
+    path: Flag = ALL_PATHS,
+    shared: Table = INPUT + FITTING,
 ) -> Callable[[Run], Run]:
     """Put a function among the commands; its docstring is the long help."""
 
     def add(run: Run) -> Run:
-        flags = f"{path}  {READABLE}\n{inspect.cleandoc(own)}\n{shared}"
-        COMMANDS[run.__name__] = run, short, flags
+        COMMANDS[run.__name__] = run, short, (path, *own, *shared)
         return run
 
     return add
-
-
-def _add_flags(parser: Parser, table: str) -> None:
-    """Add the flags of a table: an entry begins at the margin, "[title] text" heads."""
-    place = parser
-    for entry in re.split(r"\n+(?=\S)", table.strip()):
-        flag, _, says = entry.partition("  ")
-        says = " ".join(says.split())
-        if entry.startswith("["):
-            place = parser.add_argument_group(flag.strip("[]"), says or None)
-            continue
-        name, _, takes = flag.partition(" ")
-        kind, _, default = takes.partition("=")
-        options: dict[str, Any] = {"metavar": kind} if kind else {}
-        options |= KINDS[kind]
-        if name in FIELDS:
-            options["dest"] = FIELDS[name]
-        if default:
-            options["default"] = default
-        place.add_argument(name, help=says, **options)
 
 
 def make_parser() -> Parser:
@@ -243,7 +129,7 @@ def make_parser() -> Parser:
         first = "RUN_DIR" if name == "watch" else "PATH [PATH ...]"
         usage, says = f"%(prog)s {first} [flags]", inspect.getdoc(run)
         added = commands.add_parser(name, help=short, description=says, usage=usage)
-        _add_flags(added, table)
+        add_flags(added, table)
     return parser
 
 
@@ -366,7 +252,7 @@ def fit_each(flags: Flags) -> list[tuple[Path, Fit]]:
 
 
 def _least(flags: Flags) -> int:
-    """Return how many curves a command needs."""
+    """Return the least number of curves that a command needs."""
     return 2 if flags.command == "compare" else 1
 
 
@@ -405,17 +291,27 @@ def _save(figure: "Figure", path: Path) -> Path:
 
 @command(
     "fit a law to each curve",
-    f"""
-    --law LAW  of one run: {", ".join(LAWS)} (default: sigmoid); over model sizes, with
-        --model-size: {", ".join(SIZE_LAWS)} (then the default: tan); of pre-training
-        loss, every row a model: {", ".join(LOSS_LAWS)}
-    --model-size COLUMN  parameters of each run's (for a law of loss, each row's) model:
-        one law is fitted to all at once
-    --sensitivity  also fit from later and later points, as a table
-    --bootstrap K  also K moving-block bootstrap refits
-    --pool  the curves are seeds of one recipe: also their mean and spread
-    --out PATH  a .png or .svg of all curves
-    """,
+    Flag(
+        "--law",
+        LAW,
+        f"of one run: {', '.join(LAWS)} (default: sigmoid); over model sizes, with "
+        f"--model-size: {', '.join(SIZE_LAWS)} (then the default: tan); of "
+        f"pre-training loss, every row a model: {', '.join(LOSS_LAWS)}",
+    ),
+    Flag(
+        "--model-size",
+        COLUMN,
+        "parameters of each run's (for a law of loss, each row's) model: one law "
+        "is fitted to all at once",
+    ),
+    Flag("--sensitivity", SWITCH, "also fit from later and later points, as a table"),
+    Flag("--bootstrap", K, "also K moving-block bootstrap refits"),
+    Flag(
+        "--pool",
+        SWITCH,
+        "the curves are seeds of one recipe: also their mean and spread",
+    ),
+    Flag("--out", PATH, "a .png or .svg of all curves"),
 )
 def fit(flags: Flags) -> Answer:
     """Fit a scaling law to each curve, with intervals.
@@ -488,14 +384,25 @@ def _with_extras(result: Fit, flags: Flags) -> tuple[str, dict[str, Any]]:
 
 @command(
     "which recipe scales better",
-    f"""
-    --vs PATHS  runs of the second recipe: those before it are of the first
-    --paired  the runs of two recipes are of the same seeds, in the same order
-    --run-sd WIDTH  of A between runs of one recipe, for recipes with one run
-        ({RUN_SD}, of ScaleRL's own runs)
-    --margin WIDTH=0.02  of A between equal recipes (%(default)s, the paper's)
-    --out PATH  a .png or .svg of every curve, and of the linearised ones
-    """,
+    Flag("--vs", PATHS, "runs of the second recipe: those before it are of the first"),
+    Flag(
+        "--paired",
+        SWITCH,
+        "the runs of two recipes are of the same seeds, in the same order",
+    ),
+    Flag(
+        "--run-sd",
+        WIDTH,
+        f"of A between runs of one recipe, for recipes with one run ({RUN_SD}, of "
+        "ScaleRL's own runs)",
+    ),
+    Flag(
+        "--margin",
+        WIDTH,
+        "of A between equal recipes (%(default)s, the paper's)",
+        default=0.02,
+    ),
+    Flag("--out", PATH, "a .png or .svg of every curve, and of the linearised ones"),
 )
 def compare(flags: Flags) -> Answer:
     """Compare recipes two by two; more than two also as one table of their runs.
@@ -538,14 +445,20 @@ def compare(flags: Flags) -> Answer:
 
 @command(
     "fit the first part, predict the rest",
-    """
-    --fractions SHARES  of the last compute that are fitted (0.25 0.33 0.5)
-    --model-size COLUMN  parameters of each run's model: instead, test Tan et al.'s law
-        over all runs, within every size and on the largest one
-    --num-first K=25  with --model-size: evaluations of each run that are fitted
-        (%(default)s)
-    --out PATH  a .png or .svg
-    """,
+    Flag("--fractions", SHARES, "of the last compute that are fitted (0.25 0.33 0.5)"),
+    Flag(
+        "--model-size",
+        COLUMN,
+        "parameters of each run's model: instead, test Tan et al.'s law over all "
+        "runs, within every size and on the largest one",
+    ),
+    Flag(
+        "--num-first",
+        K,
+        "with --model-size: evaluations of each run that are fitted (%(default)s)",
+        default=25,
+    ),
+    Flag("--out", PATH, "a .png or .svg"),
 )
 def extrapolate(flags: Flags) -> Answer:
     """Fit the first part of the compute by every law, and predict the rest.
@@ -578,26 +491,47 @@ def extrapolate(flags: Flags) -> Answer:
 
 @command(
     "compute and cost to a target, gain of doubling, when to stop",
-    """
-    --target RATES  pass rate to reach; may be given again
-    --price POSITIVE  cost of one unit of x
-    --point-value POSITIVE  what one more point (0.01) of pass rate is worth, in the
-        money of --price; sets where to stop
-    --stop-below POSITIVE  least pass rate per unit of x worth having, instead of these
-        two
-    [sweep (IsoCompute)]  with --budget the runs are a sweep over rollouts per prompt,
-        and x is in rollouts (or is the column step, which is then converted)
-    --budget POSITIVES  rollouts to spend: gives n, B_p and M; may be given again
-    --rollouts-per-prompt COLUMN  n of each run
-    --prompts-per-step COLUMN  B_p of each run
-    --bin-width WIDTH=0.02  of the reward bins, wider than an evaluation's noise
-        (%(default)s)
-    [pre-training (Chinchilla)]  with --flops every row is a trained model:
-        --model-size, --x tokens, --y loss
-    --flops POSITIVES  FLOPs to spend: gives the model size and tokens; may be given
-        again
-    --model-size COLUMN  parameters of each model
-    """,
+    Flag("--target", RATES, "pass rate to reach; may be given again"),
+    Flag("--price", POSITIVE, "cost of one unit of x"),
+    Flag(
+        "--point-value",
+        POSITIVE,
+        "what one more point (0.01) of pass rate is worth, in the money of "
+        "--price; sets where to stop",
+    ),
+    Flag(
+        "--stop-below",
+        POSITIVE,
+        "least pass rate per unit of x worth having, instead of these two",
+    ),
+    Heading(
+        "sweep (IsoCompute)",
+        "with --budget the runs are a sweep over rollouts per prompt, and x is in "
+        "rollouts (or is the column step, which is then converted)",
+    ),
+    Flag(
+        "--budget",
+        POSITIVES,
+        "rollouts to spend: gives n, B_p and M; may be given again",
+    ),
+    Flag("--rollouts-per-prompt", COLUMN, "n of each run"),
+    Flag("--prompts-per-step", COLUMN, "B_p of each run"),
+    Flag(
+        "--bin-width",
+        WIDTH,
+        "of the reward bins, wider than an evaluation's noise (%(default)s)",
+        default=0.02,
+    ),
+    Heading(
+        "pre-training (Chinchilla)",
+        "with --flops every row is a trained model: --model-size, --x tokens, --y loss",
+    ),
+    Flag(
+        "--flops",
+        POSITIVES,
+        "FLOPs to spend: gives the model size and tokens; may be given again",
+    ),
+    Flag("--model-size", COLUMN, "parameters of each model"),
 )
 def plan(flags: Flags) -> Answer:
     """Plan from the fit of a curve, or how to spend a budget.
@@ -626,20 +560,34 @@ def plan(flags: Flags) -> Answer:
 
 @command(
     "fit again as a run evaluates; alarm when it leaves its forecast",
-    f"""
-    --once  look once and end
-    --every S=10  seconds between two looks (%(default)s)
-    --until POSITIVE  compute to forecast (default: the end of the run where config.json
-        tells it, else twice the present)
-    --patience K={DEFAULT_PATIENCE}  evaluations in a row outside the band that make an
-        alarm (%(default)s)
-    --level SHARE=0.9  of the intervals (%(default)s)
-    --alarm-level SHARE={DEFAULT_ALARM_LEVEL}  of the band that evaluations are held
-        against (%(default)s)
-    --logdir PATH  of TensorBoard (default for a directory: tensorboard/scaling in it)
-    --no-tensorboard  show it in the terminal only
-    """,
-    path="path RUN_DIR",
+    Flag("--once", SWITCH, "look once and end"),
+    Flag("--every", S, "seconds between two looks (%(default)s)", default=10),
+    Flag(
+        "--until",
+        POSITIVE,
+        "compute to forecast (default: the end of the run where config.json tells "
+        "it, else twice the present)",
+    ),
+    Flag(
+        "--patience",
+        K,
+        "evaluations in a row outside the band that make an alarm (%(default)s)",
+        default=DEFAULT_PATIENCE,
+    ),
+    Flag("--level", SHARE, "of the intervals (%(default)s)", default=0.9),
+    Flag(
+        "--alarm-level",
+        SHARE,
+        "of the band that evaluations are held against (%(default)s)",
+        default=DEFAULT_ALARM_LEVEL,
+    ),
+    Flag(
+        "--logdir",
+        PATH,
+        "of TensorBoard (default for a directory: tensorboard/scaling in it)",
+    ),
+    Flag("--no-tensorboard", SWITCH, "show it in the terminal only"),
+    path=Flag("path", RUN_DIR, READABLE),
     shared=INPUT,
 )
 def watch(flags: Flags) -> int:
@@ -661,10 +609,8 @@ def watch(flags: Flags) -> int:
 
 @command(
     "one HTML page of everything, which opens offline",
-    """
-    --out PATH=scaling-report.html  the page (%(default)s)
-    --title NAME=Scaling report  of the page
-    """,
+    Flag("--out", PATH, "the page (%(default)s)", default=Path("scaling-report.html")),
+    Flag("--title", NAME, "of the page", default="Scaling report"),
 )
 def report(flags: Flags) -> Answer:
     """Write one self-contained HTML page.

@@ -267,7 +267,7 @@ def require_sigmoids(fits: Mapping[str, Fit]) -> None:
 
 
 def _incomparable(runs: Runs, names: Names) -> str | None:
-    """Return why two recipes cannot be compared at all; None: they can."""
+    """Return the reason why two recipes cannot be compared at all; None: they can."""
     still = [
         name
         for name, fits in zip(names, runs, strict=True)
@@ -281,7 +281,7 @@ def _incomparable(runs: Runs, names: Names) -> str | None:
 
 
 def _too_few(runs: Runs, names: Names) -> str | None:
-    """Return that a recipe has too few runs for a winner; None: it has enough."""
+    """Return the verdict that a recipe has too few runs; None: both have enough."""
     single = [n for n, fits in zip(names, runs, strict=True) if len(fits) < FEWEST_RUNS]
     if len(single) == len(names):
         return "one run each: not decided"
@@ -289,7 +289,7 @@ def _too_few(runs: Runs, names: Names) -> str | None:
 
 
 def _source(used: Difference, run_sd: float | None, *, paired: bool) -> str:
-    """Say where the spread between runs comes from."""
+    """Name the source of the spread between runs."""
     if used.degrees is None:
         return "that of ScaleRL's own runs" if run_sd is None else "given"
     of = "pairs of runs" if paired else "runs"
@@ -328,7 +328,7 @@ def _paper_rule(
 
 
 def _warnings(runs: Runs, names: Names, *, unused: float | None) -> tuple[str, ...]:
-    """Return what limits the comparison; `unused`: a spread was given in vain."""
+    """Return warnings on the comparison; `unused`: a spread was given in vain."""
     found = []
     if unused:
         found.append(
@@ -513,7 +513,7 @@ def _ranks(sure: Mapping[str, Fit], margin: float, run_sd: float) -> dict[str, i
 
 
 def _num_higher(fit: Fit, others: Iterable[Fit], margin: float, run_sd: float) -> int:
-    """Return how many runs have an A that is higher for certain."""
+    """Count the other runs whose A is higher for certain."""
     return sum(
         other.asymptote > fit.asymptote + margin
         and _differ(

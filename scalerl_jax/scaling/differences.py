@@ -101,7 +101,7 @@ def difference(
 
 
 def _noise(a: RecipeSample, b: RecipeSample) -> tuple[float, float]:
-    """Return how far below and above the difference the evaluations alone allow."""
+    """Return the noise of the evaluations alone, below and above the difference."""
     of_a, of_b = (
         np.sqrt((each.reach**2).sum(axis=0)) / len(each.values) for each in (a, b)
     )

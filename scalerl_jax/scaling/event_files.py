@@ -154,7 +154,7 @@ def _number(data: bytes) -> int:
 
 
 def _is_cut(file: Path, place: int) -> bool:
-    """Return whether the file ends before the record that begins there does."""
+    """Return whether the file ends within the record that begins at `place`."""
     from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
     with open_regular(file) as stream:

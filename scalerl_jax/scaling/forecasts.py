@@ -254,7 +254,7 @@ def plan(
     value_of_a_point: float | None = None,
     stop_below: float | None = None,
 ) -> Plan:
-    """Say what more compute would bring, by a fit of any law.
+    """Forecast the gain and the cost of more compute, by a fit of any law.
 
     The stopping rule: train while dR/dx, the pass rate gained per unit of x, is at
     least `stop_below`.  With a price p per unit and a value v of one percentage point
@@ -379,7 +379,7 @@ def _estimate(values: Array) -> Estimate:
 
 
 def _target(fit: Fit, theta: Array, pass_rate: float, price: float | None) -> Target:
-    """Return what one target takes."""
+    """Forecast the compute and the cost of reaching one target."""
     compute = compute_to_reach(fit, theta, pass_rate)
     return Target(
         pass_rate=pass_rate,
@@ -422,7 +422,7 @@ def _advice(fit: Fit, doubled: Estimate, stop_at: Estimate | None) -> str:
 
 
 def _warnings(fit: Fit, price: float | None) -> tuple[str, ...]:
-    """Return what limits the plan."""
+    """Return warnings on the limits of the plan."""
     found = []
     if not fit.identified:
         found.append(

@@ -119,7 +119,7 @@ def identify(
 def open_limit(
     curve: Curve, law: Law, best: Array, profiles: Profiles, quantile: float
 ) -> str:
-    """Say which limit of A the data leave open, why, and how far they reach."""
+    """Name the limit of A that the data leave open, why, and how far they reach."""
     name = "C_mid" if law.name == "sigmoid" else "compute at half of the gain"
     none_low = profiles.intervals[A].low is None
     side = "limit on either side" if none_low else "upper limit"
@@ -148,7 +148,7 @@ def open_limit(
 
 
 def _at_limits(law: Law, best: Array, curve: Curve) -> tuple[str, ...]:
-    """Say which shape parameter the search stopped at the end of."""
+    """Name the shape parameters for which the search stopped at an end of its range."""
     limits = law.limits(float(np.log(curve.x[0] / curve.x[-1])))
     names = {kind.column: kind.name for kind in law.kinds}
     columns = (SHAPE_U, SHAPE_V) if law.has_v else (SHAPE_U,)
@@ -165,7 +165,7 @@ def significant_correlation(num_points: int) -> float:
 
 
 def late_warnings(result: Fit) -> tuple[str, ...]:
-    """Return what a reader of the numbers should know besides the verdict."""
+    """Return warnings on a fit's numbers, besides the verdict on A."""
     if not result.climbs:
         return ()
     found = []
@@ -195,7 +195,7 @@ def late_warnings(result: Fit) -> tuple[str, ...]:
 
 
 def doubtful_start(result: Fit) -> tuple[str, ...]:
-    """Say that R0 is not where the other points would have it, within the noise."""
+    """Warn if R0 is off the value of the other points by more than the noise."""
     free = result.r0_free
     if not result.climbs or free is None or not free.climbs:
         return ()
@@ -217,7 +217,7 @@ def doubtful_start(result: Fit) -> tuple[str, ...]:
 
 
 def find_collapse(curve: Curve) -> str | None:
-    """Say where a curve falls; None for one that climbs or stays.
+    """Describe the fall of a curve; None for one that climbs or stays.
 
         score = max over w, i, j of sqrt(w / 2) (lower median of y[i : i + w]
                                                  - upper median of y[j : j + w])
@@ -296,7 +296,7 @@ def _errors_of_shares(y: Array) -> Array:
 
 
 def _threshold(curve: Curve) -> float:
-    """Return what the score must exceed."""
+    """Return the score above which a fall of the curve counts."""
     n = curve.y.size
     known, estimated = (
         float(np.interp(np.log(n), np.log(NUM_POINTS), critical))

@@ -92,7 +92,7 @@ class Watch:
         """Write numbers and a picture to TensorBoard; they are on disk on return."""
         from tensorboard.compat.proto import summary_pb2
 
-        from scalerl_jax.run.events import EventFile  # and its packages
+        from scalerl_jax.run.events import EventFile  # TensorBoard too
 
         # Message classes are made at import, where a type checker cannot see them.
         summary = summary_pb2.Summary  # pyright: ignore[reportAttributeAccessIssue]
@@ -119,7 +119,7 @@ class Watch:
 
 
 def _num_steps(path: Path) -> int | None:
-    """Return how many optimizer steps a run of this package will make, if told."""
+    """Read the number of optimizer steps that a run will make; None: unknown."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return int(read_json(path / "config.json")["config"]["train"]["num_steps"])
     return None
@@ -203,7 +203,7 @@ class LiveFit:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Let the thread finish the fit of the last evaluation."""
+        """Wait until the thread has finished the fit of the last evaluation."""
         self._ended = True
         self._wake.set()
         self._thread.join(_END_TIMEOUT_S if kind is None else 0.0)
@@ -225,7 +225,7 @@ class LiveFit:
         self._watch.close()
 
     def _tell(self, status: Status) -> None:
-        """Say the fit in a line, and whether the run should end."""
+        """Note the fit in a line, and stop the run if the settings ask for it."""
         result = status.fit
         if result is None:
             return

@@ -113,7 +113,7 @@ class _Rows:
         return [row.get(column) for _, row in self.rows]
 
     def all_numbers(self, column: str) -> bool:
-        """Return whether a number is in every row."""
+        """Return whether a column holds a number in every row."""
         return all(is_number(cell) for cell in self.cells(column))
 
     def percent_cell(self, column: str) -> object:
@@ -156,7 +156,7 @@ class _Rows:
         return values
 
     def constant(self, column: str) -> float:
-        """Return the one value of a setting in all rows of a run that have it."""
+        """Return the value of a setting, which all rows of a run that have it share."""
         values = np.unique(self.numbers(column))
         values = values[~np.isnan(values)]
         name = self.run or self.table.path
@@ -250,7 +250,7 @@ class _Rows:
 
 
 def _is_absent(cell: object) -> bool:
-    """Return whether a row has no such cell, or an empty one; NaN is not empty."""
+    """Return whether a cell is missing or empty; NaN is neither."""
     return cell is None or (isinstance(cell, str) and not cell.strip())
 
 
@@ -400,7 +400,7 @@ def _on_a_cpu(table: Table, x: str) -> bool:
 
 
 def _recipe(table: Table, run: Sequence[str], group: Sequence[str]) -> str:
-    """Return what runs have in common that differ in their seeds alone; "" if unknown.
+    """Return a text that is the same for runs that differ in seed alone; "": unknown.
 
     It is the settings of a run directory but for the seed, or the values of --group's
     columns but for one of seeds.
@@ -647,7 +647,7 @@ def _errors(
 
 
 def when_enough(folder: Path, missing: int) -> str:
-    """Say when a run will have so many more evaluations, as far as its files say."""
+    """Return a text on when a run has `missing` more evaluations; "": unknown."""
     try:
         rows = [row for _, row in read_table(folder / "metrics.jsonl").rows]
         settings = read_json(folder / "config.json")["config"]

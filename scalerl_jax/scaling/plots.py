@@ -54,7 +54,7 @@ MOST_NAMED = 10  # runs that get a line in the legend
 
 
 def axis_label(name: str) -> str:
-    """Return what a column is called on an axis."""
+    """Return the label of an axis for a column."""
     return textwrap.fill(
         _printable(AXIS_LABELS.get(name.removeprefix("eval/"), name)), 40
     )
@@ -139,7 +139,7 @@ def set_compute_axis(
 
 
 def notation(low: float, high: float) -> Callable[[float, float], str]:
-    """Return what writes all ticks of an axis alike: 20,000 and 0.005, or 2e+18.
+    """Make a formatter that writes all ticks of an axis alike: 20,000, 0.005 or 2e+18.
 
     Args:
         low: the end of the axis that is nearest to 0.
@@ -263,7 +263,7 @@ def draw_linearised(runs: RunTable, *, names: Sequence[str] | None = None) -> "F
 
 
 def _slope_label(row: RunRow, num_outside: int) -> str:
-    """Return what the legend says of a run's line, and of points that it lacks."""
+    """Return the legend's text for a run's line, with the count of points left out."""
     assert row.fit_at_shared is not None, "asked by the caller"
     interval = row.fit_at_shared.exponent_interval
     said = f"{label_of(row.name)}: B {row.shared_exponent:.2f} {show(interval, '.2f')}"
@@ -295,7 +295,7 @@ def compute_grid(result: Fit, left: float, right: float) -> Array:
 
 
 def drawn_points(x: Array) -> Bools:
-    """Return which of the evaluations at x [n] are drawn: of many, one of each bin."""
+    """Mark the evaluations at x [n] that are drawn: of many, one of each bin."""
     if x.size <= MOST_POINTS:
         return np.ones(x.size, bool)
     starts = bin_starts(np.log(x))
@@ -305,7 +305,7 @@ def drawn_points(x: Array) -> Bools:
 
 
 def _drawn_text(count: int) -> str:
-    """Say that not every one of so many evaluations is drawn."""
+    """Return a remark that not all of `count` evaluations are drawn; "": all are."""
     if count <= MOST_POINTS:
         return ""
     return f" (of a run's {count} evaluations, {MOST_POINTS} at most are drawn)"

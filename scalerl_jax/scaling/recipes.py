@@ -94,7 +94,7 @@ def group_runs(
 
 
 def _alike(names: Sequence[str]) -> str:
-    """Return what names of runs begin with alike, without a seed's first digits."""
+    """Return the common start of runs' names, without a seed's first digits."""
     start = os.path.commonprefix(list(names))
     if any(name[len(start) :][:1].isdigit() for name in names):
         start = start.rstrip("0123456789")

@@ -71,11 +71,11 @@ class Interval(Record):
     high: float | None
 
     def overlaps(self, other: "Interval") -> bool:
-        """Return whether a value lies in both."""
+        """Return whether the two intervals have a value in common."""
         return not (self.is_above(other) or other.is_above(self))
 
     def is_above(self, other: "Interval") -> bool:
-        """Return whether every value is larger than every one of the other's."""
+        """Return whether every value is larger than all of the other interval."""
         return self.low is not None and other.high is not None and self.low > other.high
 
 

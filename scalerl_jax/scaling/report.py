@@ -8,12 +8,13 @@ page is `assets/scaling/report.html`, a template that fetches nothing.
 import base64
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from scalerl_jax.process.printing import shown
 from scalerl_jax.scaling import text
+from scalerl_jax.scaling.compare import Comparison, compare_many
 from scalerl_jax.scaling.fit import sensitivity
 from scalerl_jax.scaling.forecasts import extrapolate_curve, plan
 from scalerl_jax.scaling.plots import (
@@ -23,7 +24,7 @@ from scalerl_jax.scaling.plots import (
     to_svg,
 )
 from scalerl_jax.scaling.plots_of_training import draw_training
-from scalerl_jax.scaling.recipes import compare_recipes, group_runs
+from scalerl_jax.scaling.recipes import Compared, compare_recipes, group_runs
 from scalerl_jax.scaling.records import CurveError, amount
 from scalerl_jax.scaling.result import Fit
 from scalerl_jax.scaling.run_details import (
@@ -43,7 +44,11 @@ LONGEST_LINE = 40  # letters of a cell; longer ones wrap
 
 
 def make_report(
-    fits: Mapping[str, Fit], *, title: str, paths: Mapping[str, Path] | None = None
+    fits: Mapping[str, Fit],
+    *,
+    title: str,
+    paths: Mapping[str, Path] | None = None,
+    pairs: Sequence[Comparison] | None = None,
 ) -> str:
     """Return the page, ready to be written to a file.
 
@@ -51,6 +56,8 @@ def make_report(
         fits: by the name of the run, all over the same x.
         paths: what each run was read from: a run's directory says its settings, its
             training and some rollouts too.
+        pairs: comparisons of recipes that were chosen before; by default a few recipes
+            are compared each with each, and many with the one of the best run.
     """
     import jinja2
 
@@ -82,7 +89,7 @@ def make_report(
         summary=_summary(fits),
         unsure=[name for name, fit in fits.items() if not fit.identified],
         svg=drawn and to_svg(drawn),
-        compared=_compared(fits) if several else None,
+        compared=_compared(fits, pairs) if several else None,
         in_detail=in_detail,
         details=details,
         origins=origins_sheet(details),
@@ -97,7 +104,7 @@ def make_report(
 
 
 def _read_runs(paths: Mapping[str, Path], x_name: str) -> dict[str, RunDetails]:
-    """Return what the directories of runs say, by name.
+    """Read the details of runs from their directories, by name.
 
     A directory has the name of its curve; one of several curves has its own.  Tables
     of any runs have none.
@@ -130,7 +137,7 @@ def _draw_training(
 
 
 def _verdict(name: str, fit: Fit) -> str:
-    """Say what A is, whether the data identify it, and whether more compute pays."""
+    """Return a sentence on A, its identification, and the worth of more compute."""
     if not fit.climbs:
         return f"{name}: the curve does not climb, so it has no asymptote."
     asymptote = "its law has no asymptote"
@@ -180,9 +187,14 @@ def _summary(fits: Mapping[str, Fit]) -> text.Sheet:
     return (*header, "foretold from half"), rows
 
 
-def _compared(fits: Mapping[str, Fit]) -> dict[str, Any]:
+def _compared(
+    fits: Mapping[str, Fit], pairs: Sequence[Comparison] | None
+) -> dict[str, Any]:
     """Return the ranked runs, their picture, and recipes two by two."""
-    found = compare_recipes(fits, group_runs(fits), most_pairs=MOST_PAIRS)
+    if pairs is None:
+        found = compare_recipes(fits, group_runs(fits), most_pairs=MOST_PAIRS)
+    else:
+        found = Compared(runs=compare_many(fits), pairs=tuple(pairs), num_left_out=0)
     drawn = None
     if found.runs.shared_asymptote is not None:
         drawn = draw_linearised(found.runs, names=list(fits))

@@ -224,7 +224,7 @@ class Fit(Record):
         )
 
     def _noise_reach(self, rates: Array) -> Array:
-        """Return how far from these pass rates noise takes an evaluation, by `level`.
+        """Return the reach of evaluation noise at these pass rates, at `level`.
 
         The noise's quantile; where the loss is robust, at least that of the residuals,
         outliers among them, as the next evaluation may be one.  A pass rate R of n

@@ -21,7 +21,7 @@ class Settled:
     unsorted: bool  # the rows are in another order
 
     def notes(self, key: str) -> tuple[str, ...]:
-        """Say what was left out and sorted, for rows ordered by `key`."""
+        """Return notes on rows left out or sorted, for rows ordered by `key`."""
         said = []
         if self.num_left_out:
             why = f"a resumed run wrote their {key} again"
@@ -35,7 +35,7 @@ class Settled:
 
 
 def settle(keys: Sequence[float]) -> Settled:
-    """Return which rows of a log count, by their steps in the order of writing.
+    """Choose the rows of a log that count, by their steps in the order of writing.
 
     A step back resumes the run if it goes to a step that is there, or if the rows from
     it on pass every step that they replace: then all that was there from that step on

@@ -71,13 +71,13 @@ class RunDetails:
 
     @property
     def says_anything(self) -> bool:
-        """Return whether there was any of its files."""
+        """Return whether any file of a run was found."""
         parts = self.settings, self.origin, self.training, self.rollouts, self.notes
         return any(map(bool, parts))
 
 
 def read_details(folder: Path, *, x_name: str) -> RunDetails:
-    """Return what a run's directory says; a directory of another kind says nothing.
+    """Read the details of a run from its directory; empty for other directories.
 
     Args:
         x_name: what the fit has as x, which the training curves are then over too.

@@ -141,7 +141,7 @@ def is_step(column: str) -> bool:
 
 
 def starts_at_zero(step: str) -> bool:
-    """Return whether its step 0 is a state before training; W&B's _step is not."""
+    """Return whether step 0 of a column is before training; W&B's _step 0 is not."""
     return _last_part(step) != STEP_NAMES[-1]
 
 
@@ -201,7 +201,7 @@ class Table:
         return self.step if is_step(name) else None
 
     def notes_on(self, columns: Sequence[str], row: Mapping[str, Any]) -> list[str]:
-        """Return what reading said of columns, in the run that a row is of."""
+        """Return the reader's notes on `columns`, in the run that a row is of."""
         run = str(row.get(RUN_COLUMN, ""))
         places = [("", ""), (run, ""), *((run, column) for column in columns)]
         said = [self.notes.get(place, ()) for place in places]
@@ -372,7 +372,7 @@ def _by_column(
 
 
 def _delimiter(lines: list[str]) -> str:
-    """Return what makes most numbers in rows as long as the header."""
+    """Choose the delimiter that makes most numbers in rows as long as the header."""
 
     def score(delimiter: str) -> tuple[int, int]:
         try:

@@ -153,7 +153,7 @@ def fit_text(result: Fit, name: str) -> str:
 
 
 def means_text(result: Fit) -> str:
-    """Say how the points of a very long curve are fitted."""
+    """Describe the bins whose means a very long curve is fitted by; "": it has none."""
     if result.problem.whole is None:
         return ""
     return (
@@ -163,7 +163,7 @@ def means_text(result: Fit) -> str:
 
 
 def _free_text(result: Fit) -> str:
-    """Say what changes when R0 is fitted as well."""
+    """Describe the fit in which R0 is free as well."""
     if result.initial_reward_source == "free":
         return "as above"
     free = result.r0_free
@@ -180,7 +180,7 @@ def _free_text(result: Fit) -> str:
 
 
 def forecast_text(result: Fit) -> str:
-    """Say how well the first half of the compute foretells the last evaluation."""
+    """Describe how well the first half of the compute foretells the last evaluation."""
     half = result.half_forecast
     if half is None:
         return "none: the first half of the compute has too few points, or falls"
@@ -267,7 +267,7 @@ def plan_rows(found: Plan) -> list[Cells]:
 
 
 def plan_text(found: Plan, name: str) -> str:
-    """Say what more compute would bring."""
+    """Describe the gain and the cost of more compute, in a table."""
     return (
         f"{name}: plan from {found.y_name} up to {found.x_name} = "
         f"{amount(found.x_last)}; brackets: {percent(found.level)}\n"
@@ -295,7 +295,7 @@ def runs_sheet(runs: RunTable) -> Sheet:
 
 
 def ranking_text(runs: RunTable) -> str:
-    """Say how the runs of a table were ranked."""
+    """Describe how the runs of a table were ranked."""
     if runs.shared_asymptote is None:
         return "not ranked: A is identified for none"
     if any(row.fit.curve.is_wall_time for row in runs.rows):
@@ -390,7 +390,7 @@ def extrapolation_sheet(found: Extrapolation) -> Sheet:
 
 
 def choice_text(found: Extrapolation) -> str:
-    """Say which law the held-out error chooses, and on which fractions."""
+    """Name the law that the held-out error chooses, and the fractions used."""
     if found.best_law is None:
         return "no law is chosen: there is no fraction that all could be fitted to"
     against = "better" if found.beats_last_value else "not better"
@@ -406,7 +406,7 @@ def choice_text(found: Extrapolation) -> str:
 
 
 def unfitted(found: Extrapolation) -> list[str]:
-    """Say which laws could not be fitted to which part, and why."""
+    """List the laws that could not be fitted to a part, with the reasons."""
     laws: dict[str, list[str]] = {}
     for p in found.predictions:
         if p.reason and p.fit is None:

@@ -227,9 +227,9 @@ def _ends(
 def _evidence(
     problem: Problem, walks: dict[Side, Array], cost: float, noise: Noise
 ) -> tuple[float, float, float]:
-    """Return how many standard errors away what speaks against a plateau is.
+    """Return the distances, in standard errors, of three cases against a plateau.
 
-    That is A = 1, half of the gain still to come, and the law PLATEAULESS.  A law that
+    They are A = 1, half of the gain still to come, and the law PLATEAULESS.  A law that
     is not nested in the one fitted is judged by the same growth of the objective, a
     log-likelihood ratio: it has one parameter less, so by AICc it would be preferred
     from a smaller one on.  Infinite where A is not free, or the law has no such half.

@@ -38,7 +38,7 @@ class CompletionText:
         return "".join(map(self._add, texts))
 
     def finish(self, tokens: Sequence[int] = ()) -> str:
-        """Return what these last tokens add, and what was held back."""
+        """Add the last tokens; return their text, and the text that was held back."""
         last = self.add(tokens) + self._add(self._text.finish())
         held, self._held = self._held, ""
         return last + held
@@ -172,7 +172,7 @@ class PendingAnswer:
         return {"text": text}
 
     def _logprobs(self, completion: Completion) -> dict[str, Any]:
-        """Return those of every token that was sampled, EOS and stop strings included.
+        """Return the log-probabilities of all sampled tokens, EOS and stop strings too.
 
         They are of the distribution at the order's temperature before top-k, top-p
         and min-p; at temperature 0, of that at temperature 1.

@@ -110,7 +110,7 @@ class Api:
         }
 
     async def models(self, request: Request) -> Response:
-        """Return the one model."""
+        """Answer with the list of models, which has one."""
         return JSONResponse({"object": "list", "data": [self._card]})
 
     async def model(self, request: Request) -> Response:
@@ -122,7 +122,7 @@ class Api:
         raise ApiError(message, status=404, code="model_not_found")
 
     async def health(self, request: Request) -> Response:
-        """Return how the server is, and how much it has to do."""
+        """Answer with the server's status and its load."""
         service = self.service
         stopping = service.stopping.is_set()
         body = {
@@ -150,7 +150,9 @@ class Api:
     async def read(
         self, request: Request, parse: Callable[[bytes], T], *, is_chat: bool
     ) -> T:
-        """Return what `parse` makes of the body, for which a chat needs the template.
+        """Read the body of a request and parse it by `parse`; chats wait in line.
+
+        A chat needs the template, which serves one at a time.
 
         Raises:
             ApiError: it is not JSON, too large or too slow, other chats keep the
@@ -163,7 +165,7 @@ class Api:
     async def _made(
         self, parse: Callable[[bytes], T], body: bytes, *, is_chat: bool
     ) -> T:
-        """Return what `parse` makes of a body, in a thread; chats wait in line."""
+        """Parse a body by `parse`, in a thread; chats wait in line."""
         gate = self._chats if is_chat else self._parsing
         try:
             async with asyncio.timeout(_CHAT_WAIT_S if is_chat else None):
@@ -266,7 +268,7 @@ async def _chain(first: str, rest: AsyncIterator[str]) -> AsyncIterator[str]:
 
 
 async def _unless(work: Awaitable[T], end: Awaitable[Any], error: Exception) -> T:
-    """Return what `work` does, or raise the error, once `end` has come before it."""
+    """Await `work` and return its result; raise `error` if `end` comes first."""
     working, ending = asyncio.ensure_future(work), asyncio.ensure_future(end)
     try:
         await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)

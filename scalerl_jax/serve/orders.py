@@ -112,7 +112,7 @@ class BodyReader:
         )
 
     def is_chat(self, body: bytes) -> bool:
-        """Return whether the ids that are asked for are those of a conversation."""
+        """Return whether a body asks for the token ids of a conversation."""
         return bool(self._fields(TokenizeFields, body).messages)
 
     def tokens(self, body: bytes) -> list[int]:

@@ -33,7 +33,7 @@ from scalerl_jax.parallel.xla import keep_programs
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.sampler.decoding import EngineSettings
 from scalerl_jax.sampler.engine import Engine
-from scalerl_jax.sampler.scheduler import Scheduler
+from scalerl_jax.sampler.protocol import Sampler
 from scalerl_jax.sampler.warming import warm_up
 from scalerl_jax.serve.access import (
     ACCEPTED_TOGETHER,
@@ -49,14 +49,13 @@ from scalerl_jax.serve.orders import Served
 from scalerl_jax.serve.service import SamplingThread, Service
 from scalerl_jax.types import PyTree
 from scalerl_jax.wiring.loading import Model, load_model
+from scalerl_jax.wiring.sampling import make_sampler
 
 _LONGEST = 2048  # tokens; of prompts and of completions, unless flags say otherwise
 _CLOSE_S = 5  # for clients to take what is written, once nothing is sampled
 _QUEUE = 1024  # connections that wait in the kernel, where they cost no file
 
 _log = logging.getLogger(__name__)
-
-Replica = tuple[Scheduler, PyTree]  # and the params that it samples from
 
 
 def serve(flags: argparse.Namespace) -> int:
@@ -84,10 +83,10 @@ def serve(flags: argparse.Namespace) -> int:
             body_s=flags.body_s,
         )
         with Progress() as progress:
-            served, replicas = _load(flags, progress)
+            served, samplers = _load(flags, progress)
         in_order = answer_requests(
             served,
-            replicas,
+            samplers,
             connections,
             listener,
             key=key,
@@ -99,7 +98,7 @@ def serve(flags: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _signals_end_the_process() -> Iterator[None]:
-    """Let signals end the process at once, until the server has its own handlers."""
+    """Make signals end the process at once, until the server has its own handlers."""
     numbers = (signal.SIGTERM, signal.SIGINT)
     # Threads that compile would be waited for.
     before = [signal.signal(number, lambda *_: os._exit(0)) for number in numbers]
@@ -132,7 +131,7 @@ def _bind(host: str, port: int, held: contextlib.ExitStack) -> socket.socket:
 
 def _load(
     flags: argparse.Namespace, progress: Progress
-) -> tuple[Served, list[Replica]]:
+) -> tuple[Served, list[Sampler]]:
     """Load the model, and compile a replica of it for every few devices."""
 
     def meshes(arch: Architecture) -> list[Mesh]:
@@ -150,8 +149,13 @@ def _load(
     found = meshes(model.arch)
     devices = f"{len(found)} times {found[0].devices.size}"
     with progress.bar(f"compiling for {devices} devices"):
-        replicas = make_replicas(
-            settings, params, found, model.tokenizer.shown, progress.program
+        samplers = make_replicas(
+            settings,
+            params,
+            found,
+            model.tokenizer.shown,
+            progress.program,
+            version=model.policy_version,
         )
     served = Served(
         name=flags.name or Path(flags.checkpoint).absolute().name,
@@ -167,11 +171,11 @@ def _load(
         slots=settings.slots,
         max_waiting=flags.max_waiting,
     )
-    return served, replicas
+    return served, samplers
 
 
 def _settings(flags: argparse.Namespace, model: Model) -> EngineSettings:
-    """Return what the engine is compiled for.
+    """Return the settings that the engine is compiled for.
 
     Raises:
         ValueError: the model has too few positions.
@@ -246,19 +250,23 @@ def make_replicas(
     meshes: Sequence[Mesh],
     detokenizer: Detokenizer,
     notice: Callable[[int, int], None] = lambda *_: None,
-) -> list[Replica]:
-    """Return, per mesh, a compiled scheduler and its params (as `layered_table`).
+    *,
+    version: int,
+) -> list[Sampler]:
+    """Return, per mesh, a compiled sampler that has the params (as `layered_table`).
 
     `notice` hears, from several threads, which program of how many in all is compiled.
     """
     count = itertools.count(1)
 
-    def make(mesh: Mesh) -> Replica:
+    def make(mesh: Mesh) -> Sampler:
         own = jax.device_put(params, sampler_shardings(settings.arch, mesh))
         engine = Engine(settings, mesh=mesh)
         engine.notice = lambda _, total: notice(next(count), len(meshes) * total)
         warm_up(engine, own)
-        return Scheduler(engine, detokenizer=detokenizer), own
+        sampler = make_sampler(engine, detokenizer=detokenizer)
+        sampler.load(own, version)
+        return sampler
 
     # A program is compiled for its devices: one after another would take long.
     with concurrent.futures.ThreadPoolExecutor(len(meshes)) as pool:
@@ -293,7 +301,7 @@ class _Server(uvicorn.Server):
 
 async def answer_requests(
     served: Served,
-    replicas: Sequence[Replica],
+    replicas: Sequence[Sampler],
     connections: Connections,
     listener: socket.socket,
     *,
@@ -306,13 +314,7 @@ async def answer_requests(
     False: a sampler died, which is logged, and requests were answered with 500.
     """
     samplers = [
-        SamplingThread(
-            scheduler,
-            params,
-            version=served.policy_version,
-            on_death=lambda: service.stop(),
-        )
-        for scheduler, params in replicas
+        SamplingThread(replica, on_death=lambda: service.stop()) for replica in replicas
     ]
     service = Service(served, samplers)
     config = uvicorn.Config(

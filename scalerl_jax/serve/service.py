@@ -1,7 +1,7 @@
 """Orders shared out to replicas of the sampler, and their events given back.
 
-A `Service` lives on the event loop.  Each replica has a thread that owns its scheduler:
-all that the scheduler is told comes through one queue, and what it answers is handed to
+A `Service` lives on the event loop.  Each replica has a thread that owns its sampler:
+all that the sampler is told comes through one queue, and what it answers is handed to
 a function of the request, called in that thread, which passes it to the loop.  When a
 thread dies, every open request hears of it, and later ones are refused.
 """
@@ -20,12 +20,12 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 import numpy as np
 
 from scalerl_jax.sampler.decoding import NEVER
+from scalerl_jax.sampler.driver import Driver
+from scalerl_jax.sampler.protocol import Sampler
 from scalerl_jax.sampler.requests import Completion, Request, Samples
 from scalerl_jax.sampler.sampling import sample_keys
-from scalerl_jax.sampler.scheduler import Scheduler
 from scalerl_jax.serve.fields import ApiError
 from scalerl_jax.serve.orders import CompletionOrder, Served
-from scalerl_jax.types import PyTree
 
 _LAST_WORDS_S = 2.0  # to write answers that are already known
 _log = logging.getLogger(__name__)
@@ -57,31 +57,22 @@ class _Open:
 
 
 class SamplingThread:
-    """Runs a scheduler on params of one version.
+    """Runs a sampler that has its params loaded.
 
-    `samples` (of open requests, not finished), `stats` (the scheduler's counts, as of
-    its last step) and `failure` (what the thread died of) may be read in any thread.
+    `samples` (of open requests, not finished), `stats` (the sampler's counts, as of its
+    last step) and `failure` (what the thread died of) may be read in any thread.
     """
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        params: PyTree,
-        *,
-        version: int,
-        on_death: Callable[[], None],
-    ) -> None:
+    def __init__(self, sampler: Sampler, *, on_death: Callable[[], None]) -> None:
         """Make, not start; `on_death` is called in the thread, once everyone knows."""
-        self._scheduler = scheduler
-        self._params = params
-        self._version = version
+        self._driver = Driver(sampler)
         self._on_death = on_death
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # of the next three
         self._open: dict[int, _Open] = {}
         self.samples = 0
         self.failure: BaseException | None = None
-        self.stats = dataclasses.replace(scheduler.stats)
+        self.stats = dataclasses.replace(sampler.stats)
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
 
     def start(self) -> None:
@@ -125,10 +116,7 @@ class SamplingThread:
     def _run(self) -> None:
         try:
             while self._obey():
-                if self._scheduler.busy:
-                    self._hand_out(
-                        self._scheduler.step(self._params, version=self._version)
-                    )
+                self._hand_out(self._driver.step())
         except BaseException as failure:  # noqa: BLE001  handed to all who wait
             _log.error("the sampler died", exc_info=failure)
             with self._lock:
@@ -144,7 +132,7 @@ class SamplingThread:
         """Do as the queue says, waiting only if nothing is sampled; False: end."""
         while True:
             try:
-                command = self._inbox.get(block=not self._scheduler.busy)
+                command = self._inbox.get(block=not self._driver.sampler.busy)
             except queue.Empty:
                 return True
             if command is None:
@@ -163,7 +151,7 @@ class SamplingThread:
                 if not request.samples_left:
                     del self._open[completion.request_id]
             request.deliver(completion)
-        self.stats = dataclasses.replace(self._scheduler.stats)
+        self.stats = dataclasses.replace(self._driver.sampler.stats)
 
     def _submit(self, request: Request, stream: bool) -> None:
         opened = self._open.get(request.request_id)
@@ -175,15 +163,15 @@ class SamplingThread:
 
         listener = listen if stream else None
         try:
-            self._scheduler.submit(dataclasses.replace(request, listener=listener))
-        except ValueError as error:  # the scheduler takes no such request
+            self._driver.sampler.submit(dataclasses.replace(request, listener=listener))
+        except ValueError as error:  # the sampler takes no such request
             self._close(request.request_id)
             opened.deliver(Failed(str(error), status=400))
 
     def _cancel(self, request_id: int) -> None:
         if self._close(request_id):
-            self._scheduler.cancel(request_id)
-            self.stats = dataclasses.replace(self._scheduler.stats)
+            self._driver.sampler.cancel(request_id)
+            self.stats = dataclasses.replace(self._driver.sampler.stats)
 
     def _fail_all(self, failed: Failed) -> None:
         for request_id, opened in list(self._open.items()):
@@ -252,7 +240,7 @@ class Service:
         return self.served.slots * len(self.samplers)
 
     def count(self, name: str) -> int:
-        """Return the sum of a count of the replicas' schedulers."""
+        """Return the sum of a count of the replicas' samplers."""
         return sum(getattr(each.stats, name) for each in self.samplers)
 
     def stopped(self) -> ApiError:

@@ -1,4 +1,4 @@
-"""Say what a run would cost, and who would wait for whom, before there is a machine:
+"""Predict what a run costs, and who waits for whom, before there is a machine:
 
     scalerl simulate --config=configs/8b.py --topology=v5p:4x4x4
 

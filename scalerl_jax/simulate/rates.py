@@ -5,14 +5,12 @@ from measurements of a run.  Nothing here knows who does what when.
 """
 
 import dataclasses
-import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from scalerl_jax.config import Config
-from scalerl_jax.formats.reading import read_json
+from scalerl_jax.formats.reading import Fields, read_json
 from scalerl_jax.machines.chips import Chip
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.planning.forecast import pause_seconds
@@ -63,10 +61,10 @@ class Rates:
     checkpoint_s: float = 0.0  # for which the learner is busy
 
     def __post_init__(self) -> None:
-        """Refuse what no machine has.
+        """Refuse decode calls that no machine has.
 
         Raises:
-            ValueError: names the rate.
+            ValueError: names `decode_s`.
         """
         pairs = self.decode_s
         ordered = all(a[0] < b[0] for a, b in zip(pairs, pairs[1:], strict=False))
@@ -75,24 +73,14 @@ class Rates:
                 f"decode_s = {pairs} must be pairs [sequences, seconds] in the order "
                 f"of the sequences, such as [[1, 0.1], [256, 0.2]]"
             )
-        for _, seconds in pairs:
-            _check("decode_s", seconds)
         if not any(seconds for _, seconds in pairs):
             raise ValueError(f"decode_s = {pairs} must be above 0 somewhere")
-        for field in dataclasses.fields(self):
-            if field.name != "decode_s":
-                _check(field.name, getattr(self, field.name))
 
     def call_seconds(self, slots: int) -> list[float]:
         """Return the seconds of a call with 0 to `slots` sequences, without context."""
         known = np.array(self.decode_s)
         counts = np.arange(slots + 1)
         return np.interp(counts, known[:, 0], known[:, 1]).tolist()
-
-
-def _check(name: str, seconds: float) -> None:
-    if not (math.isfinite(seconds) and seconds >= 0):
-        raise ValueError(f"{name} = {seconds} must be a finite number, 0 or more")
 
 
 def read_rates(path: str) -> Rates:
@@ -102,44 +90,22 @@ def read_rates(path: str) -> Rates:
         ValueError: it holds something else.
         OSError: it cannot be read.
     """
+    file = f"--rates={path}"
     try:
-        found = read_json(Path(path))
+        fields = Fields(file, read_json(Path(path)))
     except ValueError as error:
-        raise ValueError(f"--rates={path}: {error}") from error
-    known = [field.name for field in dataclasses.fields(Rates)]
-    for name in found:
-        if name not in known:
-            raise ValueError(
-                f"--rates={path}: {name!r} is no rate; choose from {known}"
-            )
-    if "decode_s" not in found:
-        raise ValueError(f"--rates={path} lacks decode_s, pairs [sequences, seconds]")
+        raise ValueError(f"{file}: {error}") from error
+    fields.known([field.name for field in dataclasses.fields(Rates)], what="rate")
+    decode_s = fields.pairs("decode_s", "[sequences, seconds]")
+    seconds = {
+        name: fields.number(name, zero=True)
+        for name in fields.values
+        if name != "decode_s"
+    }
     try:
-        return Rates(
-            decode_s=_pairs(found.pop("decode_s")),
-            **{name: _number(name, value) for name, value in found.items()},
-        )
+        return Rates(decode_s=decode_s, **seconds)
     except ValueError as error:
-        raise ValueError(f"--rates={path}: {error}") from error
-
-
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{name} = {str(value)[:50]!r} must be a number of seconds")
-    try:
-        return float(value)
-    except OverflowError:
-        raise ValueError(f"{name} is too large for a number of seconds") from None
-
-
-def _pairs(value: Any) -> tuple[tuple[float, float], ...]:
-    rows = value if isinstance(value, list) else [value]
-    if not all(isinstance(row, list) and len(row) == 2 for row in rows):
-        raise ValueError("decode_s must be a list of pairs [sequences, seconds]")
-    return tuple(
-        (_number("decode_s", count), _number("decode_s", seconds))
-        for count, seconds in rows
-    )
+        raise ValueError(f"{file}: {error}") from error
 
 
 def closed_rates(

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from scalerl_jax.controller.dealing import deal
 from scalerl_jax.controller.queue import RolloutQueue
-from scalerl_jax.controller.replicas import freest
 from scalerl_jax.simulate.lengths import Drawn, SimulatedLengths
 from scalerl_jax.simulate.outcome import SimulationNotes, SimulationOutcome
 from scalerl_jax.simulate.rates import Rates
@@ -73,7 +73,7 @@ class Simulation:
     # Time.
 
     def at(self, time_s: float, do: Callable[..., None], *arguments: Any) -> None:
-        """Have something done at a time."""
+        """Schedule the call of a function at a time."""
         self.events += 1
         heapq.heappush(self._due, (time_s, self.events, do, arguments))
 
@@ -108,35 +108,27 @@ class Simulation:
         """Hand out all groups that may begin, those of lost replicas first."""
         if self.version < 0:
             return
-        self._deal_again()
-        by_ticket = self.scenario.by_ticket
-        while True:
-            replica = self.replicas[0] if by_ticket else freest(self.replicas)
-            if replica is None or (self._alone and replica.paused):
-                return
-            versions = (self.version,) if by_ticket else (replica.version, self.version)
-            if self._alone:
-                versions = versions[:1]
-            for version in versions:
-                if (ticket := self.queue.admit(version)) is not None:
-                    break
-            else:
-                return
-            if by_ticket:
-                replica = self.replicas[ticket % len(self.replicas)]
-            self._give(replica, self._begin(ticket, version), version)
+        # In the loop's process a group begins with the params that are in use there.
+        newest = self.replicas[0].version if self._alone else self.version
+        for replica, group, version in deal(
+            self.replicas,
+            self._again,
+            newest=newest,
+            by_ticket=self.scenario.by_ticket,
+            admit=self._admit,
+            reissue=self._restart,
+        ):
+            self._give(replica, group, version)
 
-    def _deal_again(self) -> None:
-        for ticket in list(self._again):
-            replica = freest(self.replicas)
-            if self.scenario.by_ticket:
-                replica = self.replicas[ticket % len(self.replicas)]
-            if replica is None or not replica.up:
-                return
-            self._again.remove(ticket)
-            version = self.version if self.scenario.by_ticket else replica.version
-            version = self.queue.restart(ticket, version)
-            self._give(replica, self._begin(ticket, version), version)
+    def _admit(self, version: int) -> SimulatedGroup | None:
+        if self._alone and self.replicas[0].paused:
+            return None
+        ticket = self.queue.admit(version)
+        return None if ticket is None else self._begin(ticket, version)
+
+    def _restart(self, ticket: int, version: int) -> tuple[SimulatedGroup, int]:
+        version = self.queue.restart(ticket, version)
+        return self._begin(ticket, version), version
 
     def _begin(self, ticket: int, version: int) -> SimulatedGroup:
         share = self.scenario.zero_variance_share
@@ -157,7 +149,7 @@ class Simulation:
     # Replicas.
 
     def _wake(self, replica: SimulatedReplica) -> None:
-        """Have a replica look for new work at its next boundary."""
+        """Make a replica look for new work at its next boundary."""
         if replica.up and not replica.paused:
             token, planned_s = replica.token, replica.planned_s
             time_s = replica.interrupt(max(self.now_s, replica.time_s))
@@ -188,7 +180,7 @@ class Simulation:
         return len(self.replicas) == 1
 
     def _fill(self, replica: SimulatedReplica) -> None:
-        """Have free slots filled: at once in the loop's process, else by its answer."""
+        """Fill free slots: at once in the loop's process, else after an exchange."""
         if self._alone:
             self._begin_groups(replica)
         elif not replica.asked and replica.room:
@@ -254,9 +246,9 @@ class Simulation:
     # Evaluations.
 
     def evaluate(self, then: Callable[[], None]) -> None:
-        """Have every replica do its share of an evaluation, between two calls.
+        """Give every replica its share of an evaluation, between two calls.
 
-        One that is under way comes first.  A share is done in one piece: beside the
+        An evaluation under way comes first.  A share is done in one piece: beside the
         run it is done in calls between others, which takes as long in all.
         """
         if self._evaluating:
@@ -437,7 +429,7 @@ class SimulatedLearner:
             self._evaluated()
 
     def _evaluate(self, then: Callable[[], None], *, beside: bool) -> None:
-        """Have an evaluation made, and wait for it unless it is beside the run."""
+        """Start an evaluation, and wait for it unless it is beside the run."""
         if beside:
             self._simulation.evaluate(lambda: None)
             then()

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 from scalerl_jax.config import Config, Mode
-from scalerl_jax.controller.queue import RolloutQueue
+from scalerl_jax.controller.queue import Pacing, RolloutQueue
+from scalerl_jax.wiring import make_pacing
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,29 +81,18 @@ class Scenario:
 
     def queue(self, make: Callable[..., Any] = RolloutQueue) -> Any:
         """Return a queue as the run has it."""
-        return make(
-            num_prompts=self.num_prompts,
-            max_staleness=self.max_staleness,
-            mode=self.mode,
-            max_waiting=self.max_waiting,
-            epochs=self.epochs,
-            max_refills=self.max_refills,
-            num_steps=self.num_steps,
-        )
+        names = [field.name for field in dataclasses.fields(Pacing)]
+        pacing = Pacing(**{name: getattr(self, name) for name in names})
+        return make(pacing, max_refills=self.max_refills)
 
 
 def scenario_of(config: Config, **others: Any) -> Scenario:
-    """Return what a config says of a run; `others` are fields that it does not say."""
-    batch, sampler, queue = config.batch, config.sampler, config.queue
+    """Make the scenario of a config; `others` are fields that a config lacks."""
+    batch, sampler = config.batch, config.sampler
     said: dict[str, Any] = dict(
-        num_prompts=batch.num_prompts,
+        **vars(make_pacing(config)),
         group_size=batch.group_size,
-        max_staleness=queue.max_staleness,
-        mode=queue.mode,
-        max_waiting=queue.max_waiting,
-        epochs=batch.epochs,
         max_refills=batch.max_refills if batch.dynamic_sampling else 0,
-        num_steps=config.train.num_steps,
         replicas=max(1, config.generators.count),
         slots=sampler.slots,
         tokens_per_call=sampler.tokens_per_call,

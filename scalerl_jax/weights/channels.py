@@ -6,16 +6,15 @@ compares sizes and checksums.  Another transport is another class with these met
 """
 
 import contextlib
-import dataclasses
 import io
 import os
 import re
 import struct
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import BinaryIO, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,20 +27,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,199}")
 
 
 class LostObjectError(RuntimeError):
-    """An object that cannot be fetched, or is not of the size that was offered."""
+    """An object that cannot be fetched, or is not of the size that was published."""
 
 
 class FullChannelError(RuntimeError):
     """An object that finds no place."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Parcel:
-    """A publication on its way to replicas."""
-
-    text: str  # of an `manifest.Publication`
-    # Handles of its objects, where a reference alone does not reach them.
-    handles: Mapping[Reference, Any] = dataclasses.field(default_factory=dict)
 
 
 class Channel(Protocol):
@@ -97,8 +87,8 @@ class DirectoryChannel:
         Args:
             directory: made if it is missing.
             owner: name of a process, such as "rank0": no two at a time may have one.
-            patience_s: what is offered has been written, so that a file which is not
-                seen after so long was discarded.
+            patience_s: what is published has been written, so that a file which is
+                not seen after so long was discarded.
         """
         self._directory = Path(directory)
         self._owner = owner and checked_name(owner)

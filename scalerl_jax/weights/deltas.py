@@ -37,7 +37,7 @@ class Delta:
 
 
 def delta(base: NDArray, new: NDArray) -> Delta:
-    """Return how `new` differs from `base`, an array of its shape and dtype."""
+    """Encode the changes from `base` to `new`, arrays of one shape and dtype."""
     assert base.shape == new.shape, f"{base.shape} is not the shape {new.shape}"
     assert base.dtype == new.dtype, f"{base.dtype} is not the dtype {new.dtype}"
     before, after = _bits(base), _bits(new)

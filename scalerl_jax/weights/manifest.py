@@ -1,41 +1,40 @@
-"""The manifest of published params: what each process offers, and all of it together.
+"""The manifest of published params: the shards of a version, and where their bytes are.
 
-A manifest crosses machines as JSON.  Nothing of it is believed before it is checked:
-types, ranges, sizes, and that the shards cover each leaf exactly once.
+It is the one record by which params are known on their way from the learner to a
+sampler of another process.  Each process of the learner makes the manifest of its own
+shards, `merge` makes one of all of them, and a replica fetches what that one names.
+
+A manifest goes from process to process as JSON, pickled or not, and is checked where it
+is read: types, ranges, sizes, and that the shards of all ranks cover each leaf exactly
+once.  So whoever holds a `Manifest` need not check it again.
 """
 
 import collections
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from scalerl_jax.formats.reading import parse_json
+from scalerl_jax.weights.channels import Reference
 from scalerl_jax.weights.shards import Region
 
-FORMAT = 1  # of the JSON and of the bytes; raised with each change that others misread
+FORMAT = 2  # of the JSON and of the bytes; raised with each change that others misread
 # Bytes of a value, by the name of its dtype.
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
 FORMS = ("full", "delta")
 _MAX_JSON_BYTES = 1 << 28  # a thousand processes' shards of a large model take 10 MB
 _MAX_DIMENSIONS = 8
 _MAX_EXTENT = 1 << 40
+_MAX_RANKS = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OfferedObject:
-    """One object of a channel."""
-
-    reference: str
-    num_bytes: int  # of all its buffers
-    num_buffers: int
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class OfferedShard:
+class ManifestShard:
     """One shard: its leaf and box, the place of its bytes, and their checksum."""
 
     leaf: str  # path in the sampler's tree
@@ -43,9 +42,9 @@ class OfferedShard:
     dtype: str
     start: tuple[int, ...]  # the first element along each dimension
     stop: tuple[int, ...]  # the one after the last
-    crc32: int  # of the shard's values; for a delta, of those that result
+    checksum: int  # of the shard's values; for a delta, of those that result
     form: Literal["full", "delta"]
-    object: int  # place in the objects of the offer
+    reference: Reference  # of the channel's object that has its bytes
     buffer: int  # place in the buffers of the object
     num_bytes: int  # of that buffer
 
@@ -61,73 +60,90 @@ class OfferedShard:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Offer:
-    """The part of one version that one process offers."""
+class Manifest:
+    """The shards of one version that some ranks of the learner have published."""
 
-    rank: int
-    num_ranks: int
-    policy_version: int
+    ranks: tuple[int, ...]  # whose shards these are
+    num_ranks: int  # of the learner
+    policy_version: int  # optimizer steps behind the params
     base_version: int | None  # of the shards that are deltas; None: there are none
-    objects: tuple[OfferedObject, ...]
-    shards: tuple[OfferedShard, ...]
+    shards: tuple[ManifestShard, ...]
+    # Handles of objects that a reference alone does not reach; no part of the JSON.
+    handles: Mapping[Reference, Any] = dataclasses.field(
+        default_factory=dict, compare=False, repr=False
+    )
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has the shards of all ranks."""
+        return len(self.ranks) == self.num_ranks
+
+    @functools.cached_property
+    def objects(self) -> dict[Reference, list[ManifestShard]]:
+        """The shards of each object, in the order of its buffers."""
+        found: dict[Reference, list[ManifestShard]] = collections.defaultdict(list)
+        for shard in self.shards:
+            found[shard.reference].append(shard)
+        return {
+            reference: sorted(shards, key=lambda shard: shard.buffer)
+            for reference, shards in found.items()
+        }
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 of all that the JSON says."""
+        return hashlib.sha256(
+            json.dumps(self._said, sort_keys=True).encode()
+        ).hexdigest()
+
+    @functools.cached_property
+    def _json(self) -> str:
+        return json.dumps({"format": FORMAT, "digest": self.digest} | self._said)
+
+    @property
+    def _said(self) -> dict[str, Any]:
+        said: dict[str, Any] = {name: getattr(self, name) for name in _FIELDS}
+        said["shards"] = [
+            {name: getattr(shard, name) for name in _SHARD_FIELDS}
+            for shard in self.shards
+        ]
+        return said
 
     def to_json(self) -> str:
-        """The offer as a text."""
-        return json.dumps({"format": FORMAT} | dataclasses.asdict(self))
+        """The manifest as a text."""
+        return self._json
 
     @staticmethod
-    def from_json(text: str | bytes) -> "Offer":
-        """The offer that a text holds.
+    def from_json(text: str | bytes) -> "Manifest":
+        """The manifest that a text holds.
 
         Raises:
-            ValueError: it is none; says what is wrong with it.
+            ValueError: it is none, of another format, or one that contradicts itself;
+                says what is wrong with it.
         """
-        return _offer(_object(text, "an offer"))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Publication:
-    """The parts of one version: together they cover each leaf exactly once."""
-
-    parts: tuple[Offer, ...]  # by rank
-    digest: str  # SHA-256 of the parts
-
-    @property
-    def policy_version(self) -> int:
-        """Optimizer steps behind the params."""
-        return self.parts[0].policy_version
-
-    @property
-    def base_version(self) -> int | None:
-        """Version that its deltas are against; None: there are none."""
-        return self.parts[0].base_version
-
-    @property
-    def shards(self) -> Iterable[tuple[Offer, OfferedShard]]:
-        """The shards, each with the offer that it stands in."""
-        return ((part, shard) for part in self.parts for shard in part.shards)
-
-    def to_json(self) -> str:
-        """The publication as a text."""
-        parts = [dataclasses.asdict(part) for part in self.parts]
-        return json.dumps({"format": FORMAT, "digest": self.digest, "parts": parts})
-
-    @staticmethod
-    def from_json(text: str | bytes) -> "Publication":
-        """The publication that a text holds.
-
-        Raises:
-            ValueError: it is none, or no whole one; says what is wrong with it.
-        """
-        value = _object(text, "a publication")
-        parts = _list(value.get("parts"), "its parts")
-        found = merge([_offer(part) for part in parts])
-        if value.get("digest") != found.digest:
+        value = _object(text)
+        digest = value.pop("digest", None)
+        found = _manifest(value)
+        if digest != found.digest:
             raise ValueError(
-                f"the publication of version {found.policy_version} has digest "
-                f"{found.digest} and says {str(value.get('digest'))[:64]!r}"
+                f"the manifest of version {found.policy_version} has digest "
+                f"{found.digest} and says {str(digest)[:64]!r}"
             )
         return found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the text, so that another process checks it as it comes."""
+        return _arrived, (self.to_json(), dict(self.handles))
+
+
+_FIELDS = tuple(
+    field.name for field in dataclasses.fields(Manifest) if field.name != "handles"
+)
+_SHARD_FIELDS = tuple(field.name for field in dataclasses.fields(ManifestShard))
+
+
+def _arrived(text: str, handles: Mapping[Reference, Any]) -> Manifest:
+    return dataclasses.replace(Manifest.from_json(text), handles=handles)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -143,16 +159,16 @@ class PublishReport:
 
     @staticmethod
     def of(
-        version: "Offer | Publication",
-        shards: Sequence[OfferedShard],
+        manifest: Manifest,
+        shards: Sequence[ManifestShard],
         *,
         seconds: float,
         changed_share: float | None = None,
     ) -> "PublishReport":
         """Report on some shards of a version."""
         return PublishReport(
-            policy_version=version.policy_version,
-            base_version=version.base_version,
+            policy_version=manifest.policy_version,
+            base_version=manifest.base_version,
             num_bytes=sum(shard.num_bytes for shard in shards),
             full_bytes=sum(shard.full_bytes for shard in shards),
             seconds=seconds,
@@ -160,50 +176,56 @@ class PublishReport:
         )
 
 
-def merge(parts: Sequence[Offer]) -> Publication:
-    """Return the publication that all ranks' offers make.
+def merge(parts: Sequence[Manifest]) -> Manifest:
+    """Return the manifest of all ranks, from one of each of them.
 
     Raises:
         ValueError: they are of several versions or bases, a rank is missing or there
             twice, or a leaf is not covered exactly once; says which.
     """
     if not parts:
-        raise ValueError("a publication needs the offer of at least one rank")
+        raise ValueError("the manifest of at least one rank is needed")
     for name in ("policy_version", "base_version", "num_ranks"):
         by_value = collections.defaultdict(list)
         for part in parts:
-            by_value[getattr(part, name)].append(part.rank)
+            by_value[getattr(part, name)] += part.ranks
         if len(by_value) > 1:
             raise ValueError(
-                f"the ranks offer different things: {name} by ranks is "
+                f"the ranks publish different things: {name} by ranks is "
                 f"{dict(by_value)}; have all of them send(..., full=True) again"
             )
-    ranks = sorted(part.rank for part in parts)
+    ranks = sorted(rank for part in parts for rank in part.ranks)
     if ranks != list(range(parts[0].num_ranks)):
         raise ValueError(
-            f"version {parts[0].policy_version} is offered by ranks {ranks} and not "
+            f"version {parts[0].policy_version} is published by ranks {ranks} and not "
             f"by each of {parts[0].num_ranks} once"
         )
-    ordered = tuple(sorted(parts, key=lambda part: part.rank))
-    _check_cover(ordered)
-    texts = json.dumps([dataclasses.asdict(part) for part in ordered], sort_keys=True)
-    return Publication(parts=ordered, digest=hashlib.sha256(texts.encode()).hexdigest())
+    ordered = sorted(parts, key=lambda part: part.ranks)
+    handles = {name: each for part in parts for name, each in part.handles.items()}
+    merged = dataclasses.replace(
+        parts[0],
+        ranks=tuple(ranks),
+        shards=tuple(shard for part in ordered for shard in part.shards),
+        handles=handles,
+    )
+    _check_buffers(merged)
+    _check_cover(merged.shards)
+    return merged
 
 
-def _check_cover(parts: tuple[Offer, ...]) -> None:
+def _check_cover(shards: Iterable[ManifestShard]) -> None:
     """Refuse leaves that are not covered exactly once, or said in two ways."""
-    leaves: dict[str, list[OfferedShard]] = collections.defaultdict(list)
-    for part in parts:
-        for shard in part.shards:
-            leaves[shard.leaf].append(shard)
-    for leaf, shards in leaves.items():
-        kinds = {(shard.shape, shard.dtype) for shard in shards}
+    leaves: dict[str, list[ManifestShard]] = collections.defaultdict(list)
+    for shard in shards:
+        leaves[shard.leaf].append(shard)
+    for leaf, its_own in leaves.items():
+        kinds = {(shard.shape, shard.dtype) for shard in its_own}
         if len(kinds) > 1:
             raise ValueError(f"leaf {leaf} is said to be all of {sorted(kinds)}")
-        _check_grid(leaf, shards)
+        _check_grid(leaf, its_own)
 
 
-def _check_grid(leaf: str, shards: list[OfferedShard]) -> None:
+def _check_grid(leaf: str, shards: list[ManifestShard]) -> None:
     """Refuse shards that are not each cell of a grid, which is how meshes cut, once."""
     shape = shards[0].shape
     starts = [sorted({shard.start[d] for shard in shards}) for d in range(len(shape))]
@@ -218,7 +240,7 @@ def _check_grid(leaf: str, shards: list[OfferedShard]) -> None:
             raise ValueError(f"shard {shard.box} overlaps another of the leaf")
         if shard.stop != until:
             raise ValueError(
-                f"leaf {leaf} has a gap: nothing is offered between {shard.box} and "
+                f"leaf {leaf} has a gap: nothing is published between {shard.box} and "
                 f"{list(until)}"
             )
         found.add(shard.start)
@@ -228,82 +250,66 @@ def _check_grid(leaf: str, shards: list[OfferedShard]) -> None:
         raise ValueError(f"leaf {leaf} has a gap: no shard of it holds element {at}")
 
 
-def _object(text: str | bytes, what: str) -> dict[str, Any]:
+def _object(text: str | bytes) -> dict[str, Any]:
     """The fields of a JSON text of our format."""
     if len(text) > _MAX_JSON_BYTES:
         raise ValueError(
-            f"{what} is {len(text)} bytes of JSON; at most {_MAX_JSON_BYTES} are read"
+            f"a manifest is {len(text)} bytes of JSON; at most {_MAX_JSON_BYTES} are "
+            f"read"
         )
     value = parse_json(text)
     if not isinstance(value, dict):
-        raise ValueError(f"{what} must be a JSON object")
-    if value.pop("format", None) != FORMAT:
+        raise ValueError("a manifest must be a JSON object")
+    found = value.pop("format", None)
+    if type(found) is not int or found != FORMAT:
         raise ValueError(
-            f"{what} is not of format {FORMAT}; run the same code in all processes"
+            f"a manifest is of format {str(found)[:30]} and this code reads format "
+            f"{FORMAT}; run the same version of scalerl_jax in all processes"
         )
     return value
 
 
-def _offer(value: Any) -> Offer:
-    fields = _fields(value, Offer, "an offer")
+def _manifest(value: Any) -> Manifest:
+    fields = _fields(value, _FIELDS, "a manifest")
     policy_version = _integer(fields["policy_version"], "policy_version")
-    rank = _integer(fields["rank"], "rank")
+    num_ranks = _integer(fields["num_ranks"], "num_ranks", least=1, most=_MAX_RANKS)
+    ranks = tuple(
+        _integer(rank, "rank", most=num_ranks - 1)
+        for rank in _list(fields["ranks"], "ranks")
+    )
+    if not ranks or list(ranks) != sorted(set(ranks)):
+        raise ValueError(f"ranks = {str(list(ranks))[:60]} must be different, in order")
     base = fields["base_version"]
-    objects = [_offered_object(each) for each in _list(fields["objects"], "objects")]
-    shards = [_offered_shard(each) for each in _list(fields["shards"], "shards")]
-    offer = Offer(
-        rank=rank,
-        num_ranks=_integer(fields["num_ranks"], "num_ranks", least=rank + 1),
+    manifest = Manifest(
+        ranks=ranks,
+        num_ranks=num_ranks,
         policy_version=policy_version,
         base_version=None
         if base is None
         else _integer(base, "base_version", most=policy_version - 1),
-        objects=tuple(objects),
-        shards=tuple(shards),
+        shards=tuple(map(_shard, _list(fields["shards"], "shards"))),
     )
-    _check_buffers(offer)
-    return offer
+    _check_buffers(manifest)
+    if manifest.is_whole:
+        _check_cover(manifest.shards)
+    return manifest
 
 
-def _check_buffers(offer: Offer) -> None:
-    """Refuse an offer whose shards are not each buffer of its objects once."""
-    buffers = collections.Counter((each.object, each.buffer) for each in offer.shards)
-    wanted = {
-        (number, buffer)
-        for number, each in enumerate(offer.objects)
-        for buffer in range(min(each.num_buffers, len(offer.shards) + 1))
-    }
-    twice = [buffer for buffer, count in buffers.items() if count > 1]
-    wrong = sorted(wanted ^ buffers.keys()) + twice
-    if wrong:
-        raise ValueError(
-            f"buffer {wrong[0][1]} of object {wrong[0][0]} of rank {offer.rank} is "
-            f"not that of one shard"
-        )
-    sizes = collections.Counter[int]()
-    for shard in offer.shards:
-        sizes[shard.object] += shard.num_bytes
-        if shard.form == "delta" and offer.base_version is None:
-            raise ValueError(f"shard {shard.box} is a delta against no version")
-    for number, each in enumerate(offer.objects):
-        if sizes[number] != each.num_bytes:
-            raise ValueError(
-                f"object {number} of rank {offer.rank} has {each.num_bytes} bytes and "
-                f"its shards {sizes[number]}"
-            )
+def _check_buffers(manifest: Manifest) -> None:
+    """Refuse objects of which a buffer is no shard's or that of several."""
+    for reference, shards in manifest.objects.items():
+        for place, shard in enumerate(shards):
+            if shard.buffer != place:
+                raise ValueError(
+                    f"buffer {min(place, shard.buffer)} of object {reference} is not "
+                    f"that of one shard"
+                )
+            if shard.form == "delta" and manifest.base_version is None:
+                raise ValueError(f"shard {shard.box} is a delta against no version")
 
 
-def _offered_object(value: Any) -> OfferedObject:
-    fields = _fields(value, OfferedObject, "an object")
-    return OfferedObject(
-        reference=_text(fields["reference"], "reference"),
-        num_bytes=_integer(fields["num_bytes"], "num_bytes"),
-        num_buffers=_integer(fields["num_buffers"], "num_buffers", least=1),
-    )
-
-
-def _offered_shard(value: Any) -> OfferedShard:
-    fields = _fields(value, OfferedShard, "a shard")
+def _shard(value: Any) -> ManifestShard:
+    fields = _fields(value, _SHARD_FIELDS, "a shard")
     shape, start, stop = (
         _integers(fields[name], name) for name in ("shape", "start", "stop")
     )
@@ -316,15 +322,15 @@ def _offered_shard(value: Any) -> OfferedShard:
         raise ValueError(
             f"a shard of {leaf} is from {list(start)} to {list(stop)} of {list(shape)}"
         )
-    shard = OfferedShard(
+    shard = ManifestShard(
         leaf=leaf,
         shape=shape,
         dtype=_choice(fields["dtype"], WIDTHS, "dtype"),
         start=start,
         stop=stop,
-        crc32=_integer(fields["crc32"], "crc32", most=2**32 - 1),
+        checksum=_integer(fields["checksum"], "checksum", most=2**64 - 1),
         form=_choice(fields["form"], FORMS, "form"),
-        object=_integer(fields["object"], "object"),
+        reference=_text(fields["reference"], "reference"),
         buffer=_integer(fields["buffer"], "buffer"),
         num_bytes=_integer(fields["num_bytes"], "num_bytes"),
     )
@@ -337,10 +343,9 @@ def _offered_shard(value: Any) -> OfferedShard:
     return shard
 
 
-def _fields(value: Any, of: type, what: str) -> dict[str, Any]:
-    """The fields of a JSON object, if they are those of a dataclass."""
-    names = {field.name for field in dataclasses.fields(of)}
-    if not isinstance(value, dict) or value.keys() != names:
+def _fields(value: Any, names: Sequence[str], what: str) -> dict[str, Any]:
+    """The fields of a JSON object, if they are those of these names."""
+    if not isinstance(value, dict) or value.keys() != set(names):
         raise ValueError(f"{what} must have exactly the fields {sorted(names)}")
     return value
 

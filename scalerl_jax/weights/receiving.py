@@ -10,21 +10,18 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from numpy.typing import NDArray
 
 from scalerl_jax.types import PyTree
-from scalerl_jax.weights.channels import Buffer, Channel, LostObjectError
+from scalerl_jax.weights.channels import Buffer, Channel, LostObjectError, Reference
 from scalerl_jax.weights.deltas import DamagedDeltaError, apply
-from scalerl_jax.weights.manifest import (
-    Offer,
-    OfferedShard,
-    Publication,
-    PublishReport,
-)
+from scalerl_jax.weights.manifest import Manifest, ManifestShard, PublishReport
+from scalerl_jax.weights.publication import Published
 from scalerl_jax.weights.shards import (
     Region,
     Shard,
@@ -34,15 +31,19 @@ from scalerl_jax.weights.shards import (
     place,
 )
 
-_Needed = list[tuple[Offer, OfferedShard]]
+# handles -> context manager in which the channel can use them
+Reaching = Callable[[Mapping[Reference, Any]], contextlib.AbstractContextManager[None]]
+# old params, deleted to make room, or None -> params on the devices
+LayOut = Callable[[PyTree | None], PyTree]
+_Bits = tuple[int, list[int]]  # a version, and the checksums of its shards
 
 
 @dataclasses.dataclass(frozen=True)
 class Fetched:
     """A version on the host, checked and on no device yet."""
 
-    publication: Publication
-    needed: _Needed
+    manifest: Manifest
+    needed: list[ManifestShard]
     held: dict[Region, NDArray]  # values of the shards
     seconds: float  # that it took
 
@@ -91,13 +92,13 @@ class Receiver:
         self._keep_base = keep_base
         self._held: dict[Region, NDArray] = {}  # values of `policy_version`
 
-    def needs_full(self, publication: Publication) -> bool:
-        """Return whether its deltas are against a version that is not held here."""
-        return any(
-            shard.form == "delta" for _, shard in self._needed(publication)
-        ) and not (self._held and publication.base_version == self.policy_version)
+    def needs_full(self, manifest: Manifest) -> bool:
+        """Return whether a publication's deltas are against a version not held here."""
+        return any(shard.form == "delta" for shard in self._needed(manifest)) and not (
+            self._held and manifest.base_version == self.policy_version
+        )
 
-    def receive(self, publication: Publication, *, timeout_s: float = 600.0) -> PyTree:
+    def receive(self, manifest: Manifest, *, timeout_s: float = 600.0) -> PyTree:
         """Return the params of a version, on this process's devices.
 
         It takes memory on the host for the version held and for the new one, and on
@@ -107,20 +108,20 @@ class Receiver:
             NotReceivedError: names the version, the shard and the cause; what was
                 received before stays as it is.
         """
-        return self.lay_out(self.fetch(publication, timeout_s=timeout_s))
+        return self.lay_out(self.fetch(manifest, timeout_s=timeout_s))
 
-    def fetch(self, publication: Publication, *, timeout_s: float = 600.0) -> Fetched:
+    def fetch(self, manifest: Manifest, *, timeout_s: float = 600.0) -> Fetched:
         """Return a version on the host, every shard of it checked.
 
         Raises:
             NotReceivedError: as `receive`.
         """
         began = time.perf_counter()
-        with self._naming(publication):
-            self._check(publication)
-            needed = self._needed(publication)
-            held = self._fetch(needed, began + timeout_s)
-        return Fetched(publication, needed, held, time.perf_counter() - began)
+        with self._naming(manifest):
+            self._check(manifest)
+            needed = self._needed(manifest)
+            held = self._fetch(manifest, needed, began + timeout_s)
+        return Fetched(manifest, needed, held, time.perf_counter() - began)
 
     def lay_out(self, fetched: Fetched, *, instead_of: PyTree | None = None) -> PyTree:
         """Return params on this process's devices; from then on they are held.
@@ -135,33 +136,32 @@ class Receiver:
         """
         began, held = time.perf_counter(), fetched.held
         by_leaf = collections.defaultdict(list)
-        for _, shard in fetched.needed:
+        for shard in fetched.needed:
             by_leaf[shard.leaf].append(
                 Shard(box=shard.box, shape=shard.shape, values=held[shard.box])
             )
-        with self._naming(fetched.publication, gone=instead_of is not None):
+        with self._naming(fetched.manifest, gone=instead_of is not None):
             params = place(self._abstract, by_leaf, instead_of=instead_of)
         self._held = held if self._keep_base else {}
-        self.policy_version = fetched.publication.policy_version
+        self.policy_version = fetched.manifest.policy_version
         seconds = fetched.seconds + time.perf_counter() - began
         # The share of changed values is counted by the sender.
-        shards = [shard for _, shard in fetched.needed]
-        self.report = PublishReport.of(fetched.publication, shards, seconds=seconds)
+        self.report = PublishReport.of(
+            fetched.manifest, fetched.needed, seconds=seconds
+        )
         return params
 
     @contextlib.contextmanager
-    def _naming(
-        self, publication: Publication, *, gone: bool = False
-    ) -> Iterator[None]:
-        """Have errors in a block name the version."""
+    def _naming(self, manifest: Manifest, *, gone: bool = False) -> Iterator[None]:
+        """Name the version that was not received in the errors of a block."""
         try:
             yield
         except (
             *(LostObjectError, DamagedDeltaError, ValueError, OSError, MemoryError),
             *(TimeoutError, jax.errors.JaxRuntimeError),
         ) as error:
-            version, kept = publication.policy_version, self.policy_version
-            full = self.needs_full(publication)
+            version, kept = manifest.policy_version, self.policy_version
+            full = self.needs_full(manifest)
             before = "there are none before" if kept is None else f"{kept} stays in use"
             if gone:
                 before = f"those of {kept} had made room for them"
@@ -169,83 +169,86 @@ class Receiver:
                 f"the params of version {version} were not received: {error}; {before}"
             ) from error
 
-    def _needed(self, publication: Publication) -> _Needed:
+    def _needed(self, manifest: Manifest) -> list[ManifestShard]:
         """Shards that a device of this process holds a part of."""
         return [
-            (part, shard)
-            for part, shard in publication.shards
+            shard
+            for shard in manifest.shards
             if any(box.overlap(shard.box) for box in self._own.get(shard.leaf, ()))
         ]
 
-    def _check(self, publication: Publication) -> None:
-        """Refuse a publication of another model, or against another base."""
-        offered = {
-            shard.leaf: (shard.shape, shard.dtype) for _, shard in publication.shards
-        }
+    def _check(self, manifest: Manifest) -> None:
+        """Refuse a manifest of some ranks, of another model, or of another base."""
+        if not manifest.is_whole:
+            raise ValueError(
+                f"its manifest is that of ranks {list(manifest.ranks)} of "
+                f"{manifest.num_ranks}; merge those of all"
+            )
+        listed = {shard.leaf: (shard.shape, shard.dtype) for shard in manifest.shards}
         wanted = {
             name: (leaf.shape, leaf.dtype.name) for name, leaf in self._leaves.items()
         }
-        for name in [*wanted, *(offered.keys() - wanted.keys())]:
-            if offered.get(name) != wanted.get(name):
+        for name in [*wanted, *(listed.keys() - wanted.keys())]:
+            if listed.get(name) != wanted.get(name):
                 raise ValueError(
-                    f"leaf {name} is offered as {offered.get(name)} and is "
+                    f"leaf {name} is published as {listed.get(name)} and is "
                     f"{wanted.get(name)} here (None: absent)"
                 )
-        if self.needs_full(publication):
+        if self.needs_full(manifest):
             raise ValueError(
-                f"it is a delta against version {publication.base_version} and "
+                f"it is a delta against version {manifest.base_version} and "
                 f"{self.policy_version if self._held else None} is held here; ask "
                 f"for a full one"
             )
 
-    def _fetch(self, needed: _Needed, deadline: float) -> dict[Region, NDArray]:
+    def _fetch(
+        self, manifest: Manifest, needed: list[ManifestShard], deadline: float
+    ) -> dict[Region, NDArray]:
         """The values of shards, checked; objects are fetched side by side."""
-        objects: dict[tuple[int, int], list[OfferedShard]]
-        objects = collections.defaultdict(list)
-        parts = {part.rank: part for part, _ in needed}
-        for part, shard in needed:
-            objects[part.rank, shard.object].append(shard)
+        by_object = collections.defaultdict(list)
+        for shard in needed:
+            by_object[shard.reference].append(shard)
 
-        def fetch(key: tuple[int, int]) -> dict[Region, NDArray]:
-            rank, number = key
-            buffers = self._fetch_object(parts[rank], number, deadline, objects[key])
+        def fetch(reference: Reference) -> dict[Region, NDArray]:
+            mine = by_object[reference]
+            buffers = self._fetch_object(
+                manifest.objects[reference], mine[0].box, deadline
+            )
             return {
-                shard.box: self._decode(shard, buffers[shard.buffer])
-                for shard in objects[key]
+                shard.box: self._decode(shard, buffers[shard.buffer]) for shard in mine
             }
 
         with concurrent.futures.ThreadPoolExecutor(self._threads) as pool:
             found: dict[Region, NDArray] = {}
-            for values in pool.map(fetch, objects):
+            for values in pool.map(fetch, by_object):
                 found |= values
         return found
 
     def _fetch_object(
-        self, part: Offer, number: int, deadline: float, shards: list[OfferedShard]
+        self, listed: list[ManifestShard], box: Region, deadline: float
     ) -> list[Buffer]:
-        offered = part.objects[number]
+        """The buffers of an object that has these shards, for that of a box."""
+        reference = listed[0].reference
         try:
             buffers = self._channel.fetch(
-                offered.reference,
-                num_bytes=offered.num_bytes,
+                reference,
+                num_bytes=sum(shard.num_bytes for shard in listed),
                 timeout_s=max(deadline - time.perf_counter(), 0.0),
             )
         except (LostObjectError, OSError, ValueError) as error:
+            raise LostObjectError(f"shard {box}: {error}") from error
+        if len(buffers) != len(listed):
             raise LostObjectError(
-                f"shard {shards[0].box} of rank {part.rank}: {error}"
-            ) from error
-        if len(buffers) != offered.num_buffers:
-            raise LostObjectError(
-                f"shard {shards[0].box} of rank {part.rank}: {offered.reference} has "
-                f"{len(buffers)} buffers and not {offered.num_buffers}"
+                f"shard {box}: {reference} has {len(buffers)} buffers and not "
+                f"{len(listed)}"
             )
         return buffers
 
-    def _decode(self, shard: OfferedShard, buffer: Buffer) -> NDArray:
+    def _decode(self, shard: ManifestShard, buffer: Buffer) -> NDArray:
         """The values of a shard.
 
         Raises:
-            ValueError: they are not those that were offered.
+            ValueError: they are not those that were published.
         """
         dtype = self._leaves[shard.leaf].dtype
         if buffer.nbytes != shard.num_bytes:
@@ -260,10 +263,10 @@ class Receiver:
         except DamagedDeltaError as error:
             raise ValueError(f"shard {shard.box}: {error}") from error
         found = checksum(values)
-        if found != shard.crc32:
+        if found != shard.checksum:
             raise ValueError(
-                f"shard {shard.box} has checksum {found:#010x}, offered was "
-                f"{shard.crc32:#010x}"
+                f"shard {shard.box} has checksum {found:#018x}, published was "
+                f"{shard.checksum:#018x}"
             )
         return values
 
@@ -274,3 +277,115 @@ class Receiver:
                 f"held here; ask for a full one"
             )
         return self._held[box]
+
+
+class PublishedFrom:
+    """Makes params of manifests: of the newest version, and of one that is pinned."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        abstract: PyTree,
+        *,
+        reaching: Reaching = lambda handles: contextlib.nullcontext(),
+        in_place: bool = False,
+    ) -> None:
+        """Fetch over this channel params like `abstract`, which has shardings.
+
+        With `in_place` the devices hold only one version, that of `replacing`.
+        """
+        self._reaching = reaching
+        self.in_place = in_place
+        self.receiver = Receiver(channel, abstract)
+        # Receives pinned versions, which are no base of a delta.
+        self._apart = Receiver(channel, abstract, keep_base=False)
+        self._newest: tuple[_Bits, Published] | None = None
+        self._pinned: tuple[_Bits, Published] | None = None
+
+    def __call__(self, manifest: Manifest) -> Published:
+        """Return the params of a manifest; params already held are not fetched.
+
+        Raises:
+            NotReceivedError: it did not arrive whole; the params before stay.
+        """
+        held = self._newest
+        if held is not None and held[0] == _bits(manifest):
+            return held[1]
+        if self.in_place:
+            raise NotReceivedError(
+                f"version {manifest.policy_version} is asked for, and with "
+                f"generators.versions = 1 none is there but "
+                f"{self.receiver.policy_version}"
+            )
+        return self.replacing(manifest)()
+
+    def replacing(self, manifest: Manifest) -> Callable[[], Published]:
+        """Fetch a version; return a function that puts it on the devices.
+
+        With `in_place` that function deletes the params before.
+
+        Raises:
+            NotReceivedError: it did not arrive whole; the params before stay.
+        """
+        bits, held = _bits(manifest), self._newest
+        if held is not None and held[0] == bits:
+            return lambda: held[1]
+        lay_out = self.fetch(manifest)
+
+        def replace() -> Published:
+            before = None
+            if self.in_place and self._newest is not None:
+                before, self._newest = self._newest[1].params, None
+            self._newest = bits, _published(lay_out(before), manifest)
+            return self._newest[1]
+
+        return replace
+
+    def pinned(self, manifest: Manifest) -> Published:
+        """Return the params of a version that may be older, held until `release`.
+
+        Raises:
+            NotReceivedError: they did not arrive whole.
+        """
+        bits, held = _bits(manifest), self._newest
+        if self._pinned is None or self._pinned[0] != bits:
+            self._pinned = None  # at most one is held
+            if held is not None and held[0] == bits:
+                self._pinned = held
+            else:
+                params = self.fetch(manifest, apart=True)(None)
+                self._pinned = bits, _published(params, manifest)
+        return self._pinned[1]
+
+    def release(self) -> None:
+        """Hold no pinned params any more."""
+        self._pinned = None
+
+    def fetch(self, manifest: Manifest, *, apart: bool = False) -> LayOut:
+        """Fetch a version to the host; return a function that lays it out.
+
+        Args:
+            manifest: of all ranks.
+            apart: it is neither a delta nor the base of the next one.
+
+        Raises:
+            NotReceivedError: what was received before stays as it is.
+        """
+        receiver = self._apart if apart else self.receiver
+        with self._reaching(manifest.handles):
+            fetched = receiver.fetch(manifest)
+        return lambda before: receiver.lay_out(fetched, instead_of=before)
+
+
+def _bits(manifest: Manifest) -> _Bits:
+    """Return a key that two versions share only if their bits are equal.
+
+    A restored learner may publish the same version again with other bits.
+    """
+    sums = [shard.checksum for shard in manifest.shards]
+    return manifest.policy_version, sums
+
+
+def _published(params: PyTree, manifest: Manifest) -> Published:
+    version = jnp.int32(manifest.policy_version)
+    return Published(params=params, policy_version=version, checksums=None)

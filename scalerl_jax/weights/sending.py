@@ -1,4 +1,4 @@
-"""One process's part of publishing: its shards, coded and offered over a channel.
+"""One process's part of publishing: its shards, coded and put into a channel.
 
 An anchor is a version sent in full: the first, every `base_every`-th, and each one that
 is requested so.  The others are deltas against the version before: an optimizer step
@@ -17,9 +17,8 @@ from scalerl_jax.weights.channels import Buffer, Channel, Reference
 from scalerl_jax.weights.deltas import delta
 from scalerl_jax.weights.manifest import (
     WIDTHS,
-    Offer,
-    OfferedObject,
-    OfferedShard,
+    Manifest,
+    ManifestShard,
     PublishReport,
 )
 from scalerl_jax.weights.shards import Region, Shard, checksum
@@ -29,15 +28,15 @@ _KEPT = 2  # publications, and the anchor: one in use and one on its way
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Coded:
-    """A shard as it is offered, in no object yet, and its bytes."""
+    """A shard as its manifest lists it, in no object yet, and its bytes."""
 
-    shard: OfferedShard
+    shard: ManifestShard
     buffer: Buffer
     changed: int  # values that differ from the base
 
 
 class Sender:
-    """Offers one rank's shards; what it has published last is the base of the next.
+    """Publishes one rank's shards; what it has published last is the base of the next.
 
     Every rank must be asked for the same versions in the same order, so that all have
     one base; `merge` refuses anything else.  After an error on one of them all are
@@ -59,20 +58,20 @@ class Sender:
         """A sender that has published nothing yet.
 
         Args:
-            rank: of this process among the `num_ranks` that offer.
-            num_ranks: how many offers make a publication.
+            rank: of this process among the `num_ranks` that publish.
+            num_ranks: how many manifests are merged into one.
             channel: where the bytes go.
             base_every: versions from one anchor to the next; 1: no deltas.
             object_bytes: an object of the channel is closed when it has so many.
             threads: that compare and sum up.
         """
-        self._place = {"rank": rank, "num_ranks": num_ranks}
+        self._rank, self._num_ranks = rank, num_ranks
         self._channel = channel
         self._base_every = base_every
         self._object_bytes = object_bytes
         self._threads = threads
-        self._last: Offer | None = None
-        self._again: Offer | None = None
+        self._last: Manifest | None = None
+        self._again: Manifest | None = None
         self._shards: tuple[Shard, ...] = ()  # of it, as the base of the next
         self._since_anchor = 0
         self._anchor: list[Reference] = []
@@ -87,22 +86,22 @@ class Sender:
         policy_version: int,
         full: bool = False,
         pinned: bool = False,
-    ) -> Offer:
-        """Offer the shards of a version.
+    ) -> Manifest:
+        """Publish the shards of a version.
 
         Their values are kept as the base of the next version: nobody may change them.
         Objects of the version before the last are discarded, unless it is the anchor,
-        or the last one that was `pinned`, which is offered in full.
+        or the last one that was `pinned`, which is sent in full.
 
         Raises:
             ValueError: the version is not after the last one.
-            FullChannelError: the channel has no place; nothing was offered.
+            FullChannelError: the channel has no place; nothing was published.
         """
         last, began = self._last, time.perf_counter()
         if last is not None and policy_version <= last.policy_version:
             raise ValueError(
                 f"policy_version = {policy_version} does not follow "
-                f"{last.policy_version}, which is offered already; a sender that "
+                f"{last.policy_version}, which is published already; a sender that "
                 f"starts anew is a new one"
             )
         if pinned:
@@ -112,8 +111,8 @@ class Sender:
         )
         coded = self._code(shards, {} if full else self._base)
         self._discard(keep=_KEPT - 1)
-        offer = self._offer(coded, policy_version, None if full else last)
-        references = [each.reference for each in offer.objects]
+        manifest = self._put(coded, policy_version, None if full else last)
+        references = list(manifest.objects)
         self._since_anchor = 0 if full else self._since_anchor + 1
         self._anchor = references if full else self._anchor
         self._pinned = references if pinned else self._pinned
@@ -121,20 +120,20 @@ class Sender:
         self._discard(keep=_KEPT)
         if self._base_every > 1:
             self._shards = tuple(shards)
-        self._last = offer
-        values = sum(each.full_bytes // WIDTHS[each.dtype] for each in offer.shards)
+        self._last = manifest
+        values = sum(each.full_bytes // WIDTHS[each.dtype] for each in manifest.shards)
         changed = sum(each.changed for each in coded)
-        compared = offer.base_version is not None and values > 0
+        compared = manifest.base_version is not None and values > 0
         self.report = PublishReport.of(
-            offer,
-            offer.shards,
+            manifest,
+            manifest.shards,
             seconds=time.perf_counter() - began,
             changed_share=changed / values if compared else None,
         )
-        return offer
+        return manifest
 
-    def send_again(self) -> Offer:
-        """Offer the last version once more and in full, for who holds no base.
+    def send_again(self) -> Manifest:
+        """Publish the last version once more and in full, for who holds no base.
 
         Nothing changes for those who received it.  All ranks must be asked.  It is kept
         in the place of the anchor.
@@ -145,8 +144,8 @@ class Sender:
             return last
         if self._again is None or self._again.policy_version != last.policy_version:
             coded = self._code(self._shards, {})
-            self._again = self._offer(coded, last.policy_version, None)
-            self._anchor = [each.reference for each in self._again.objects]
+            self._again = self._put(coded, last.policy_version, None)
+            self._anchor = list(self._again.objects)
             self._discard(keep=_KEPT)
         return self._again
 
@@ -160,46 +159,35 @@ class Sender:
         with concurrent.futures.ThreadPoolExecutor(self._threads) as pool:
             return list(pool.map(lambda shard: _code(shard, base), shards))
 
-    def _offer(
-        self, coded: list[_Coded], policy_version: int, base: Offer | None
-    ) -> Offer:
-        """Put what is coded, and describe it."""
-        objects, listed = self._put(coded, policy_version)
-        self._stored |= {each.reference for each in objects}
-        return Offer(
-            **self._place,
-            policy_version=policy_version,
-            base_version=None if base is None else base.policy_version,
-            objects=tuple(objects),
-            shards=tuple(listed),
-        )
-
     def _put(
-        self, coded: list[_Coded], policy_version: int
-    ) -> tuple[list[OfferedObject], list[OfferedShard]]:
-        """Put objects, and say where each shard is; all of them or none."""
-        objects: list[OfferedObject] = []
-        listed: list[OfferedShard] = []
+        self, coded: list[_Coded], policy_version: int, base: Manifest | None
+    ) -> Manifest:
+        """Put what is coded into objects, all of them or none, and list it."""
+        references: list[Reference] = []
+        listed: list[ManifestShard] = []
         try:
             for group in _groups(coded, self._object_bytes):
+                name = f"v{policy_version:08d}-{len(references)}"
                 buffers = [each.buffer for each in group]
-                name = f"v{policy_version:08d}-{len(objects)}"
+                references.append(self._channel.put(name, buffers))
                 listed += [
-                    dataclasses.replace(each.shard, object=len(objects), buffer=place)
+                    dataclasses.replace(
+                        each.shard, reference=references[-1], buffer=place
+                    )
                     for place, each in enumerate(group)
                 ]
-                objects.append(
-                    OfferedObject(
-                        reference=self._channel.put(name, buffers),
-                        num_bytes=sum(buffer.nbytes for buffer in buffers),
-                        num_buffers=len(buffers),
-                    )
-                )
         except BaseException:
-            for each in objects:
-                self._channel.discard(each.reference)
+            for reference in references:
+                self._channel.discard(reference)
             raise
-        return objects, listed
+        self._stored.update(references)
+        return Manifest(
+            ranks=(self._rank,),
+            num_ranks=self._num_ranks,
+            policy_version=policy_version,
+            base_version=None if base is None else base.policy_version,
+            shards=tuple(listed),
+        )
 
     def _discard(self, *, keep: int) -> None:
         """Discard all but the last publications, the anchor and what is pinned."""
@@ -224,19 +212,19 @@ def _code(shard: Shard, base: dict[Region, NDArray]) -> _Coded:
         compared = delta(before, values)
         changed, coded = compared.changed, compared.coded
     buffer = buffer if coded is None else coded
-    offered = OfferedShard(
+    listed = ManifestShard(
         leaf=shard.box.leaf,
         shape=shard.shape,
         dtype=dtype,
         start=shard.box.start,
         stop=shard.box.stop,
-        crc32=checksum(values),
+        checksum=checksum(values),
         form="full" if coded is None else "delta",
-        object=0,
+        reference="",
         buffer=0,
         num_bytes=buffer.nbytes,
     )
-    return _Coded(shard=offered, buffer=buffer, changed=changed)
+    return _Coded(shard=listed, buffer=buffer, changed=changed)
 
 
 def _groups(coded: list[_Coded], least_bytes: int) -> Iterator[list[_Coded]]:

@@ -5,12 +5,12 @@ was cut on.
 """
 
 import dataclasses
-import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from scalerl_jax.types import PyTree
@@ -76,8 +76,9 @@ def box_of(leaf: str, shape: tuple[int, ...], index: tuple[slice, ...]) -> Regio
 
 
 def checksum(values: NDArray) -> int:
-    """CRC-32 of the values' bytes, in C order."""
-    return zlib.crc32(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
+    """XXH3 of 64 bits of the values' bytes, in C order."""
+    values = np.ascontiguousarray(values).reshape(-1)
+    return xxhash.xxh3_64_intdigest(values.view(np.uint8).data)
 
 
 def named_leaves(tree: PyTree) -> dict[str, Any]:
@@ -89,7 +90,7 @@ def named_leaves(tree: PyTree) -> dict[str, Any]:
 
 
 def own_shards(params: PyTree) -> list[Shard]:
-    """Shards that this process is to offer: of all copies of a shard, the first.
+    """Shards that this process is to publish: of all copies of a shard, the first.
 
     Over all processes that hold a part of `params` each element is in one shard.
     """

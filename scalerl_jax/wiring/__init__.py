@@ -13,10 +13,12 @@ from jaxtyping import Array
 
 from scalerl_jax.batching.assembly import Assembler
 from scalerl_jax.config import Config
+from scalerl_jax.contract import Generators
+from scalerl_jax.controller.evaluations import BesideRun, InLoop
 from scalerl_jax.controller.group_check import GroupCheck
 from scalerl_jax.controller.mismatch import MismatchCheck
 from scalerl_jax.controller.orders import OrderBook
-from scalerl_jax.controller.queue import RolloutQueue
+from scalerl_jax.controller.queue import Pacing, RolloutQueue
 from scalerl_jax.controller.run_state import RunState
 from scalerl_jax.controller.tracing import Tracer
 from scalerl_jax.data.mixture import Stream
@@ -27,8 +29,9 @@ from scalerl_jax.learner.freezing import frozen_params
 from scalerl_jax.learner.publish import make_publish
 from scalerl_jax.learner.step import LocalLearner, TrainState
 from scalerl_jax.model.architecture import Architecture, parameter_table
+from scalerl_jax.objective.assembly import make_assembler
 from scalerl_jax.parallel.xla import explained, keep_freed_memory
-from scalerl_jax.run.directory import keep_data_report
+from scalerl_jax.run.directory import keep_data_report, keep_environment
 from scalerl_jax.run.files import RunFiles
 from scalerl_jax.run.ledger import Ledger
 from scalerl_jax.run.progress import Progress
@@ -47,8 +50,12 @@ from scalerl_jax.wiring.learning import (
     make_learner,
     make_learning_rates,
 )
-from scalerl_jax.wiring.objective import make_assembler
-from scalerl_jax.wiring.prompts import check_verifiers, load_prompts, make_stream
+from scalerl_jax.wiring.prompts import (
+    check_environment,
+    check_verifiers,
+    load_prompts,
+    make_stream,
+)
 from scalerl_jax.wiring.replicas import make_local_fleet, make_publish_to_all
 from scalerl_jax.wiring.sampling import (
     GeneratorParts,
@@ -127,27 +134,39 @@ class RunBooks:
     queue: RolloutQueue
     orders: OrderBook
 
-    def run(self, *, learner: Any, **roles: Any) -> RunState:
+    def run(
+        self, *, learner: Any, generators: Generators, ledger: Ledger, **roles: Any
+    ) -> RunState:
         """Return the run with its roles."""
         config, tokenizer = self.parts.config, self.parts.tokenizer
+        pool = learner_pool(config)
+        mismatch = MismatchCheck(
+            score=learner.score,
+            row_tokens=config.batch.row_tokens,
+            rows_per_microbatch=config.batch.rows_per_microbatch,
+            max_mismatch_nats=config.train.max_mismatch_nats,
+        )
+        in_loop = InLoop(
+            generators=generators,
+            mismatch=mismatch,
+            activity=functools.partial(ledger.activity, "eval", pool=pool),
+        )
         return RunState(
             learner=learner,
+            generators=generators,
+            ledger=ledger,
             queue=self.queue,
             orders=self.orders,
             stream=self.stream,
             assemble=self.assemble,
-            mismatch=MismatchCheck(
-                score=learner.score,
-                row_tokens=config.batch.row_tokens,
-                rows_per_microbatch=config.batch.rows_per_microbatch,
-                max_mismatch_nats=config.train.max_mismatch_nats,
-            ),
+            mismatch=mismatch,
+            evaluations=BesideRun(generators) if config.eval.concurrent else in_loop,
             trace=make_trace(config, learner, self.assemble, tokenizer),
             flops=make_flops(config, self.arch),
             learning_rates=make_learning_rates(config),
             why_no_answers=functools.partial(why_no_answers, config),
             length_limit=make_length_budget(config).limit,
-            learner_pool=learner_pool(config),
+            learner_pool=pool,
             progress=self.parts.progress,
             **roles,
         )
@@ -159,6 +178,11 @@ def make_books(config: Config, directory: Path, progress: Progress) -> RunBooks:
     Raises:
         ValueError: a setting or a file that it names cannot be used.
     """
+    if (own := check_environment(config)) and keep_environment(directory, own.text):
+        progress.note(
+            f"warning: {own.file} has changed since this run began; from here on "
+            f"rewards are those of the new text"
+        )
     arch = make_architecture(config)
     if config.model.frozen:
         frozen_params(parameter_table(arch), config.model.frozen)  # it may raise
@@ -253,14 +277,19 @@ def make_group_check(config: Config, arch: Architecture) -> GroupCheck:
     )
 
 
-def make_queue(config: Config) -> RolloutQueue:
-    """Return the queue of finished groups between generators and learner."""
-    return RolloutQueue(
+def make_pacing(config: Config) -> Pacing:
+    """Return the bounds of a run's queue."""
+    return Pacing(
         num_prompts=config.batch.num_prompts,
         max_staleness=config.queue.max_staleness,
         mode=config.queue.mode,
         max_waiting=config.queue.max_waiting,
         epochs=config.batch.epochs,
-        max_refills=config.batch.max_refills if config.batch.dynamic_sampling else 0,
         num_steps=config.train.num_steps,
     )
+
+
+def make_queue(config: Config) -> RolloutQueue:
+    """Return the queue of finished groups between generators and learner."""
+    max_refills = config.batch.max_refills if config.batch.dynamic_sampling else 0
+    return RolloutQueue(make_pacing(config), max_refills=max_refills)

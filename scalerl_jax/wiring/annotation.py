@@ -30,28 +30,10 @@ from scalerl_jax.learner.step import (
     init_state,
     state_layout,
 )
-from scalerl_jax.learner.window_scores import Annotator, KlPenalty, Scorer
+from scalerl_jax.learner.window_scores import PARAMS, Annotator, Scorer
+from scalerl_jax.objective.assembly import make_advantages, make_pack, make_penalty
+from scalerl_jax.objective.terms import needs_of
 from scalerl_jax.types import PackedBatch, PyTree
-from scalerl_jax.wiring.objective import make_advantages, make_pack
-from scalerl_jax.wiring.terms import KL_ESTIMATORS
-
-
-def as_critic(config: Config) -> Config:
-    """Return the config whose optimizer is the critic's: another rate and warm-up.
-
-    Nothing of the critic is frozen.  Where the policy's rate falls, this one ends with
-    it: the critic makes more steps until then.
-    """
-    critic, policy = config.critic, config.optimizer
-    decay_steps = (policy.decay_steps or config.train.num_steps) * critic.minibatches
-    settings = dataclasses.replace(
-        policy,
-        learning_rate=critic.learning_rate,
-        warmup_steps=critic.warmup_steps,
-        decay_steps=decay_steps,
-    )
-    model = dataclasses.replace(config.model, frozen=())
-    return dataclasses.replace(config, optimizer=settings, model=model)
 
 
 def abstract_critic(
@@ -135,22 +117,18 @@ def make_annotator(
 
     `state` may be abstract.
     """
-    objective, batch = config.objective, make_pack(config, forward.arch)[1]
-    proximal, reference = objective.anchor == "recomputed", objective.kl_coefficient > 0
+    objective, needs = config.objective, needs_of(config)
+    batch = make_pack(config, forward.arch)[1]
     shapes = {"batch": batch, "mesh": mesh}
     score = Scorer(
         lambda params, batch: forward.logprobs(params, batch)[0],
         params=state.params,
         **shapes,
     )
-    if proximal or reference:
+    params = {name: PARAMS[name] for name in needs.scores if name in PARAMS}
+    if params:
         score.compile()
-    penalty, critic = None, None
-    if objective.kl_in == "reward":
-        penalty = KlPenalty(
-            estimator=KL_ESTIMATORS[objective.kl_estimator],
-            coefficient=objective.kl_coefficient,
-        )
+    penalty, critic = make_penalty(config), None
     if state.critic is not None:
         compute = functools.partial(token_values, forward=forward)
         values = Scorer(compute, params=state.critic.params, **shapes)
@@ -167,8 +145,7 @@ def make_annotator(
         penalty = None
     return Annotator(
         score=score,
-        proximal=proximal,
-        reference=reference,
+        params=params,
         penalty=penalty,
         advantages=make_advantages(config, assemble.running) if penalty else None,
         group_size=config.batch.group_size,

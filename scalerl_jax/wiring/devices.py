@@ -16,7 +16,6 @@ from scalerl_jax.model.architecture import (
 )
 from scalerl_jax.parallel.mesh import AXES, Device, make_mesh, split_devices
 from scalerl_jax.planning.chooser import balanced
-from scalerl_jax.planning.shards import most_shards
 from scalerl_jax.run.ledger import Ledger
 
 _log = logging.getLogger(__name__)
@@ -55,7 +54,7 @@ def fit_devices(
         count = count or max((num_devices - least) // each, 1)
         left -= count * each
     if not mesh.fsdp or not mesh.data:
-        data, fsdp = most_shards(config, arch, left)
+        data, fsdp = _most_shards(config, arch, left)
         mesh = dataclasses.replace(mesh, data=data, fsdp=fsdp)
     rows = config.batch.rows_per_microbatch or mesh.data * mesh.fsdp
     if placement == "shared":
@@ -91,7 +90,7 @@ def _without_chooser(config: Config, kind: str) -> Config:
 
 
 def why_not_one_process(config: Config) -> str:
-    """Return why a run cannot be one process with all of the devices; empty: it can."""
+    """Return the reason why one process cannot have all devices; "": it can."""
     if config.generators.processes != 1:
         return (
             f"generators.processes = {config.generators.processes}: in one process a "
@@ -106,7 +105,7 @@ def why_not_one_process(config: Config) -> str:
 
 
 def _fitting(each: int, learner: int, arch: Architecture) -> int:
-    """Return how many of the learner's devices a replica shares, at most `each`."""
+    """Return the number of the learner's devices for one replica, `each` at most."""
     most = max(
         count for count in range(1, min(each, learner) + 1) if is_divisible(arch, count)
     )
@@ -173,3 +172,41 @@ def make_ledger(config: Config) -> Ledger:
     """Return a ledger of the chips of this process."""
     chip = config.mesh.chip or jax.devices()[0].device_kind
     return Ledger(pools=ledger_pools(config), chip=chip)
+
+
+def _most_shards(config: Config, arch: Architecture, left: int) -> tuple[int, int]:
+    """Return mesh.data and mesh.fsdp, if one is 0, that use most devices of those left.
+
+    Of several, the one with the most shards of the state.
+
+    Raises:
+        ValueError: there are too few, or they cannot be shared out evenly.
+    """
+    mesh, rows = config.mesh, config.batch.rows_per_microbatch
+    others = (mesh.data or 1) * mesh.context * mesh.tensor
+    if mesh.data and rows % mesh.data:
+        raise ValueError(
+            f"batch.rows_per_microbatch = {rows} cannot be cut into mesh.data = "
+            f"{mesh.data} shards; make it a multiple, or 0"
+        )
+    most = left // (mesh.context * mesh.tensor)
+    fits = [
+        (data * shards, shards, data)
+        for shards in ([mesh.fsdp] if mesh.fsdp else range(1, most + 1))
+        for data in ([mesh.data] if mesh.data else range(1, most // shards + 1))
+        if data * shards <= most
+        and arch.hidden_size % shards == 0
+        and shards % mesh.expert == 0
+        and rows % (data * shards) == 0
+    ]
+    if not fits:
+        generators = config.generators
+        raise ValueError(
+            f"mesh.fsdp = 0 finds no shards: the {left} devices that "
+            f"generators.count = {generators.count} x generators.devices = "
+            f"{generators.devices} leave must be at least mesh.data * mesh.context * "
+            f"mesh.tensor = {others}; lower one of them, or set generators.placement "
+            f"= 'shared'"
+        )
+    _, shards, data = max(fits)
+    return data, shards

@@ -11,8 +11,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from scalerl_jax.batching.assembly import Assembler
-from scalerl_jax.config import Config, naming
-from scalerl_jax.learner.balance import LoadBalancing
+from scalerl_jax.config import Config, OptimizerConfig, naming
 from scalerl_jax.learner.forward import Forward, LearnerFlops
 from scalerl_jax.learner.freezing import freeze, without_gradient
 from scalerl_jax.learner.head import Head
@@ -36,22 +35,22 @@ from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.sizes import ARCHITECTURES
 from scalerl_jax.model.transformer import abstract_params, init_params
 from scalerl_jax.model.weights import load_params
+from scalerl_jax.objective.assembly import make_pack
+from scalerl_jax.objective.terms import (
+    make_balance,
+    make_objective,
+    needs_of,
+    with_scores,
+)
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.types import PackedBatch, PyTree
 from scalerl_jax.wiring.annotation import (
     abstract_critic,
-    as_critic,
     make_annotator,
     make_critic,
     make_paired_step,
 )
 from scalerl_jax.wiring.mixtures import load_with_biases, with_router
-from scalerl_jax.wiring.objective import (
-    make_objective,
-    make_pack,
-    scored_first,
-    with_annotations,
-)
 
 
 def make_architecture(config: Config) -> Architecture:
@@ -73,11 +72,7 @@ def make_architecture(config: Config) -> Architecture:
                 f"model.architecture = {name!r}; choose from {sorted(ARCHITECTURES)}"
             )
         arch = ARCHITECTURES[name]
-    objective = config.objective
-    balanced = objective.expert_balance or objective.expert_bias_rate
-    if balanced or objective.routing_replay == "on":
-        arch = with_router(config, arch)
-    return arch
+    return with_router(config, arch) if needs_of(config).router else arch
 
 
 def make_forward(config: Config, arch: Architecture, mesh: Mesh) -> Forward:
@@ -105,7 +100,7 @@ def make_attention(config: Config, arch: Architecture, mesh: Mesh) -> SegmentAtt
     model, platform = config.model, mesh.devices.flat[0].platform
     if model.attention == "auto" and platform == "cpu":
         return BlockwiseAttention(mesh, block=model.attention_block)
-    from scalerl_jax.model.attention_kernels import choose_attention
+    from scalerl_jax.model.attention_kernels import choose_attention  # Pallas
 
     return choose_attention(
         model.attention,
@@ -118,9 +113,12 @@ def make_attention(config: Config, arch: Architecture, mesh: Mesh) -> SegmentAtt
 
 
 def make_learning_rates(config: Config) -> optax.Schedule:
-    """Return the schedule: optimizer steps applied -> rate of the next one."""
-    settings, batch = config.optimizer, config.batch
-    peak, decay_steps = settings.learning_rate, 0
+    """Return the policy's schedule: optimizer steps applied -> rate of the next one."""
+    return _learning_rates(config, config.optimizer)
+
+
+def _learning_rates(config: Config, settings: OptimizerConfig) -> optax.Schedule:
+    batch, peak, decay_steps = config.batch, settings.learning_rate, 0
     if settings.base_rollouts:
         # IsoCompute Playbook, https://arxiv.org/abs/2603.12151: 1e-6 at 1024 rollouts;
         # at 8192 a constant rate was too slow and a linear one unstable.
@@ -138,18 +136,38 @@ def make_learning_rates(config: Config) -> optax.Schedule:
 
 def make_adamw(config: Config) -> optax.GradientTransformation:
     """Return the optimizer; the shape of a saved train state depends on it."""
-    settings = config.optimizer
-    adamw = make_optimizer(
-        make_learning_rates(config),
+    adamw = _adamw(config, config.optimizer)
+    if config.model.frozen:
+        adamw = freeze(adamw, config.model.frozen)
+    return adamw
+
+
+def make_critic_adamw(config: Config) -> optax.GradientTransformation:
+    """Return the critic's optimizer: the policy's with another rate and warm-up.
+
+    Nothing of the critic is frozen.  Where the policy's rate falls, this one ends with
+    it: the critic makes more steps until then.
+    """
+    critic, policy = config.critic, config.optimizer
+    decay_steps = (policy.decay_steps or config.train.num_steps) * critic.minibatches
+    settings = dataclasses.replace(
+        policy,
+        learning_rate=critic.learning_rate,
+        warmup_steps=critic.warmup_steps,
+        decay_steps=decay_steps,
+    )
+    return _adamw(config, settings)
+
+
+def _adamw(config: Config, settings: OptimizerConfig) -> optax.GradientTransformation:
+    return make_optimizer(
+        _learning_rates(config, settings),
         beta1=settings.beta1,
         beta2=settings.beta2,
         eps=settings.eps,
         weight_decay=settings.weight_decay,
         max_grad_norm=settings.max_grad_norm,
     )
-    if config.model.frozen:
-        adamw = freeze(adamw, config.model.frozen)
-    return adamw
 
 
 def make_learner(
@@ -168,17 +186,18 @@ def make_learner(
         params = jax.jit(
             functools.partial(init_params, arch, dtype=dtype), out_shardings=shardings
         )(jax.random.key(config.seed))
+    needs = needs_of(config)
     layout = dataclasses.replace(abstract_state(config, arch, mesh), critic=None)
     state = jax.jit(
         functools.partial(
             init_state,
             optimizer=make_adamw(config),
-            with_reference=bool(config.objective.kl_coefficient),
+            with_reference=needs.reference,
         ),
         out_shardings=jax.tree.map(lambda leaf: leaf.sharding, layout),
     )(params)
-    if config.objective.advantage == "critic":
-        critic = make_critic(params, make_adamw(as_critic(config)), mesh)
+    if needs.critic:
+        critic = make_critic(params, make_critic_adamw(config), mesh)
         state = dataclasses.replace(state, critic=critic)
     step = make_train_step(config, forward, mesh)
     with progress.bar("compiling the train step"):
@@ -193,32 +212,29 @@ def abstract_state(config: Config, arch: Architecture, mesh: Mesh) -> TrainState
         abstract_params(arch, dtype=jnp.dtype(config.model.param_dtype)),
         param_shardings(arch, mesh),
     )
+    needs = needs_of(config)
     state = state_layout(
         params,
         make_adamw(config),
         everywhere=NamedSharding(mesh, PartitionSpec()),
-        with_reference=bool(config.objective.kl_coefficient),
+        with_reference=needs.reference,
     )
-    if config.objective.advantage != "critic":
+    if not needs.critic:
         return state
 
-    critic = abstract_critic(params, make_adamw(as_critic(config)), mesh)
+    critic = abstract_critic(params, make_critic_adamw(config), mesh)
     return dataclasses.replace(state, critic=critic)
 
 
 def make_train_step(config: Config, forward: Forward, mesh: Mesh) -> TrainStep:
     """Return the step of the objective, not compiled; `mesh` may be abstract."""
     state = abstract_state(config, forward.arch, mesh)
-    batch = with_annotations(make_pack(config, forward.arch)[1], config.objective)
-    objective, balance = config.objective, None
-    if objective.expert_balance or objective.expert_bias_rate:
-        balance = LoadBalancing(
-            coefficient=objective.expert_balance, bias_rate=objective.expert_bias_rate
-        )
+    batch = with_scores(make_pack(config, forward.arch)[1], needs_of(config))
+    balance = make_balance(config)
     update = make_update(
         make_adamw(config),
         stochastic_rounding=config.optimizer.stochastic_rounding,
-        reference_every=objective.reference_every,
+        reference_every=config.objective.reference_every,
         hold_steps=config.critic.pretrain_steps if state.critic is not None else 0,
         balance=balance,
     )
@@ -232,7 +248,7 @@ def make_train_step(config: Config, forward: Forward, mesh: Mesh) -> TrainStep:
         config,
         forward,
         (accumulate, update),
-        make_adamw(as_critic(config)),
+        make_critic_adamw(config),
         state=state,
         batch=batch,
         mesh=mesh,
@@ -241,12 +257,8 @@ def make_train_step(config: Config, forward: Forward, mesh: Mesh) -> TrainStep:
 
 def make_flops(config: Config, arch: Architecture) -> LearnerFlops:
     """Return the FLOPs of the objective's passes."""
-    objective = config.objective
-    return LearnerFlops(
-        arch=arch,
-        scores=(objective.anchor == "recomputed") + bool(objective.kl_coefficient),
-        critic_passes=int(objective.advantage == "critic"),
-    )
+    needs = needs_of(config)
+    return LearnerFlops(arch=arch, scores=needs.passes, critic_passes=int(needs.critic))
 
 
 def make_diagnosis(
@@ -265,9 +277,7 @@ def make_annotate(
     config: Config, forward: Forward, mesh: Mesh, assemble: Assembler
 ) -> Annotate:
     """Return a function that scores a window's batches before its first step."""
-    objective = config.objective
-    recomputed = objective.anchor == "recomputed"
-    if not (recomputed or objective.kl_coefficient or scored_first(objective)):
+    if not needs_of(config).annotated:
         return lambda state, batches: batches
 
     state = abstract_state(config, forward.arch, mesh)

@@ -16,9 +16,8 @@ from scalerl_jax.formats.model_files import local_path
 from scalerl_jax.formats.reading import Directory, is_remote, local_file, read_json
 from scalerl_jax.formats.remote import origin_of
 from scalerl_jax.learner import fitness
-from scalerl_jax.learner.bucket_place import BucketPlace
-from scalerl_jax.learner.places import CheckpointPlace
-from scalerl_jax.learner.restoring import CheckpointReader
+from scalerl_jax.learner.checkpoint import CheckpointReader
+from scalerl_jax.learner.places import BucketPlace, CheckpointPlace
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.transformer import abstract_params
 from scalerl_jax.model.weights import load_params
@@ -157,7 +156,7 @@ def _run_of(path: Directory) -> Path | None:
 
 
 def _holds_settings(path: Path) -> bool:
-    """Return whether its config.json is a run's; there may be no checkpoint yet."""
+    """Return whether config.json in `path` is a run's; a checkpoint may be missing."""
     try:
         return "config" in read_json(path / "config.json")
     except (OSError, ValueError):  # none, or no JSON

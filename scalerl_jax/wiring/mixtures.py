@@ -21,7 +21,8 @@ def with_router(config: Config, arch: Architecture) -> Architecture:
         ValueError: the model has no experts, or shares prompts between rows.
     """
     _check_experts(config, arch)
-    return _with_bias(arch, bias=True) if config.objective.expert_bias_rate else arch
+    rate = config.objective.expert_bias_rate
+    return _with_bias(arch, bias=True) if rate else arch
 
 
 def _check_experts(config: Config, arch: Architecture) -> None:
@@ -30,7 +31,8 @@ def _check_experts(config: Config, arch: Architecture) -> None:
     lacking = (
         f"experts, of which a model of the family {arch.family} has none; set it to"
     )
-    if objective.routing_replay == "on" and arch.experts is None:
+    replayed = objective.routing_replay == "on"
+    if replayed and arch.experts is None:
         raise ValueError(f"objective.routing_replay = 'on' replays {lacking} 'off'")
     for name in ("expert_balance", "expert_bias_rate"):
         value = getattr(objective, name)

@@ -21,12 +21,14 @@ from scalerl_jax.data.questions import (
 )
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.environments import sandbox
-from scalerl_jax.environments.pool import (
-    VerifierPool,
+from scalerl_jax.environments.own_file import read_own
+from scalerl_jax.environments.pool import VerifierPool, verifier_of
+from scalerl_jax.environments.run_verifiers import (
+    check_own,
     make_pool,
     named_verifiers,
-    verifier_of,
 )
+from scalerl_jax.environments.verdict import OwnReward
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.types import Prompt
 from scalerl_jax.wiring.data_sets import DataSets
@@ -35,7 +37,7 @@ AUTO = "auto"  # of data.answer_after
 
 
 def make_render(config: Config) -> Renderer:
-    """Return what writes the prompts."""
+    """Make the renderer of prompts, by data.template or by a chat template."""
     data = config.data
     if data.template != CHAT:
         return plain_renderer(data.template)
@@ -229,9 +231,15 @@ def make_stream(config: Config, prompts: JoinedPrompts) -> Stream:
     return MixtureStream(streams, weights=data.task_weights)
 
 
-def make_verifier(config: Config, opened: contextlib.ExitStack) -> VerifierPool:
-    """Make a pool of processes that judge, closed with `opened`."""
-    pool = make_pool(config.reward, unnamed="reasoning_gym")
+def make_verifier(
+    config: Config, opened: contextlib.ExitStack, *, count: int = 0
+) -> VerifierPool:
+    """Make a pool of processes that judge, closed with `opened`.
+
+    It has `count` processes; 0: as many as the config says.
+    """
+    own = read_own(config.environment, config.reward) if config.environment else None
+    pool = make_pool(config.reward, unnamed="reasoning_gym", count=count, own=own)
     opened.callback(pool.close)
     return pool
 
@@ -243,6 +251,21 @@ def check_verifiers(config: Config, prompts: Iterable[Prompt]) -> None:
         ValueError: there is none of that name, or reward.code_packages is not there.
         SandboxError: there are programs to judge, and no sandbox for them.
     """
+    if config.environment:
+        return  # `check_environment` has looked at it
     known = named_verifiers(config.reward)
     if "code" in {verifier_of(prompt.reference, known) for prompt in prompts}:
         sandbox.check(config.reward.code_packages)
+
+
+def check_environment(config: Config) -> OwnReward | None:
+    """Check, before anything that takes time, that a user's reward functions are there.
+
+    Raises:
+        ValueError: the file or a function is missing, or it raises when it is imported.
+    """
+    if not config.environment:
+        return None
+    own = read_own(config.environment, config.reward)
+    check_own(own, config.reward)
+    return own

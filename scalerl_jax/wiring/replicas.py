@@ -17,6 +17,7 @@ from scalerl_jax.controller.fleet import Fleet
 from scalerl_jax.controller.orders import OrderBook
 from scalerl_jax.controller.replicas import FleetLimits
 from scalerl_jax.generation.evaluation import summarize
+from scalerl_jax.generation.followers import Follower, Followers, PublishedToAll
 from scalerl_jax.generation.replica import Replica, ReplicaThread, ThreadLink
 from scalerl_jax.generation.replica_orders import ReplicaOrders
 from scalerl_jax.learner.publish import make_publish
@@ -29,15 +30,9 @@ from scalerl_jax.run.work_log import WorkLog
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.lockstep import Followed, LeadingEngine
 from scalerl_jax.types import Prompt, PyTree
-from scalerl_jax.weights.arrivals import (
-    Follower,
-    Followers,
-    PublishedFrom,
-    PublishedToAll,
-    Reaching,
-)
 from scalerl_jax.weights.channels import Channel
 from scalerl_jax.weights.publication import Published
+from scalerl_jax.weights.receiving import PublishedFrom, Reaching
 from scalerl_jax.wiring.devices import generator_pools
 from scalerl_jax.wiring.sampling import (
     GeneratorParts,

@@ -5,6 +5,7 @@ Several replicas are in `wiring.replicas`.
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -15,9 +16,10 @@ from jax.sharding import Mesh
 from scalerl_jax.config import Config
 from scalerl_jax.contract import Orders
 from scalerl_jax.controller.orders import OrderBook
-from scalerl_jax.data.detokenizer import Marker, make_marker
+from scalerl_jax.data.detokenizer import Detokenizer, Marker, make_marker
 from scalerl_jax.data.tokenizer import Tokenizer, load_tokenizer
-from scalerl_jax.environments.pool import VerifierPool, num_processes
+from scalerl_jax.environments.pool import VerifierPool
+from scalerl_jax.environments.run_verifiers import num_processes
 from scalerl_jax.generation.driver import LocalGenerators
 from scalerl_jax.generation.episodes import Episodes, Judging
 from scalerl_jax.generation.evaluation import Evaluator, Probe
@@ -26,6 +28,7 @@ from scalerl_jax.run.ledger import Ledger
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.sampler.decoding import NEVER, EngineSettings
 from scalerl_jax.sampler.engine import Engine
+from scalerl_jax.sampler.protocol import Sampler
 from scalerl_jax.sampler.requests import LengthBudget, Samples
 from scalerl_jax.sampler.sampling import (
     Purpose,
@@ -33,7 +36,7 @@ from scalerl_jax.sampler.sampling import (
     interruption_lengths,
     sample_keys,
 )
-from scalerl_jax.sampler.scheduler import Scheduler
+from scalerl_jax.sampler.scheduler import KvOnUpdate, Scheduler
 from scalerl_jax.types import Prompt
 from scalerl_jax.wiring.devices import generator_pools
 from scalerl_jax.wiring.prompts import answer_after, make_render, make_verifier
@@ -131,6 +134,19 @@ def make_engine(
     return kind(settings, mesh=mesh)
 
 
+def make_sampler(
+    engine: Engine,
+    *,
+    kv_on_update: KvOnUpdate = "keep",
+    detokenizer: Detokenizer | None = None,
+) -> Sampler:
+    """Return a sampler on an engine, with slots of its own.
+
+    Training, evaluation and serving get theirs here, and know the protocol alone.
+    """
+    return Scheduler(engine, kv_on_update=kv_on_update, detokenizer=detokenizer)
+
+
 def make_distribution(config: Config) -> Sampling:
     """Return the distribution that training samples from."""
     sampler = config.sampler
@@ -179,7 +195,7 @@ def make_length_budget(config: Config) -> LengthBudget:
 
 
 def make_judging(config: Config, tokenizer: Tokenizer) -> Judging:
-    """Return how completions become answers, and verdicts become rewards."""
+    """Make the rules by which completions become answers, and verdicts rewards."""
     return Judging(
         tokenizer=tokenizer,
         answer_after=answer_after(config),
@@ -188,6 +204,7 @@ def make_judging(config: Config, tokenizer: Tokenizer) -> Judging:
         cut_off_is_wrong=config.objective.cut_off_completions == "wrong",
         unjudged_is_wrong=config.reward.unjudged == "wrong",
         max_too_costly_share=config.reward.max_too_costly_share,
+        whole=bool(config.environment),
     )
 
 
@@ -201,7 +218,7 @@ def make_evaluator(
 ) -> Evaluator:
     """Return the evaluation on a training engine, at a temperature of its own."""
     return Evaluator(
-        engine=engine,
+        make_sampler=functools.partial(make_sampler, engine),
         prompts=prompts,
         samples_per_prompt=config.eval.samples_per_prompt,
         sampling=dataclasses.replace(
@@ -220,7 +237,7 @@ def make_probe(config: Config, engine: Engine, prompts: Sequence[Prompt]) -> Pro
     ordered = sorted(prompts, key=lambda prompt: len(prompt.tokens))
     places = np.linspace(0, len(ordered) - 1, min(4, len(ordered))).astype(int)
     return Probe(
-        engine=engine,
+        make_sampler=functools.partial(make_sampler, engine),
         prompts=[ordered[place] for place in places],
         sampling=make_distribution(config),
         make_samples=make_samples_of(config, "eval", config.batch.group_size),
@@ -235,6 +252,7 @@ class GeneratorParts:
     tokenizer: Tokenizer
     held_out: Sequence[Prompt]  # evaluated, and some of them compared with the learner
     progress: Progress
+    verifiers: int = 0  # processes of a verifier pool; 0: as many as the config says
 
 
 def share_verifiers(parts: GeneratorParts, replicas: int) -> GeneratorParts:
@@ -245,10 +263,7 @@ def share_verifiers(parts: GeneratorParts, replicas: int) -> GeneratorParts:
         f"verifier processes: {workers} for training, {workers} for evaluations"
         + (f", of each of {replicas} replicas" if replicas > 1 else "")
     )
-    reward = dataclasses.replace(parts.config.reward, num_workers=workers)
-    return dataclasses.replace(
-        parts, config=dataclasses.replace(parts.config, reward=reward)
-    )
+    return dataclasses.replace(parts, verifiers=workers)
 
 
 def make_generators(
@@ -279,14 +294,14 @@ def make_thread(
     Verifier processes are closed with `opened`.
     """
     config, tokenizer, held_out = parts.config, parts.tokenizer, parts.held_out
-    verifiers = make_verifier(config, opened), make_verifier(config, opened)
+    verifiers = [make_verifier(config, opened, count=parts.verifiers) for _ in range(2)]
     make_samples = make_samples_of(config, "train", config.batch.group_size)
     judging, budget = make_judging(config, tokenizer), make_length_budget(config)
     evaluator = make_evaluator(
         config, engine, held_out, tokenizer, verifiers[1], parts.progress
     )
     generators = kind(
-        scheduler=Scheduler(engine, kv_on_update=config.sampler.kv_on_update),
+        sampler=make_sampler(engine, kv_on_update=config.sampler.kv_on_update),
         orders=orders,
         episodes=Episodes(verifiers[0], judging.answer),
         judging=judging,

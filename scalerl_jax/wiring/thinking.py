@@ -65,7 +65,7 @@ def check_thinking(config: Config, render: Renderer) -> None:
 
 
 def why_no_answers(config: Config) -> str:
-    """Return why no completion of many may hold an answer, and what mends that."""
+    """Return a likely cause if no completion holds an answer, and its remedy."""
     data = config.data
     source = data.tokenizer or config.model.checkpoint
     if data.template != CHAT and _has_chat_template(source):

@@ -243,9 +243,11 @@ def test_an_unjudged_rollout_is_in_nothing_that_is_trained(reward):
         group_size=4,
         advantages=scaled,
         weigh=functools.partial(advantages.prompt_weights, group_size=4),
-        regularization=functools.partial(
-            easy_prompts, group_size=4, from_pass_rate=0.6
-        ),
+        scores={
+            "regularization": functools.partial(
+                easy_prompts, group_size=4, from_pass_rate=0.6
+            )
+        },
     )([unjudged(FOUR, 2, reward=reward)], learner_version=0)
     # Of 1, -1, 1 the mean is 1/3; the root mean square of what is left sqrt(8/9).
     std = np.sqrt(8 / 9)
@@ -254,7 +256,7 @@ def test_an_unjudged_rollout_is_in_nothing_that_is_trained(reward):
     assert_tokens(by_token(assembled.packed), expected)
     assert assembled.wasted_tokens == 3
     # A pass rate of 2/3, where 2 of 4 would be hard from 0.6 on.
-    assert assembled.packed.regularization[assembled.packed.mask].all()
+    assert assembled.packed.scores["regularization"][assembled.packed.mask].all()
 
 
 @pytest.mark.parametrize("places", [(1,), (0, 1)], ids=["one left", "none left"])
@@ -298,7 +300,7 @@ def test_regularisers_are_on_from_a_pass_rate(least, factor):
             easy_prompts, group_size=G, from_pass_rate=least
         )
     )([group], learner_version=0)
-    on_tokens = found.packed.regularization[found.packed.mask]
+    on_tokens = found.packed.scores["regularization"][found.packed.mask]
     assert (on_tokens == factor).all()  # one of two passed
 
 
@@ -325,14 +327,16 @@ def test_lengths_enter_the_reward_and_make_no_group_worth_its_gradient(
 def test_regularisers_are_scaled_by_the_pass_rate_of_the_group():
     assembled = assembler(
         zero_variance_filter=False,
-        regularization=functools.partial(
-            easy_prompts, group_size=G, from_pass_rate=0.75
-        ),
+        scores={
+            "regularization": functools.partial(
+                easy_prompts, group_size=G, from_pass_rate=0.75
+            )
+        },
     )(GROUPS, learner_version=5)
     batch = assembled.packed
-    easy = {int(token) for token in batch.targets[batch.regularization > 0]}
+    easy = {int(token) for token in batch.targets[batch.scores["regularization"] > 0]}
     assert easy == {30, 40, 41, 42, 43}  # of EQUAL, which passed always
-    assert set(batch.regularization.flat) == {0.0, 1.0}
+    assert set(batch.scores["regularization"].flat) == {0.0, 1.0}
 
 
 def test_rewards_wait_for_the_annotation_with_the_places_of_all_that_is_kept():
@@ -442,6 +446,7 @@ def test_metrics_by_hand():
         "verifier/unparsable_share": 0.0,
         "verifier/timeout_share": 1 / 6,
         "verifier/error_share": 0.0,
+        "verifier/bad_reward_share": 0.0,
         "verifier/too_costly_share": 0.0,
         "verifier/unjudged_share": 1 / 6,
         # Oldest versions 0, 4, 3; finished at 3, 4, 4; used at 6.

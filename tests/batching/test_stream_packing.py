@@ -21,16 +21,11 @@ from scalerl_jax.batching.packing import TrainSequence, pack
 from scalerl_jax.batching.stream_packing import StreamShape, pack_shared
 from scalerl_jax.learner.forward import Forward
 from scalerl_jax.learner.head import Head
-from scalerl_jax.learner.step import (
-    Objective,
-    TrainStep,
-    init_state,
-    make_accumulate,
-    make_update,
-)
+from scalerl_jax.learner.step import TrainStep, init_state, make_accumulate, make_update
 from scalerl_jax.model.architecture import batch_sharding, param_shardings
 from scalerl_jax.model.prompt_sharing import collect, spread
 from scalerl_jax.model.transformer import abstract_params
+from scalerl_jax.objective.loss import Objective
 from scalerl_jax.parallel.mesh import make_mesh
 
 SHAPE = StreamShape(

@@ -66,7 +66,7 @@ def test_ray_is_told_of_the_slice_in_its_own_words():
 
 def test_a_host_that_finds_no_head_says_where_it_looked():
     port = free_port()
-    words = rf"worker 1 of v5p:2x2x2 found no head of Ray at localhost:{port} within"
+    words = rf"worker 1 of v5p:2x2x2 .* localhost:{port}"
     with (
         pytest.raises(TimeoutError, match=words),
         slice_cluster(told(1), timeout_s=0.0, port=port),

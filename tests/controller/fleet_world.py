@@ -16,7 +16,7 @@ from scalerl_jax.contract import JobResult, QueueClosed, ReplicaJob, ReplicaRepo
 from scalerl_jax.controller.dispatch import Dispatcher
 from scalerl_jax.controller.group_check import GroupCheck
 from scalerl_jax.controller.orders import OrderBook
-from scalerl_jax.controller.queue import RolloutQueue
+from scalerl_jax.controller.queue import Pacing, RolloutQueue
 from scalerl_jax.controller.replicas import FleetLimits
 from scalerl_jax.data.prompts import PromptStream
 from scalerl_jax.generation.replica_orders import ReplicaOrders
@@ -170,11 +170,20 @@ class LateLink:
 class FleetWorld:
     """A run of several replicas, with books of its own."""
 
-    def __init__(self, *, replicas, capacity, by_ticket, reissue_after_s, **queue):
+    def __init__(
+        self,
+        *,
+        replicas,
+        capacity,
+        by_ticket,
+        reissue_after_s,
+        max_refills=0,
+        **queue,
+    ):
         self.settings = queue
-        self.capacity = capacity
+        self.capacity, self.by_ticket = capacity, by_ticket
         self.now = 0.0
-        self.queue = RolloutQueue(**queue)
+        self.queue = RolloutQueue(Pacing(**queue), max_refills=max_refills)
         prompts = [make_prompt(number) for number in range(NUM_PROMPTS_OF_DATA)]
         self.ledger = RemoteLedger(
             pools={"learner": 1} | {f"r{n}": 2 for n in range(replicas)},
@@ -327,7 +336,7 @@ class FleetWorld:
             self.evaluation = None
 
     def check(self):
-        """No prompt is lost or doubled; a ticket keeps its prompt wherever it goes."""
+        """No prompt is lost or doubled; a ticket keeps its prompt and place."""
         state = self.queue.snapshot() if not self.window else None
         assert len(self.consumed) == len(set(self.consumed))
         given = list(
@@ -338,6 +347,8 @@ class FleetWorld:
         assert len(given) == len(set(given)), "a ticket in two names"
         for known in self.dispatcher.replicas:
             for ticket, assignment in known.assignments.items():
+                home = ticket % len(self.dispatcher.replicas)
+                assert known.number == home or not self.by_ticket
                 prompt = assignment.order.prompt
                 drawn = (prompt.prompt_id, prompt.epoch)
                 assert self.prompts.setdefault(ticket, drawn) == drawn

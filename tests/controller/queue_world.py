@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from scalerl_jax.controller.queue import RolloutQueue
+from scalerl_jax.controller.queue import Pacing, RolloutQueue
 from scalerl_jax.types import Group, Prompt, Rollout
 
 
@@ -68,7 +68,7 @@ class World:
         self.num_prompts, self.max_staleness = num_prompts, max_staleness
         self.mode, self.epochs = mode, epochs
         self.useless = useless  # tenths of the groups without reward variance
-        self.queue = RolloutQueue(**self.settings)
+        self.queue = self.new_queue()
         self.version = 0  # the learner's
         self.opened = 0  # version at the start of the window in hand, or the next
         self.worker_version = 0
@@ -210,6 +210,8 @@ class World:
             if ticket not in refilled
         ]
         assert len(self.batch) == self.places
+        newest = max(first for _, first in self.batch)
+        assert all(newest <= first for first in self.buffered.values()), "oldest first"
         # At most 1 + max_refills groups for each place.
         assert len(tickets) <= (1 + self.settings["max_refills"]) * self.places
         self.consumed.extend(refilled)
@@ -235,10 +237,16 @@ class World:
             self.batch = []
             self.opened = self.version
 
+    def new_queue(self):
+        """A queue with the world's settings, as it begins."""
+        pacing = dict(self.settings)
+        max_refills = pacing.pop("max_refills")
+        return RolloutQueue(Pacing(**pacing), max_refills=max_refills)
+
     def checkpoint(self):
         """Save, start a new queue with the saved state, re-issue what was running."""
         state = self.queue.snapshot()
-        self.queue = RolloutQueue(**self.settings)
+        self.queue = self.new_queue()
         self.queue.restore(state)
         self.worker_version = self.version
         self.sampled = set()

@@ -169,15 +169,6 @@ def test_a_replica_that_gets_a_sigterm_is_replaced_at_once_and_is_no_loss():
     assert open_tickets(world)[1] == begun[0]
 
 
-def test_without_staleness_a_group_belongs_to_the_replica_of_its_ticket():
-    world = calm_world(by_ticket=True, max_staleness=0, capacity=1)
-    for _ in range(3):
-        deliver(world)
-    for number, link in world.links.items():
-        waiting = [each.order.ticket for each in link.replica.orders._inbox]
-        assert sorted([*link.replica.open, *waiting]) == [number, number + 2]
-
-
 def test_a_late_group_is_refused_and_its_tokens_are_waste():
     world = calm_world(reissue_after_s=30.0, capacity=4, max_staleness=0)
     for _ in range(3):
@@ -201,26 +192,6 @@ def test_a_late_group_is_refused_and_its_tokens_are_waste():
     assert world.ledger.report()["compute/wasted_tokens"] == wasted + 3
     assert late in open_tickets(world)[other]
     assert open_tickets(world)[slow] == []
-
-
-def test_jobs_of_a_lost_replica_are_done_by_another():
-    world = calm_world()
-    deliver(world)
-    job = ReplicaJob(number=5, kind="probe", publication="params", policy_version=0)
-    result = world.dispatcher.submit(job)
-    world.dispatcher.turn()
-    (holder,) = [known for known in world.dispatcher.replicas if known.jobs]
-    world.links.pop(holder.number).die()
-    world.dispatcher.turn()
-    (other,) = world.links.values()
-    world.dispatcher.turn()
-    other.arrive()
-    other.replica.orders.finish(JobResult(number=5, value="done"))
-    other.arrive()
-    while other.arrived:
-        other.answer()
-    world.dispatcher.turn()
-    assert result.result(0) == "done"
 
 
 def test_a_job_whose_params_do_not_arrive_is_done_again_with_whole_ones():
@@ -397,7 +368,5 @@ def test_bad_groups_of_a_replica_in_this_process_end_the_run():
     for _ in range(2):
         of.hand_in(finished_version=99)
     of.world.links[0].replaceable = False
-    with pytest.raises(
-        RuntimeError, match="replica 0 on host 0 made 3 bad groups, the"
-    ):
+    with pytest.raises(RuntimeError, match="replica 0 on host 0 made 3 bad groups"):
         of.hand_in(finished_version=99)

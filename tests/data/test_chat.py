@@ -99,7 +99,7 @@ def test_a_question_is_never_evaluated(smollm2, text):
 def test_a_plain_template_shows_the_question_and_reads_no_directory():
     render = renderer("missing", template="{a} {question}\n{question}<think>")
     assert render(ask("{question}{b}")) == "{a} {question}{b}\n{question}{b}<think>"
-    with pytest.raises(ValueError, match=r"a question of 'gsm8k' brings a system mess"):
+    with pytest.raises(ValueError, match="'gsm8k' .*system message"):
         render(ask("1", system="Be brief."))
 
 
@@ -238,33 +238,31 @@ def test_a_template_has_little_time_and_memory(tmp_path, monkeypatch, source, wh
 @pytest.mark.parametrize(
     "config, changes, message",
     [
-        ({}, {}, r"has no chat template: no file chat_template\.jinja, and no 'chat_"),
-        ({"chat_template": 7}, {}, r"'chat_template' in .* must be a text or a list"),
-        ({"chat_template": ["x"]}, {}, r"must then hold objects with 'name' and 'tem"),
+        ({}, {}, "no file chat_template.jinja"),
+        ({"chat_template": 7}, {}, "'chat_template' .* a text or a list"),
+        ({"chat_template": ["x"]}, {}, "objects with 'name'"),
         (
             {"chat_template": "a\n{% if %}"},
             {},
-            r"the chat template in .*tokenizer_config\.json is no jinja template: "
-            r"line 2: Expected an expression",
+            r"tokenizer_config\.json is no .*: line 2: ",
         ),
         (
             {"chat_template": "{{ tool_list[0] }}"},
             {},
-            r"fails: UndefinedError: 'tool_list' is undefined",
+            "UndefinedError: 'tool_list'",
         ),
         ({"chat_template": "{{ 1 + 'a' }}"}, {}, r"fails: TypeError: "),
         (
             {"chat_template": GEMMA_2},
             {"system_prompt": "Be brief."},
-            r"refuses messages of 'system' and 'user': System role not supported; "
-            r"change data\.system_prompt",
+            "'system' and 'user': .*data.system_prompt",
         ),
         (
             {"chat_template": MAGISTRAL},
             {"user_template": "Q"},
-            r"data\.user_template = 'Q' must hold '\{question\}'",
+            "data.user_template = 'Q'",
         ),
-        ({}, {"template": "Q"}, r"data\.template = 'Q' must hold '\{question\}', .*or"),
+        ({}, {"template": "Q"}, "data.template = 'Q'"),
     ],
 )
 def test_what_is_wrong_with_a_template_is_said(tmp_path, config, changes, message):

@@ -201,7 +201,7 @@ def test_a_wrong_line_is_named_by_its_number(tmp_path, line, message):
 
 def test_prompts_without_a_pass_rate_are_counted(tmp_path):
     path = write(tmp_path, '{"prompt_id": 0, "pass_rate": 0.5}')
-    with pytest.raises(ValueError, match=r"no pass rate for 2 of 3 .* prompt 1: '1\+1"):
+    with pytest.raises(ValueError, match=r"2 of 3 .* prompt 1: '1\+1"):
         read_pass_rates(path, make_prompts(3))
     with pytest.raises(ValueError, match="nowhere: there is no such file"):
         read_pass_rates(tmp_path / "nowhere", make_prompts(3))

@@ -101,7 +101,6 @@ def test_a_decoder_that_looks_at_neighbours_is_refused(tmp_path, decoder, names)
     backend.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(
         ValueError,
-        match=rf"data\.tokenizer: a decoder of .*{names}.* does not decode token by "
-        rf"token, .*name the tokenizer\.json of such a model",
+        match=rf"data\.tokenizer: a decoder of .*{names}",
     ):
         tokenizer_lib.load_tokenizer(tmp_path)

@@ -93,7 +93,7 @@ GOOD = {"completion": r"\boxed{8}", "answer": "8"}
     [
         ([GOOD, "", {"answer": "8"}], (), "line 3: field 'completion' is missing"),
         ([{"completion": 8, "answer": "8"}], (), "line 1: field 'completion' is mis"),
-        ([{"completion": "8"}], (), "line 1: field 'answer' or 'tests' is missing"),
+        ([{"completion": "8"}], (), "line 1: field 'answer' or 'tests'"),
         ([{"completion": "8", "answer": True}], (), "line 1: the answer is of type b"),
         ([{"completion": "8", "answer": " "}], (), "line 1: the answer is empty"),
         ([GOOD, "{"], (), "line 2: broken JSON"),

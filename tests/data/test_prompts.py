@@ -67,7 +67,7 @@ def test_a_prompt_is_its_question_as_rendered():
         pytest.param({"questions": []}, "no questions", id="no questions"),
         pytest.param(
             {"max_prompt_tokens": 4},
-            r"prompt 1 has 5 tokens.*sampler.max_prompt_tokens = 4: '10\+1='",
+            "prompt 1 .*sampler.max_prompt_tokens = 4: ",
             id="too long",
         ),
         pytest.param({"encode": lambda text: []}, "no tokens", id="no tokens"),

@@ -92,9 +92,9 @@ def test_words_are_lower_case_ascii(text, kept):
 
 
 def test_a_task_without_enough_questions_says_how_many_it_has():
-    with pytest.raises(ValueError, match="data.train_prompts asks for 8201 .* gave 8"):
+    with pytest.raises(ValueError, match="data.train_prompts .* 8201 .* 8"):
         make_questions("products", count=8201, seed=0, exclude=set())
-    with pytest.raises(ValueError, match="eval.num_prompts asks for 9000 .*'products'"):
+    with pytest.raises(ValueError, match="eval.num_prompts .* 9000 .*'products'"):
         make_splits(("products",), train_prompts=1, eval_prompts=9000, seed=0)
 
 

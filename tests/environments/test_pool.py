@@ -298,8 +298,7 @@ def test_only_so_many_starts_in_a_row_may_fail(hostile, dying, name):
     for wait in (lambda: collect(pool), pool.poll):
         with pytest.raises(
             verifier.NoVerifierError,
-            match="ended with exit code 5 while it imported 'dying_score:score', the "
-            "last of 16 starts in a row",
+            match="exit code 5 .*'dying_score:score'.* 16 ",
         ):
             wait()
     pool.close()

@@ -391,8 +391,8 @@ def test_a_message_beyond_the_limit_is_not_read():
 def test_sandboxes_die_with_the_process_that_opened_them(tmp_path):
     program = """
 import time
-from scalerl_jax.environments.sandbox import Limits, Sandbox
-box = Sandbox("solution", Limits(cpu_s=77))
+from scalerl_jax.environments.sandbox import SandboxLimits, Sandbox
+box = Sandbox("solution", SandboxLimits(cpu_s=77))
 box.await_ready()
 print("ready", flush=True)
 time.sleep(600)
@@ -418,7 +418,5 @@ def test_what_bubblewrap_complains_of_is_said(tmp_path, monkeypatch):
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert shutil.which("bwrap") == str(fake)
-    with pytest.raises(
-        SandboxError, match="No permission to make a namespace'; .*inst"
-    ):
+    with pytest.raises(SandboxError, match="No permission to make a namespace"):
         sandbox.check()

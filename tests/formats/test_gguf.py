@@ -96,13 +96,13 @@ def test_each_rule_cuts_a_text_by_hand(write, rule, pieces):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"model": "llama"}, r"tokenizer\.ggml\.model = 'llama' is not supported"),
-        ({"pre": "gpt-9"}, r"tokenizer\.ggml\.pre = 'gpt-9' .*'qwen2', 'smollm'"),
+        ({"model": "llama"}, r"tokenizer\.ggml\.model = 'llama'"),
+        ({"pre": "gpt-9"}, r"tokenizer\.ggml\.pre = 'gpt-9'"),
         ({"merges": None}, r"lacks tokenizer\.ggml\.merges"),
         ({"eos_token_id": 320}, r"the tokenizer has no token 320"),
         (
             {"bos_token_id": 320},
-            r"tokenizer\.ggml\.bos_token_id = 320 is no token's place",
+            r"tokenizer\.ggml\.bos_token_id = 320",
         ),
         (
             {"eos_token_id": None, "eot_token_id": None, "bos_token_id": None}

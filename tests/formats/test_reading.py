@@ -16,7 +16,7 @@ from scalerl_jax.formats.bounded import (
     read_bytes,
     read_lines,
 )
-from scalerl_jax.formats.reading import MAX_DEPTH, parse_json, read_json
+from scalerl_jax.formats.reading import MAX_DEPTH, Fields, parse_json, read_json
 
 
 def nested(depth):
@@ -67,7 +67,7 @@ def test_what_is_too_large_or_has_no_end_is_refused(tmp_path):
     os.mkfifo(pipe)
     zero.symlink_to("/dev/zero")
     (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises(ValueError, match="sparse has 1,099,511,627,776 bytes, and 9 "):
+    with pytest.raises(ValueError, match="sparse has 1,099,511,627,776 bytes"):
         read_bytes(sparse, most=9)
     with pytest.raises(ValueError, match="a line of more than 1 MiB, line 1"):
         list(read_lines(sparse, most=2**20))
@@ -235,3 +235,38 @@ def test_files_are_read_by_the_functions_that_have_bounds():
 )
 def test_a_read_without_bounds_is_found(source, calls):
     assert list(unbounded_reads(source)) == calls
+
+
+@pytest.mark.parametrize("value", [0, 0.0, 1, 2.5])
+def test_a_field_may_be_zero_where_it_is_said_so(value):
+    fields = Fields("file", {"rate": value})
+    assert fields.number("rate", zero=True) == value
+    if value == 0:
+        with pytest.raises(ValueError, match=r"file: rate = 0(\.0)? .* above 0"):
+            fields.number("rate")
+
+
+@pytest.mark.parametrize(
+    "value", [-1, float("nan"), float("inf"), True, "1", None, [1], 10**400]
+)
+def test_a_field_that_is_no_number_is_refused_in_one_short_line(value):
+    fields = Fields("file", {"rate": value, "pairs": [[1, value]]})
+    for read in (
+        lambda: fields.number("rate", zero=True),
+        lambda: fields.pairs("pairs", "[count, seconds]"),
+    ):
+        with pytest.raises(ValueError, match=r"^file: (rate|pairs) .{,320}$"):
+            read()
+
+
+def test_pairs_and_names_of_fields_are_held_to_their_form():
+    assert Fields("file", {"a": [[1, 0], [2.5, 3]]}).pairs("a", "") == (
+        (1.0, 0.0),
+        (2.5, 3.0),
+    )
+    for other in ([1, 2], {}, [[1]], [[1, 2, 3]]):
+        with pytest.raises(ValueError, match="must be a list of pairs"):
+            Fields("file", {"a": other}).pairs("a", "")
+    Fields("file", {"a": 1}).known(["a", "b"], what="field")
+    with pytest.raises(ValueError, match=r"'c' is no field; choose from \['a', 'b'\]"):
+        Fields("file", {"c": 1}).known(["a", "b"], what="field")

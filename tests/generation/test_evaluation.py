@@ -12,6 +12,7 @@ import small_run
 from scalerl_jax.data import tasks
 from scalerl_jax.environments.pool import VerifierPool
 from scalerl_jax.sampler.engine import Engine
+from scalerl_jax.wiring.sampling import make_sampler
 
 
 @pytest.fixture(scope="module")
@@ -75,10 +76,10 @@ def test_figures_follow_from_the_rollouts(run, evaluation):
 
 
 def test_rollouts_depend_on_no_slot(run, params, evaluation):
-    settings = dataclasses.replace(run.generators.evaluator.engine.settings, slots=7)
+    (wide,) = run.generators.evaluator.make_sampler.args
+    engine = Engine(dataclasses.replace(wide.settings, slots=7), mesh=wide.mesh)
     narrow = dataclasses.replace(
-        run.generators.evaluator,
-        engine=Engine(settings, mesh=run.generators.evaluator.engine.mesh),
+        run.generators.evaluator, make_sampler=lambda: make_sampler(engine)
     )
     assert narrow(params, policy_version=7).rollouts == evaluation.rollouts
 

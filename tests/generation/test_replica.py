@@ -12,9 +12,8 @@ from scalerl_jax.contract import Assignment, Instructions, Order, ReplicaJob
 from scalerl_jax.generation.replica import Replica
 from scalerl_jax.generation.replica_orders import ReplicaOrders
 from scalerl_jax.run.work_log import WorkLog
-from scalerl_jax.weights.arrivals import PublishedFrom
-from scalerl_jax.weights.channels import Parcel
 from scalerl_jax.weights.publication import receive
+from scalerl_jax.weights.receiving import PublishedFrom
 from scalerl_jax.weights.sending import Sender
 
 WAIT_S = 60.0
@@ -106,13 +105,14 @@ class World:
 
     def publish(self, version, **options):
         shards = small_weights.shards(version, self.learner)
-        offer = self.sender.send(shards, policy_version=version, **options)
-        return small_weights.published(offer)
+        return small_weights.published(
+            self.sender.send(shards, policy_version=version, **options)
+        )
 
     def give(self, publication):
         report = self.replica.exchange(
             Instructions(
-                publication=Parcel(text=publication.to_json()),
+                publication=publication,
                 policy_version=publication.policy_version,
             ),
             0.0,
@@ -120,7 +120,7 @@ class World:
         self.refused.append(report.refused)
 
     def lose(self, publication):
-        reference = publication.parts[0].objects[0].reference
+        reference = next(iter(publication.objects))
         self.channel.discard(reference)
 
     def wait_for_refusal(self):
@@ -240,7 +240,7 @@ def test_a_job_whose_params_do_not_come_is_not_begun(world, monkeypatch):
         job = ReplicaJob(
             number=number,
             kind="probe",
-            publication=Parcel(text=publication.to_json()),
+            publication=publication,
             policy_version=publication.policy_version,
         )
         results += world.replica.exchange(Instructions(jobs=(job,)), WAIT_S).results
@@ -313,7 +313,7 @@ def done(world, number, publication, *, kind="evaluate", beside=True):
     job = ReplicaJob(
         number=number,
         kind=kind,
-        publication=Parcel(text=publication.to_json()),
+        publication=publication,
         policy_version=publication.policy_version,
         places=(number,),
         beside=beside,

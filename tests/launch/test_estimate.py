@@ -50,7 +50,7 @@ def test_a_preflight_without_a_time_leaves_it_open():
 @pytest.mark.parametrize(
     "found, words",
     [
-        ({"fits": False}, "configs/8b.py does not fit v6e:4x4: scalerl preflight"),
+        ({"fits": False}, "configs/8b.py does not fit v6e:4x4"),
         ({"fits": False, "advice": ["more chips"]}, "does not fit v6e:4x4: more chips"),
         ({"fits": True, "can_start": False}, "cannot be started on v6e:4x4"),
     ],

@@ -78,7 +78,9 @@ def value_head():
 def annotated(microbatch):
     """The abstract microbatch that the steps take."""
     numbers = microbatch.advantages
-    return dataclasses.replace(microbatch, values=numbers, returns=numbers)
+    return dataclasses.replace(
+        microbatch, scores={"values": numbers, "returns": numbers}
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -278,8 +280,9 @@ def tokens_of_part(part):
 
 def moved(batch):
     """The batch as if the critic had moved since it said its values, some of it far."""
-    steps = np.random.default_rng(3).choice([-0.5, -0.1, 0.1, 0.5], batch.values.shape)
-    return dataclasses.replace(batch, values=(batch.values + steps).astype(np.float32))
+    steps = np.random.default_rng(3).choice([-0.5, -0.1, 0.1, 0.5], batch.mask.shape)
+    values = (batch.scores["values"] + steps).astype(np.float32)
+    return dataclasses.replace(batch, scores={**batch.scores, "values": values})
 
 
 LAYOUTS = [
@@ -306,17 +309,18 @@ def test_advantages_and_step_are_those_of_the_slow_critic(layout, packing):
     state = these.state()
     options = {} if these.shared else dict(packing=packing)
     batch = these.advantages(state.critic.params, these.batch(**options))
+    by_name = {"advantages": batch.advantages, **batch.scores}
     for name, expected in zip(
         ("values", "advantages", "returns"), slow_targets(), strict=True
     ):
-        found = of_rollouts(batch, getattr(batch, name))
+        found = of_rollouts(batch, by_name[name])
         for ours, slow in zip(found, expected, strict=True):
             np.testing.assert_allclose(ours, slow, rtol=1e-4, atol=1e-5, err_msg=name)
-        assert not np.asarray(getattr(batch, name))[~batch.mask].any()
+        assert not np.asarray(by_name[name])[~batch.mask].any()
 
     batch = moved(batch)
-    old = np.concatenate(of_rollouts(batch, batch.values))
-    returns = np.concatenate(of_rollouts(batch, batch.returns))
+    old = np.concatenate(of_rollouts(batch, batch.scores["values"]))
+    returns = np.concatenate(of_rollouts(batch, batch.scores["returns"]))
 
     everything = np.ones(len(old), np.float32)
     (loss, _), gradient = slow_gradient(start_critic_params(), old, returns, everything)
@@ -391,8 +395,8 @@ def test_advantages_by_hand(gamma, gae_lambda, penalty, expected):
     found = advantages(None, batch)
     np.testing.assert_allclose(found.advantages[batch.mask], expected, atol=1e-6)
     returns = np.array(expected) + [0.5, 0.25, 0.5]
-    np.testing.assert_allclose(found.returns[batch.mask], returns, atol=1e-6)
-    for forced in (found.advantages, found.returns, found.values):
+    np.testing.assert_allclose(found.scores["returns"][batch.mask], returns, atol=1e-6)
+    for forced in (found.advantages, found.scores["returns"], found.scores["values"]):
         assert not forced[~batch.mask].any()
 
 
@@ -407,7 +411,7 @@ def test_whitening_is_over_the_sampled_tokens_of_the_whole_batch():
     np.testing.assert_allclose(
         whitened.advantages[batch.mask], (raw - raw.mean()) / raw.std(), rtol=1e-4
     )
-    np.testing.assert_array_equal(whitened.returns, plain.returns)
+    np.testing.assert_array_equal(whitened.scores["returns"], plain.scores["returns"])
 
 
 def test_a_critic_starts_as_the_policy_with_values_of_zero():
@@ -464,13 +468,17 @@ def test_a_fault_of_one_leaves_both_as_they_were(field, value):
     state, _ = these.paired(state, batch)
     before = jax.device_get(state)
     assert before.policy_version == before.critic.policy_version == 1
-    spoiled = np.copy(getattr(batch, field))
+    in_scores = field in batch.scores
+    spoiled = np.copy(batch.scores[field] if in_scores else getattr(batch, field))
     spoiled[tuple(np.argwhere(batch.mask)[0])] = value
-    state, metrics = these.paired(state, dataclasses.replace(batch, **{field: spoiled}))
+    scores = {**batch.scores, field: spoiled}
+    changes = {"scores": scores} if in_scores else {field: spoiled}
+    batch = dataclasses.replace(batch, **changes)
+    state, metrics = these.paired(state, batch)
     assert metrics["skipped"]
     assert_trees_equal(state, before)
     diagnose = Diagnosis(step=these.paired, forward=these.of.forward, objective=CISPO)
-    found = diagnose(state.params, dataclasses.replace(batch, **{field: spoiled}))
+    found = diagnose(state.params, batch)
     assert f"the batch's {field} are not: nan" in found
 
 
@@ -482,9 +490,14 @@ def test_a_fault_of_a_later_minibatch_ends_the_critics_steps():
     batch = these.advantages(these.state().critic.params, these.batch())
     first, second, _ = minibatches(batch, 3)
     expected, _ = these.alone(these.state().critic, first)
-    returns = np.where(np.isin(batch.returns, second.returns[second.mask]), np.nan, 0.0)
+    of_second = np.isin(batch.scores["returns"], second.scores["returns"][second.mask])
+    returns = np.where(of_second, np.nan, 0.0)
     state, metrics = paired(
-        these.state(), dataclasses.replace(batch, returns=batch.returns + returns)
+        these.state(),
+        dataclasses.replace(
+            batch,
+            scores={**batch.scores, "returns": batch.scores["returns"] + returns},
+        ),
     )
     assert metrics["skipped"]
     assert_trees_equal(state.critic, expected)
@@ -570,7 +583,7 @@ def test_steps_on_minibatches_are_so_many_explicit_ones():
     state = these.state()
     batch = these.advantages(state.critic.params, these.batch())
     old, returns = (
-        np.concatenate(of_rollouts(batch, getattr(batch, name)))
+        np.concatenate(of_rollouts(batch, batch.scores[name]))
         for name in ("values", "returns")
     )
     parts = [tokens_of_part(part) for part in minibatches(batch, 3)]

@@ -66,9 +66,9 @@ def test_a_pattern_matches_whole_names(patterns, frozen):
 @pytest.mark.parametrize(
     "patterns, message",
     [
-        (("embeding",), r"'embeding', which .* \['embedding', 'layers/query', "),
-        (("layers/(",), r"'layers/\(', which is no regular expression"),
-        ((".*",), r"matches every parameter, and leaves nothing to train"),
+        (("embeding",), "'embeding', .*'embedding'"),
+        (("layers/(",), r"'layers/\('"),
+        ((".*",), "matches every parameter"),
         (("embedding", "layers/.*"), "matches every parameter"),
     ],
 )

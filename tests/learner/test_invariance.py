@@ -21,7 +21,7 @@ from scalerl_jax.batching.packing import pack
 from scalerl_jax.batching.stream_packing import StreamShape, pack_shared
 from scalerl_jax.config import LOSSES, Config, ObjectiveConfig
 from scalerl_jax.model.architecture import batch_sharding
-from scalerl_jax.wiring.objective import make_objective
+from scalerl_jax.objective.terms import make_objective
 
 MOST = max(completion for _, completion in LENGTHS)
 WEIGHTINGS = {
@@ -97,7 +97,7 @@ def sequences_of(aggregation):
             sequence,
             weights=row[: len(sequence.mask)],
             rollout=number,
-            regularization=float(number % 3),
+            scores={"regularization": float(number % 3)},
         )
         for number, (sequence, row) in enumerate(
             zip(make_sequences(), counts, strict=True)
@@ -117,8 +117,8 @@ def token_values():
     return {
         "logprobs": near(0.4),
         "entropy": [rng.uniform(0.0, 2.0, len(row)) for row in behavior],
-        "proximal_logprobs": near(0.2),
-        "reference_logprobs": near(0.3),
+        "proximal": near(0.2),
+        "reference": near(0.3),
     }
 
 
@@ -138,7 +138,7 @@ def scored(batch):
     """The batch as its annotation leaves it, and log-probabilities and entropies."""
     found = {name: laid_out(batch, rows) for name, rows in token_values().items()}
     given = found.pop("logprobs"), found.pop("entropy")
-    return batch.replace(**found), given
+    return batch.replace(scores={**batch.scores, **found}), given
 
 
 def of_microbatch(objective, batch, *given):
@@ -210,13 +210,18 @@ def test_wild_values_where_nothing_is_trained_on_change_nothing(loss):
     off = ~batch.mask
     rng = np.random.default_rng(0)
     nonsense = rng.choice(np.array([np.nan, np.inf, -np.inf, 1e30]), off.shape)
+
+    def wild_where_off(values):
+        return np.where(off, nonsense, values).astype(np.float32)
+
     wild = {
-        name: np.where(off, nonsense, getattr(batch, name)).astype(np.float32)
-        for name in (
-            "advantages behavior_logprobs proximal_logprobs reference_logprobs "
-            "regularization"
-        ).split()
+        name: wild_where_off(getattr(batch, name))
+        for name in ("advantages", "behavior_logprobs")
     }
+    wild["scores"] = {
+        name: wild_where_off(values) for name, values in batch.scores.items()
+    }
+    assert wild["scores"].keys() == {"proximal", "reference", "regularization"}
     found = [
         jax.value_and_grad(
             functools.partial(summed, objective_of(loss), each), has_aux=True

@@ -16,7 +16,6 @@ from scalerl_jax.learner.forward import Forward
 from scalerl_jax.learner.head import Head
 from scalerl_jax.learner.nonfinite import Diagnosis
 from scalerl_jax.learner.step import (
-    Objective,
     TrainStep,
     init_state,
     make_accumulate,
@@ -25,6 +24,7 @@ from scalerl_jax.learner.step import (
 )
 from scalerl_jax.model.architecture import param_shardings
 from scalerl_jax.model.transformer import abstract_params
+from scalerl_jax.objective.loss import Objective
 from scalerl_jax.parallel.mesh import make_mesh
 
 ROWS = dict(row_tokens=8, rows_per_microbatch=2)

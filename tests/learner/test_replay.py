@@ -26,13 +26,7 @@ from scalerl_jax.controller.mismatch import MismatchCheck
 from scalerl_jax.learner import contents
 from scalerl_jax.learner.forward import Forward, plain_scorer, read_forward
 from scalerl_jax.learner.head import Head
-from scalerl_jax.learner.step import (
-    Objective,
-    TrainStep,
-    init_state,
-    make_accumulate,
-    make_update,
-)
+from scalerl_jax.learner.step import TrainStep, init_state, make_accumulate, make_update
 from scalerl_jax.model.architecture import Experts
 from scalerl_jax.model.ffn_moe import from_ids, to_ids
 from scalerl_jax.model.transformer import (
@@ -41,6 +35,7 @@ from scalerl_jax.model.transformer import (
     head_weights,
     hidden_states,
 )
+from scalerl_jax.objective.loss import Objective
 from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.sampler.requests import Completion

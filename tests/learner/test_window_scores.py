@@ -13,7 +13,8 @@ from scalerl_jax.algo.advantages import group_advantages, unnormalized
 from scalerl_jax.algo.regularizers import kl_k1, kl_k2
 from scalerl_jax.batching.packing import abstract_microbatch
 from scalerl_jax.learner.step import TrainState
-from scalerl_jax.learner.window_scores import Annotator, KlPenalty, Scorer
+from scalerl_jax.learner.window_scores import PARAMS, Annotator, Scorer
+from scalerl_jax.objective.scores import KlPenalty
 from scalerl_jax.parallel.mesh import make_mesh
 
 MESH = make_mesh(jax.devices()[:1])
@@ -49,12 +50,16 @@ def centered(rewards, judged, kept):
 
 
 def test_log_probabilities_are_of_the_params_asked_for():
-    annotate = Annotator(score=scorer(), proximal=True, reference=True)
+    annotate = Annotator(score=scorer(), params=PARAMS)
     batch = assembler()([MIXED, CUT], learner_version=5).packed
     (found,) = annotate(state(1.0, reference=put(2.0)), [batch])
     mask = batch.mask
-    np.testing.assert_allclose(found.proximal_logprobs[mask], -batch.targets[mask] / 10)
-    np.testing.assert_allclose(found.reference_logprobs[mask], -batch.targets[mask] / 5)
+    np.testing.assert_allclose(
+        found.scores["proximal"][mask], -batch.targets[mask] / 10
+    )
+    np.testing.assert_allclose(
+        found.scores["reference"][mask], -batch.targets[mask] / 5
+    )
     np.testing.assert_array_equal(found.advantages, batch.advantages)
 
 
@@ -69,8 +74,7 @@ def test_log_probabilities_are_of_the_params_asked_for():
 def test_the_kl_of_a_rollout_is_taken_off_its_reward(estimator, first, second):
     annotate = Annotator(
         score=scorer(),
-        proximal=False,
-        reference=True,
+        params={"reference": PARAMS["reference"]},
         penalty=KlPenalty(estimator=estimator, coefficient=0.5),
         advantages=centered,
         group_size=G,
@@ -88,13 +92,12 @@ def test_the_kl_of_a_rollout_is_taken_off_its_reward(estimator, first, second):
 def test_a_hard_prompt_keeps_its_reward():
     annotate = Annotator(
         score=scorer(),
-        proximal=False,
-        reference=True,
+        params={"reference": PARAMS["reference"]},
         penalty=KlPenalty(estimator=kl_k1, coefficient=0.5),
         group_size=G,
     )
     assemble = assembler(
-        advantages=None, regularization=lambda passed, judged: jnp.zeros(G)
+        advantages=None, scores={"regularization": lambda passed, judged: jnp.zeros(G)}
     )
     batch = assemble([MIXED], learner_version=5).packed
     (found,) = annotate(state(reference=put(1.0)), [batch])

@@ -265,7 +265,7 @@ def test_a_server_that_never_ends_is_not_waited_for(begun):
     [
         pytest.param(
             {"worker-network-endpoints": triples(1)},
-            "names 1 hosts (10.0.0.0), but v6e:4x4 has 4 with 4 chips each",
+            "1 hosts (10.0.0.0), but v6e:4x4 has 4",
             id="an address for one host of four",
         ),
         pytest.param(
@@ -282,12 +282,12 @@ def test_a_server_that_never_ends_is_not_waited_for(begun):
         ),
         pytest.param(
             {"accelerator-type": "v3-32"},
-            "the accelerator type of the machine's metadata = 'v3-32'",
+            "= 'v3-32'",
             id="a v3",
         ),
         pytest.param(
             {"tpu-env": "TOPOLOGY: '3x3'"},
-            "the topology of the machine's metadata = 3x3 is no slice of v6e",
+            "3x3 is no slice of v6e",
             id="a topology that is none",
         ),
         pytest.param(

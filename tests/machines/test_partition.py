@@ -118,20 +118,19 @@ def test_the_sizes_of_boxes(text, sizes):
         pytest.param(
             "v5p:4x4x4",
             {"learner_chips": 24},
-            "learner_chips = 24 chips are no box of v5p:4x4x4, whose hosts have 4; "
-            "choose from 1, 2, 4, 8, 16, 32, 64",
+            "learner_chips = 24 chips",
             id="no box",
         ),
         pytest.param(
             "v6e:4x4",
             {"generator_chips": 3},
-            "generator_chips = 3 chips are no box of v6e:4x4",
+            "generator_chips = 3 chips",
             id="three chips of a host",
         ),
         pytest.param(
             "v5p:4x4x4",
             {"learner_chips": 32, "generators": 10, "generator_chips": 4},
-            "beside a learner of 32, 8 generators of 4 fit",
+            "8 generators of 4",
             id="too many",
         ),
         pytest.param(

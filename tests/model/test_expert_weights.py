@@ -104,13 +104,11 @@ def test_an_expert_that_config_does_not_count_is_named(copy):
                 for name, tensor in tensors.items()
             }
         )
-        message = (
-            r"experts\.down_proj has shape \(4, 24, 16\); .* asks for \(3, 24, 16\)"
-        )
+        message = r"experts\.down_proj .*\(4, 24, 16\)"
     else:
         name = "model.layers.0.mlp.experts.{}.up_proj.weight"
         directory = change(lambda held: held | {name.format(3): held[name.format(2)]})
-        message = r"experts\.3\.up_proj.*, of an expert that .* it says 3 experts"
+        message = r"experts\.3\.up_proj.* 3 experts"
     with pytest.raises(ValueError, match=message) as refused:
         load_params(directory, arch, dtype=jnp.float32)
     assert "\n" not in str(refused.value)
@@ -123,7 +121,7 @@ def test_an_expert_that_is_missing_is_named(copy):
     directory = change(
         lambda held: {name: held[name] for name in held if ".experts.2." not in name}
     )
-    with pytest.raises(ValueError, match=r"lacks 6 of .*first .*experts\.2\.down_proj"):
+    with pytest.raises(ValueError, match=r"lacks 6 of .*experts\.2\.down_proj"):
         load_params(directory, arch, dtype=jnp.float32)
 
 
@@ -131,10 +129,10 @@ def test_experts_in_the_other_layout_are_refused(copy):
     arch, change = copy
     if arch.family == "llama4_text":
         name = "model.layers.0.feed_forward.experts.0.gate_proj.weight"
-        message = r"a tensor each \(.*experts\.0.*\); .* in one tensor per layer: save"
+        message = r"a tensor each \(.*experts\.0"
     else:
         name = "model.layers.0.mlp.experts.gate_up_proj"
-        message = r"in one tensor per layer \(.*gate_up_proj\); .* a tensor each: save"
+        message = r"one tensor per layer \(.*gate_up_proj\)"
     directory = change(lambda held: held | {name: np.zeros((2, 2), np.float32)})
     with pytest.raises(ValueError, match=message) as refused:
         load_params(directory, arch, dtype=jnp.float32)
@@ -166,7 +164,7 @@ def test_the_decoder_of_a_checkpoint_that_reads_images_is_read(random_params, tm
         (
             QWEN3,
             dict(num_experts_per_tok=4),
-            "num_experts_per_tok = 4 .*num_experts = 3",
+            "num_experts_per_tok = 4 .*= 3",
         ),
         (QWEN3, dict(mlp_only_layers=[1]), r"mlp_only_layers = \[1\] .*only \[\[\]\]"),
         (QWEN3, dict(decoder_sparse_step=2), "decoder_sparse_step = 2"),

@@ -349,12 +349,10 @@ def test_experts_are_divided_among_devices(random_params):
 
 def test_experts_that_an_axis_does_not_divide_are_refused_in_a_line():
     mesh = make_mesh(jax.devices()[:2], fsdp=2, expert=2)
-    said = "mesh.expert = 2 does not divide dimension 1 .* experts = 5; set mesh.expert"
+    said = "mesh.expert = 2 .* experts = 5; "
     with pytest.raises(ValueError, match=said):
         param_shardings(ARCH, mesh)
-    with pytest.raises(
-        ValueError, match="mesh.expert = 2 does not divide mesh.fsdp = "
-    ):
+    with pytest.raises(ValueError, match="mesh.expert = 2 .* mesh.fsdp = "):
         make_mesh(jax.devices()[:3], fsdp=3, expert=2)
     with pytest.raises(ValueError, match="generators.devices = 4 .* the 5 experts"):
         sampler_mesh(ARCH, jax.devices()[:4])

@@ -13,6 +13,7 @@ from scalerl_jax.model.sizes import ARCHITECTURES
 LLAMA = ARCHITECTURES["llama3.1-8b"]
 QWEN2 = Architecture(
     family="qwen2",
+    qkv_bias=True,
     vocab_size=151_936,
     hidden_size=1536,
     ffn_size=8960,
@@ -96,11 +97,11 @@ def test_a_published_config_is_read_as_the_named_architecture(tmp_path):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        (dict(model_type="mistral"), r"model_type = 'mistral' .*choose from \['llama'"),
+        (dict(model_type="mistral"), "model_type = 'mistral'"),
         (dict(model_type=...), "model_type is missing"),
         (
             dict(rope_scaling={"rope_type": "yarn", "factor": 4.0}),
-            r"rope_scaling\.rope_type = 'yarn' .*choose from \['default', 'llama3'\]",
+            r"rope_scaling\.rope_type = 'yarn'",
         ),
         (
             dict(rope_scaling={"type": "linear", "factor": 2.0}),
@@ -112,10 +113,10 @@ def test_a_published_config_is_read_as_the_named_architecture(tmp_path):
         ),
         (dict(rope_theta=...), "rope_theta is missing"),
         (dict(partial_rotary_factor=0.5), "partial_rotary_factor = 0.5"),
-        (dict(use_sliding_window=True), r"use_sliding_window = True .*only \[False\]"),
+        (dict(use_sliding_window=True), "use_sliding_window = True"),
         (
             dict(layer_types=["full_attention", "sliding_attention"]),
-            r"layer_types = \['full_attention', 'sliding_attention'\]",
+            "layer_types = .*'sliding_attention'",
         ),
         (dict(attention_bias=True), "attention_bias = True"),
         (dict(mlp_bias=True), "mlp_bias = True"),
@@ -126,7 +127,7 @@ def test_a_published_config_is_read_as_the_named_architecture(tmp_path):
         ),
         (dict(num_hidden_layers=...), "num_hidden_layers is missing"),
         (dict(vocab_size="24"), "vocab_size = '24' .*an integer from 1 to"),
-        (dict(num_key_value_heads=3), "num_key_value_heads = 3 .*must divide .* = 32"),
+        (dict(num_key_value_heads=3), "num_key_value_heads = 3 .* = 32"),
         (dict(rms_norm_eps=0), "rms_norm_eps = 0 .*a number above 0"),
         (dict(head_dim=5), "head_dim = 5 .*even"),
         (dict(model_type="qwen3", head_dim=...), "head_dim is missing"),

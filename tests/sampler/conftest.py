@@ -24,7 +24,11 @@ from scalerl_jax.model.transformer import (
 )
 from scalerl_jax.sampler.decoding import NEVER, EngineSettings
 from scalerl_jax.sampler.engine import Engine
-from scalerl_jax.sampler.reference import next_token_logits, sample_completion
+from scalerl_jax.sampler.reference import (
+    ReferenceSampler,
+    next_token_logits,
+    sample_completion,
+)
 from scalerl_jax.sampler.requests import Request, Samples
 from scalerl_jax.sampler.sampling import (
     Sampling,
@@ -97,11 +101,16 @@ class Bench:
             scheduler.submit(request)
         return scheduler
 
+    def step(self, scheduler, params, *, version=0):
+        """What one step with these params has finished."""
+        scheduler.load(params, version)
+        return scheduler.step()
+
     def finish(self, scheduler, params, *, version=0):
         """Step until nothing is left; completions by (request, sample)."""
         found = {}
         while scheduler.busy:
-            for each in scheduler.step(params, version=version):
+            for each in self.step(scheduler, params, version=version):
                 assert (each.request_id, each.sample) not in found
                 found[each.request_id, each.sample] = each
         return found
@@ -194,6 +203,23 @@ class Bench:
             np.testing.assert_allclose(
                 ours.full_logprobs, theirs.full_logprobs, atol=2e-5, err_msg=where
             )
+
+
+class ReferenceBench(Bench):
+    """The slow sampler in the place of the fast one; the engine is not used."""
+
+    def scheduler(self, *requests, detokenizer=None, kv_on_update="recompute"):
+        """A slow sampler with these requests in line; it has nothing to keep."""
+        del kv_on_update
+        sampler = ReferenceSampler(self.settings, detokenizer=detokenizer)
+        for request in requests:
+            sampler.submit(request)
+        return sampler
+
+    def assert_idle(self, scheduler):
+        """Nothing runs or waits."""
+        assert not scheduler.busy
+        assert scheduler.free_slots == self.settings.slots
 
 
 @jax.jit
@@ -295,9 +321,21 @@ def make_bench():
 
 
 @pytest.fixture(scope="session")
-def bench():
+def wide_bench():
     """Four slots, two EOS ids, a phrase of three tokens that ends thinking."""
     return Bench()
+
+
+@pytest.fixture(scope="session")
+def bench(wide_bench):
+    """The same, unless a module has another."""
+    return wide_bench
+
+
+@pytest.fixture(scope="session")
+def reference_bench():
+    """The slow sampler with the settings of `bench`."""
+    return ReferenceBench()
 
 
 @pytest.fixture(scope="session")
@@ -310,6 +348,12 @@ def tight_bench():
 def paged_bench():
     """Attention straight on the pages, which do not last for four long sequences."""
     return Bench(attention="paged", cache_tokens=72)
+
+
+@pytest.fixture(params=["wide_bench", "paged_bench", "tight_bench", "reference_bench"])
+def any_bench(request):
+    """The fast sampler with many pages and with few, and the slow one."""
+    return request.getfixturevalue(request.param)
 
 
 @pytest.fixture(scope="session")

@@ -63,7 +63,7 @@ def test_a_follower_has_the_leaders_state_after_every_step(
     scheduler = pair.bench.scheduler(*requests)
     found = {}
     while scheduler.busy:
-        for each in scheduler.step(pair.loaded, version=0):
+        for each in pair.bench.step(scheduler, pair.loaded):
             found[each.request_id, each.sample] = each
         if scheduler.stats.calls == 2:
             scheduler.cancel(0)  # in the midst of it
@@ -104,7 +104,7 @@ def test_params_that_have_given_place_are_refused_before_followers_hear(
     pair.calls.clear()
     jax.tree.map(lambda leaf: leaf.delete(), pair.loaded)
     with pytest.raises(RuntimeError, match="given place"):
-        scheduler.step(pair.loaded, version=0)
+        pair.bench.step(scheduler, pair.loaded)
     assert pair.calls == []
 
 

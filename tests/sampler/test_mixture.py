@@ -88,7 +88,7 @@ def test_kernels_are_asked_for_chunks_of_whole_pages_alone(make_bench):
     broken = dataclasses.replace(settings, page_size=3)
     said = why_not_pallas(broken, tensor=1) or ""
     assert "chunks of 8 tokens: set sampler.page_size = 3 to a divisor" in said
-    with pytest.raises(ValueError, match="'cudnn' does not take .*chunks of 8 tokens"):
+    with pytest.raises(ValueError, match="'cudnn' .*chunks of 8 tokens"):
         changed = make_bench(arch=LLAMA4, attention="cudnn").settings
         choose_attention(changed, mesh)
 
@@ -154,7 +154,7 @@ def test_tokens_keep_the_experts_of_the_version_that_chose_them(make_bench):
     request = bench.request(0, PROMPTS[2], num_samples=2, limits=None)
     scheduler, found, version = bench.scheduler(request), {}, 0
     while scheduler.busy:
-        for each in scheduler.step(new if version else old, version=version):
+        for each in bench.step(scheduler, new if version else old, version=version):
             found[each.sample] = each
         version = 1
     for each in found.values():

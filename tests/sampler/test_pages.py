@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalerl_jax.sampler.requests import PageLedger
+from scalerl_jax.sampler.pages import PageLedger
 
 
 def test_the_lowest_free_page_is_taken_first():

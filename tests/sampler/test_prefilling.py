@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from scalerl_jax.sampler.requests import Prefix
+from scalerl_jax.sampler.pages import Prefix
 from scalerl_jax.sampler.scheduler import fill_chunk
 
 RNG = np.random.default_rng(5)
@@ -102,7 +102,7 @@ def test_prompts_packed_in_one_chunk_do_not_see_each_other(
         for number, length in enumerate((5, 6, 4, 5))  # 4 + 5 + 3 + 4 tokens
     ]
     scheduler = bench.scheduler(*requests)
-    found = {(each.request_id, 0): each for each in scheduler.step(params, version=0)}
+    found = {(each.request_id, 0): each for each in bench.step(scheduler, params)}
     assert scheduler.stats.chunks == 1 and scheduler.stats.prefilled_tokens == 16
     found |= bench.finish(scheduler, params)
     bench.assert_same(found, bench.expected(params, *requests))
@@ -113,7 +113,7 @@ def test_one_chunk_at_a_time_while_others_decode(bench, random_params):
     running = bench.request(2, RNG.integers(0, 13, 3), num_samples=1, max_tokens=18)
     running = bench.request(2, [4, 1], num_samples=1, limits=None, temperature=0.0)
     scheduler = bench.scheduler(running)
-    scheduler.step(params, version=0)
+    bench.step(scheduler, params)
     assert scheduler.stats.chunks == 1
     long = [bench.request(n, RNG.integers(0, 13, 20), num_samples=1) for n in (5, 6)]
     for each in long:
@@ -121,7 +121,7 @@ def test_one_chunk_at_a_time_while_others_decode(bench, random_params):
     before = scheduler.stats.prefilled_tokens
     found = {}
     for chunks in (1, 2, 3):  # 19 + 19 tokens in chunks of 16, 16 and 6
-        for each in scheduler.step(params, version=0):
+        for each in bench.step(scheduler, params):
             found[each.request_id, each.sample] = each
         if not scheduler._running:
             break  # nobody to wait for: the rest at once

@@ -23,7 +23,7 @@ def one(bench, prompt, **options):
 def completed(bench, params, prompt, *, detokenizer=LETTERS, **options):
     scheduler = bench.scheduler(one(bench, prompt, **options), detokenizer=detokenizer)
     found = bench.finish(scheduler, params)[0, 0]
-    assert scheduler.step(params, version=0) == []  # reads the call ahead
+    assert bench.step(scheduler, params) == []  # reads the call ahead
     bench.assert_idle(scheduler)
     return found, scheduler.stats.wasted_tokens
 

@@ -46,7 +46,7 @@ def test_columns_of_a_csv_are_named(tmp_path):
     curve = load_curve(file, x="gpu_hours", y="score")
     assert (curve.r0, curve.x_name, curve.y_name) == (0.1, "gpu_hours", "score")
     np.testing.assert_array_equal(curve.x, [5.0, 9.0])
-    with pytest.raises(CurveError, match="no column 'hours'; choose --x from: gpu_h"):
+    with pytest.raises(CurveError, match="'hours'; choose --x from: gpu_h"):
         load_curve(file, x="hours", y="score")
 
 

@@ -34,7 +34,7 @@ def test_event_files_are_read_by_tag_and_joined_on_the_step(tmp_path):
     assert by_step.r0 == pytest.approx(0.2) and by_step.x_name == "step"
     hours = load_curve(tmp_path, x="gpu_hours", y="val/pass_rate")
     np.testing.assert_allclose(hours.x, [3.5, 6.0, 8.5])
-    with pytest.raises(CurveError, match="which column.*--y from: step, run, .*val/pa"):
+    with pytest.raises(CurveError, match="--y from: step, run, .*val/pa"):
         load_curve(tmp_path)
 
 
@@ -133,7 +133,7 @@ def test_a_wandb_export_has_one_curve_per_run(tmp_path):
     np.testing.assert_array_equal(base.x, [100, 200])
     np.testing.assert_array_equal(head.x, [150, 200])
     np.testing.assert_array_equal(head.y, [0.4, 0.5])
-    with pytest.raises(CurveError, match="no column 'loss'; choose --y from: train/gl"):
+    with pytest.raises(CurveError, match="'loss'; choose --y from: train/gl"):
         load_curves(file, y="loss")
 
 
@@ -151,11 +151,9 @@ def test_rows_are_chosen_and_runs_told_apart_by_columns(tmp_path):
     expected = [0.05, np.sqrt(101 / 102 * 1 / 102 / 100)]
     np.testing.assert_allclose(a.y_se, expected)
     assert b.y_se[0] == pytest.approx(0.025)
-    with pytest.raises(
-        CurveError, match="several runs: .* --group, .* candidates: recipe$"
-    ):
+    with pytest.raises(CurveError, match="--group, .*: recipe$"):
         load_curves(file, **chosen)
-    with pytest.raises(CurveError, match="no row has split=test; split is one of: eva"):
+    with pytest.raises(CurveError, match="split=test; .*: eva"):
         load_curves(file, x="step", y="rate", where=(("split", "test"),))
 
 

@@ -15,7 +15,7 @@ from scalerl_jax.data import sources
 from scalerl_jax.data.preparing import open_dataset, prepare
 from scalerl_jax.formats.paths import inside
 from scalerl_jax.formats.remote import copies, copy_of, files_of_run
-from scalerl_jax.learner.bucket_place import BucketPlace
+from scalerl_jax.learner.places import BucketPlace
 from scalerl_jax.model.weights import read_tensors
 from scalerl_jax.process import ending
 from scalerl_jax.run.files import RunFiles
@@ -71,7 +71,7 @@ def test_a_link_that_leads_out_is_refused(tmp_path):
     assert inside(root, "in/new") == root / "in/new"
     assert inside(root, "out/new", follow_links=True) == root / "out/new"
     assert inside(tmp_path / "root2", "deep/new") == tmp_path / "root2/deep/new"
-    with pytest.raises(ValueError, match=r"root leads to '.*outside/new'; remove the"):
+    with pytest.raises(ValueError, match=r"root leads to '.*outside/new'"):
         inside(root, "out/new")
 
 
@@ -125,7 +125,7 @@ def test_a_prepared_data_set_of_a_bucket_stays_in_its_copy(bucket, tmp_path):
     url = "gs://bucket/data"
     bucket.write("data/gsm8k/test/1.1.0/report.json", b"{}")
     bucket.write(f"data/gsm8k/test/1.1.0/{OUT}evil", b"x")
-    with pytest.raises(ValueError, match="evil' is no path below gs://bucket/data/gsm"):
+    with pytest.raises(ValueError, match="evil' .*gs://bucket/data/gsm"):
         open_dataset("gsm8k", split="test", directory=url)
     assert not [each for each in tmp_path.rglob("evil")]
 
@@ -143,7 +143,7 @@ def test_copies_are_not_written_through_links(bucket, home):
     looked_at = files_of_run("gs://bucket/runs/x")
     (looked_at / "status.json").unlink()
     (looked_at / "status.json").symlink_to(home / "secret")
-    with pytest.raises(ValueError, match="'status.json' is no path below gs://bucket"):
+    with pytest.raises(ValueError, match="'status.json' .*gs://bucket"):
         files_of_run("gs://bucket/runs/x")
     assert (home / "secret").read_text() == "mine"
 
@@ -258,5 +258,5 @@ def test_a_prepared_data_set_reads_only_its_own_files_and_classes(tmp_path):
     features = info.with_name("features.json")
     text = features.read_text()
     features.write_text(text.replace("tensorflow_datasets.core", "antigravity", 1))
-    with pytest.raises(ValueError, match=r"features.json names the class 'antigravity"):
+    with pytest.raises(ValueError, match="features.json .*'antigravity"):
         open_dataset(name, split=None, directory=directory)

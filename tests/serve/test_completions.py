@@ -81,8 +81,9 @@ def sample(server):
             )
         )
         found = []
+        scheduler.load(params, 0)
         while scheduler.busy:
-            found += scheduler.step(params, version=0)
+            found += scheduler.step()
         return sorted(found, key=lambda each: each.sample)
 
     return sample

@@ -74,7 +74,7 @@ def test_who_takes_longer_than_the_server_waits_is_told(start_server):
         assert status(server) == 0
 
 
-# Serves params that are not of the engine's model.
+# Serves with samplers that lose their params after they are made.
 DYING = """
 import sys
 
@@ -87,8 +87,11 @@ from scalerl_jax.process.printing import log_to_stderr
 make_replicas = server.make_replicas
 
 
-def make_broken(*arguments):
-    return [(scheduler, {}) for scheduler, _ in make_replicas(*arguments)]
+def make_broken(*arguments, **options):
+    samplers = make_replicas(*arguments, **options)
+    for sampler in samplers:
+        sampler._params = {}
+    return samplers
 
 
 server.make_replicas = make_broken

@@ -97,9 +97,7 @@ def test_of_a_run_the_newest_checkpoint_that_is_finite_is_taken(tmp_path, caplog
     words = f"{second} is not used: params.final_norm holds numbers that are NaN"
     assert words in caplog.text
     rewrite_state(first, init_state(with_final_norm(jnp.inf), optimizer))
-    with pytest.raises(
-        ValueError, match="none of the checkpoints .* step 1: params.fi"
-    ):
+    with pytest.raises(ValueError, match="none of .* step 1: params.fi"):
         load_model(tmp_path)
 
 

@@ -71,8 +71,7 @@ def sample(replicas, order):
 
     async def run():
         samplers = [
-            SamplingThread(*replica, version=0, on_death=lambda: None)
-            for replica in replicas
+            SamplingThread(replica, on_death=lambda: None) for replica in replicas
         ]
         service = Service(served, samplers)
         for sampler in samplers:
@@ -115,6 +114,7 @@ def test_replicas_share_the_samples_of_a_prompt():
         meshes,
         load_tokenizer(BASE).shown,
         lambda number, total: heard.append((number, total)),
+        version=0,
     )
     assert len(replicas) == 2
     most = heard[0][1]

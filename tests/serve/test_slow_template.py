@@ -10,7 +10,7 @@ import pytest
 from small_server import BASE
 
 from scalerl_jax.data.tokenizer import load_tokenizer
-from scalerl_jax.sampler.requests import Completion, SchedulerStats
+from scalerl_jax.sampler.requests import Completion, SamplerStats
 from scalerl_jax.serve import app
 from scalerl_jax.serve.access import Connections
 from scalerl_jax.serve.orders import Served
@@ -35,19 +35,32 @@ class HeldTemplate:
 
 
 class OneToken:
-    """A scheduler all of whose completions are the end of the text."""
+    """A sampler all of whose completions are the end of the text."""
 
     def __init__(self):
-        self.stats, self._open = SchedulerStats(), []
+        self.stats, self._open = SamplerStats(), []
+
+    @property
+    def free_slots(self):
+        return 4 - len(self._open)
 
     @property
     def busy(self):
         return bool(self._open)
 
+    def load(self, params, version):
+        raise AssertionError("these completions need no params")
+
+    def resume(self, request, turn, appended):
+        raise AssertionError("every completion has one turn")
+
+    def cancel(self, request_id):
+        raise AssertionError("nobody gives up")
+
     def submit(self, request):
         self._open.append(request.request_id)
 
-    def step(self, params, *, version):
+    def step(self):
         ended, self._open = self._open, []
         zeros, nothing = np.zeros(1, np.float32), np.zeros((1, 0))
         return [
@@ -85,7 +98,7 @@ async def client_of(template):
         slots=4,
         max_waiting=9,
     )
-    sampler = SamplingThread(OneToken(), None, version=0, on_death=lambda: None)
+    sampler = SamplingThread(OneToken(), on_death=lambda: None)
     connections = Connections(max_connections=9, header_s=LONG, body_s=LONG)
     made = app.make_app(Service(served, [sampler]), connections, key="", hosts=None)
     sampler.start()

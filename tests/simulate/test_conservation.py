@@ -17,8 +17,8 @@ from scalerl_jax.simulate.scenario import Failures, Scenario
 class Watched(RolloutQueue):
     """A queue that keeps books of its own about who came and who went."""
 
-    def __init__(self, **how):
-        super().__init__(**how)
+    def __init__(self, pacing, **how):
+        super().__init__(pacing, **how)
         self.came, self.went, self.stale = [], collections.Counter(), []
 
     def admit(self, version):

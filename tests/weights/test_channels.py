@@ -1,4 +1,4 @@
-"""Objects on their way: whole, in time and of the size that was offered, or refused."""
+"""Objects: whole, in time and of the size that was published, or refused."""
 
 import threading
 

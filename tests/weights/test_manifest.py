@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pickle
 
 import pytest
 from hypothesis import given, settings
@@ -9,10 +10,8 @@ from hypothesis import strategies as st
 
 from scalerl_jax.weights.manifest import (
     FORMAT,
-    Offer,
-    OfferedObject,
-    OfferedShard,
-    Publication,
+    Manifest,
+    ManifestShard,
     merge,
 )
 
@@ -25,70 +24,87 @@ def make_shard(start, stop, **changes):
         dtype="float32",
         start=start,
         stop=stop,
-        crc32=7,
+        checksum=7,
         form="full",
-        object=0,
+        reference="",
         buffer=0,
         num_bytes=4 * (stop[0] - start[0]) * (stop[1] - start[1]),
     )
-    return OfferedShard(**fields | changes)
+    return ManifestShard(**fields | changes)
 
 
-def make_offer(rank, *shards, num_ranks=2, **changes):
-    """An offer of which one object has all shards."""
+def make_part(rank, *shards, num_ranks=2, **changes):
+    """A rank's manifest, of which one object has all shards."""
     shards = tuple(
-        dataclasses.replace(shard, buffer=place) for place, shard in enumerate(shards)
-    )
-    size = sum(shard.num_bytes for shard in shards)
-    stored = OfferedObject(
-        reference=f"rank{rank}-v3", num_bytes=size, num_buffers=len(shards)
+        dataclasses.replace(shard, reference=f"rank{rank}-v3", buffer=place)
+        for place, shard in enumerate(shards)
     )
     fields = dict(
-        rank=rank,
+        ranks=(rank,),
         num_ranks=num_ranks,
         policy_version=3,
         base_version=None,
-        objects=(stored,) if shards else (),
         shards=shards,
     )
-    return Offer(**fields | changes)
+    return Manifest(**fields | changes)
 
 
 def halves():
     return [
-        make_offer(0, make_shard((0, 0), (2, 6))),
-        make_offer(1, make_shard((2, 0), (4, 6))),
+        make_part(0, make_shard((0, 0), (2, 6))),
+        make_part(1, make_shard((2, 0), (4, 6))),
     ]
 
 
-def test_a_publication_survives_its_way_as_a_text():
+def test_a_manifest_survives_its_way_as_a_text():
     quarter = make_shard((0, 0), (2, 2), form="delta", num_bytes=15)
     rest = make_shard((0, 2), (2, 6))
-    first = make_offer(0, quarter, rest, base_version=2)
-    second = make_offer(
+    first = make_part(0, quarter, rest, base_version=2)
+    second = make_part(
         1, make_shard((2, 0), (4, 2)), make_shard((2, 2), (4, 6)), base_version=2
     )
-    for offer in (first, second):
-        assert Offer.from_json(offer.to_json()) == offer
-    publication = merge([second, first])
-    assert publication.parts == (first, second)
-    assert Publication.from_json(publication.to_json()) == publication
-    assert (publication.policy_version, publication.base_version) == (3, 2)
+    whole = merge([second, first])
+    for manifest in (first, second, whole):
+        assert Manifest.from_json(manifest.to_json()) == manifest
+        assert pickle.loads(pickle.dumps(manifest)) == manifest
+    assert whole.shards == (*first.shards, *second.shards)
+    assert (whole.ranks, first.is_whole, whole.is_whole) == ((0, 1), False, True)
+    assert (whole.policy_version, whole.base_version) == (3, 2)
+    assert whole.objects == {
+        "rank0-v3": list(first.shards),
+        "rank1-v3": list(second.shards),
+    }
+
+
+def test_handles_go_along_and_are_no_part_of_the_text():
+    parts = [
+        dataclasses.replace(part, handles={f"rank{rank}-v3": rank})
+        for rank, part in enumerate(halves())
+    ]
+    whole = pickle.loads(pickle.dumps(merge(parts)))
+    assert whole.handles == {"rank0-v3": 0, "rank1-v3": 1}
+    assert Manifest.from_json(whole.to_json()).handles == {}
+
+
+def test_a_forged_manifest_is_refused_as_it_comes_out_of_a_pickle():
+    forged = dataclasses.replace(halves()[0], base_version=7)
+    with pytest.raises(ValueError, match="base_version = 7 must be an integer"):
+        pickle.loads(pickle.dumps(forged))
 
 
 def test_the_digest_says_which_bytes_are_meant():
     first, second = halves()
-    other = make_offer(1, dataclasses.replace(second.shards[0], crc32=8))
+    other = make_part(1, dataclasses.replace(second.shards[0], checksum=8))
     assert merge([first, second]).digest == merge([second, first]).digest
     assert merge([first, second]).digest != merge([first, other]).digest
-    text = merge([first, second]).to_json().replace('"crc32": 7', '"crc32": 8', 1)
+    text = merge([first, second]).to_json().replace('"checksum": 7', '"checksum": 8', 1)
     with pytest.raises(ValueError, match="version 3 has digest .* and says"):
-        Publication.from_json(text)
+        Manifest.from_json(text)
 
 
-def test_a_rank_may_have_nothing_to_offer():
-    whole = make_offer(0, make_shard((0, 0), (4, 6)))
-    assert len(merge([whole, make_offer(1)]).parts) == 2
+def test_a_rank_may_have_nothing_to_publish():
+    whole = make_part(0, make_shard((0, 0), (4, 6)))
+    assert merge([whole, make_part(1)]).is_whole
 
 
 WRONG_PARTS = {
@@ -142,7 +158,7 @@ def test_a_leaf_that_is_not_covered_exactly_once_is_not_merged(case):
     boxes, words = WRONG_COVERS[case]
     shards = [make_shard(start, stop) for start, stop in boxes]
     with pytest.raises(ValueError, match=words):
-        merge([make_offer(0, *shards, num_ranks=1)])
+        merge([make_part(0, *shards, num_ranks=1)])
 
 
 @settings(max_examples=50, deadline=None)
@@ -155,53 +171,58 @@ def test_any_grid_covers_and_no_grid_with_a_hole_or_a_copy_does(data):
         for top, bottom in zip([0, *rows], rows, strict=False)
         for left, right in zip([0, *columns], columns, strict=False)
     ]
-    merge([make_offer(0, *shards, num_ranks=1)])
+    merge([make_part(0, *shards, num_ranks=1)])
     one = data.draw(st.sampled_from(shards))
     with pytest.raises(ValueError, match="overlaps"):
-        merge([make_offer(0, *shards, one, num_ranks=1)])
+        merge([make_part(0, *shards, one, num_ranks=1)])
     shards.remove(one)
     if shards:
         with pytest.raises(ValueError, match="gap"):
-            merge([make_offer(0, *shards, num_ranks=1)])
+            merge([make_part(0, *shards, num_ranks=1)])
 
 
 def test_a_leaf_of_two_shapes_is_not_merged():
     other = make_shard((2, 0), (4, 6), shape=(5, 6))
     with pytest.raises(ValueError, match="layers/0/up is said to be all of"):
-        merge([make_offer(0, make_shard((0, 0), (2, 6)), other, num_ranks=1)])
+        merge([make_part(0, make_shard((0, 0), (2, 6)), other, num_ranks=1)])
 
 
-def offer_as_json():
+def part_as_json():
     return json.loads(halves()[0].to_json())
 
 
 WRONG_FIELDS = [
-    ((), "rank", -1, "rank = -1"),
-    ((), "rank", True, "rank = True"),
-    ((), "rank", 0.0, "rank = 0.0"),
-    ((), "rank", 2, "num_ranks = 2 must be an integer from 3"),
+    ((), "ranks", [-1], "rank = -1"),
+    ((), "ranks", [True], "rank = True"),
+    ((), "ranks", [0.0], "rank = 0.0"),
+    ((), "ranks", 0, "ranks must be a list"),
+    ((), "ranks", [], r"ranks = \[\] must be different, in order"),
+    ((), "ranks", [1, 0], r"ranks = \[1, 0\] must be different, in order"),
+    ((), "ranks", [0, 0], r"ranks = \[0, 0\] must be different, in order"),
+    ((), "ranks", [0, 1], "layers/0/up has a gap"),
+    ((), "ranks", [2], "rank = 2 must be an integer from 0 to 1"),
+    ((), "num_ranks", 0, "num_ranks = 0 must be an integer from 1"),
+    ((), "num_ranks", 2**50, "num_ranks = 1125899906842624"),
     ((), "policy_version", "3", "policy_version = 3"),
     ((), "base_version", 3, "base_version = 3 must be an integer from 0 to 2"),
-    ((), "objects", {}, "objects must be a list"),
-    ((), "objects", [], "buffer 0 of object 0 of rank 0 is not that of one shard"),
-    ((), "shards", [], "buffer 0 of object 0"),
+    ((), "shards", {}, "shards must be a list"),
     ((), "shards", [3], "a shard must have exactly the fields"),
-    ((), "format", 2, f"not of format {FORMAT}"),
+    ((), "format", FORMAT - 1, f"of format 1 and this code reads format {FORMAT}"),
+    ((), "format", FORMAT + 1, f"of format 3 and this code reads format {FORMAT}"),
+    ((), "format", "2", "of format 2"),
+    ((), "format", True, "of format True"),
     ((), "more", 2, "exactly the fields"),
-    (("objects", 0), "reference", "", "reference must be a text"),
-    (("objects", 0), "reference", "x" * 1001, "reference must be a text"),
-    (("objects", 0), "num_bytes", 49, "has 49 bytes and its shards 48"),
-    (("objects", 0), "num_buffers", 2**50, "buffer 1 of object 0"),
-    (("objects", 0), "num_buffers", 0, "num_buffers = 0"),
-    (("shards", 0), "object", 1, "of object 0"),
-    (("shards", 0), "buffer", 1, "buffer 0 of object 0"),
+    (("shards", 0), "reference", "", "reference must be a text"),
+    (("shards", 0), "reference", "x" * 1001, "reference must be a text"),
+    (("shards", 0), "buffer", 1, "buffer 0 of object rank0-v3"),
+    (("shards", 0), "buffer", 2**50, "buffer 0 of object rank0-v3"),
     (("shards", 0), "leaf", None, "leaf must be a text"),
     (("shards", 0), "dtype", "object", "dtype = 'object'; known are"),
     (("shards", 0), "dtype", ["float32"], "dtype = "),
     (("shards", 0), "form", "pickle", "form = 'pickle'; known are"),
     (("shards", 0), "form", "delta", "is delta with 48 bytes; its values take 48"),
     (("shards", 0), "num_bytes", 47, "is full with 47 bytes"),
-    (("shards", 0), "crc32", 2**32, "crc32 = 4294967296"),
+    (("shards", 0), "checksum", 2**64, "checksum = 18446744073709551616"),
     (("shards", 0), "shape", [4], "of layers/0/up is from"),
     (("shards", 0), "shape", [4] * 9, "shape has 9 numbers"),
     (("shards", 0), "shape", [2**50, 6], "shape = 1125899906842624"),
@@ -214,26 +235,23 @@ WRONG_FIELDS = [
 
 @pytest.mark.parametrize("path, name, value, words", WRONG_FIELDS)
 def test_a_manifest_with_a_wrong_field_is_refused(path, name, value, words):
-    offer = offer_as_json()
-    place = offer
+    part = part_as_json()
+    place = part
     for step in path:
         place = place[step]
     place[name] = value
     with pytest.raises(ValueError, match=words):
-        Offer.from_json(json.dumps(offer))
+        Manifest.from_json(json.dumps(part))
 
 
 def test_a_delta_without_a_version_that_it_is_against_is_refused():
-    offer = offer_as_json()
-    offer["shards"][0] |= {"form": "delta", "num_bytes": 20}
-    offer["objects"][0]["num_bytes"] = 20
+    part = part_as_json()
+    part["shards"][0] |= {"form": "delta", "num_bytes": 20}
     with pytest.raises(ValueError, match="delta against no version"):
-        Offer.from_json(json.dumps(offer))
+        Manifest.from_json(json.dumps(part))
 
 
-@pytest.mark.parametrize("text", ["", "[]", "3", "{", '{"format": 1}', "[" * 5000])
+@pytest.mark.parametrize("text", ["", "[]", "3", "{", '{"format": 2}', "[" * 5000])
 def test_a_text_that_is_no_manifest_is_refused(text):
     with pytest.raises(ValueError):
-        Offer.from_json(text)
-    with pytest.raises(ValueError):
-        Publication.from_json(text)
+        Manifest.from_json(text)

@@ -25,7 +25,7 @@ from scalerl_jax.weights.channels import (
     DirectoryChannel,
     FullChannelError,
 )
-from scalerl_jax.weights.manifest import Offer, merge
+from scalerl_jax.weights.manifest import Manifest, merge
 from scalerl_jax.weights.receiving import NotReceivedError, Receiver
 from scalerl_jax.weights.sending import Sender
 
@@ -67,8 +67,8 @@ def test_params_arrive_bit_for_bit_in_the_layout_of_the_replica(case):
     shards = small_weights.shards(1, mesh(*learner, **axes))
     boxes = [shard.box for shard in shards]
     assert len(set(boxes)) == len(boxes)
-    offer = make_sender(channel).send(shards, policy_version=1)
-    params = Receiver(channel, layout(on)).receive(published(offer))
+    part = make_sender(channel).send(shards, policy_version=1)
+    params = Receiver(channel, layout(on)).receive(published(part))
     assert_is_version(params, 1)
     jax.tree.map(
         lambda leaf, wanted: np.testing.assert_(leaf.sharding == wanted.sharding),
@@ -131,10 +131,10 @@ def test_the_last_two_publications_and_the_anchor_are_kept():
     kept = []
     for version in range(5):
         publication = pair.publish(version)
-        kept.append([each.reference for each in publication.parts[0].objects])
+        kept.append(list(publication.objects))
     assert list(pair.channel) == [*kept[0], *kept[3], *kept[4]]
     last = pair.publish(5, full=True)
-    references = [each.reference for each in last.parts[0].objects]
+    references = list(last.objects)
     assert list(pair.channel) == [*kept[4], *references]
 
 
@@ -143,21 +143,24 @@ def test_a_pinned_version_is_kept_until_the_next_such_one():
     kept = []
     for version in range(6):
         publication = pair.publish(version, pinned=version in (1, 4))
-        kept.append([each.reference for each in publication.parts[0].objects])
+        kept.append(list(publication.objects))
         assert (publication.base_version is None) == (version in (0, 1, 4))
     assert list(pair.channel) == [*kept[4], *kept[5]]
     pair = Pair(base_every=2)
     kept = []
     for version in range(6):
         publication = pair.publish(version, pinned=version == 1)
-        kept.append([each.reference for each in publication.parts[0].objects])
+        kept.append(list(publication.objects))
     assert list(pair.channel) == [*kept[1], *kept[4], *kept[5]]
 
 
 def test_large_data_are_cut_into_objects():
     pair = Pair(object_bytes=1000)
     publication = pair.publish(0)
-    sizes = [each.num_bytes for each in publication.parts[0].objects]
+    sizes = [
+        sum(shard.num_bytes for shard in shards)
+        for shards in publication.objects.values()
+    ]
     assert len(sizes) > 3
     assert all(1000 <= size < 3000 for size in sizes[:-1])
     assert_is_version(pair.receiver.receive(publication), 0)
@@ -178,7 +181,7 @@ def test_a_newcomer_asks_for_a_full_version():
     assert_is_version(newcomer.receive(pair.publish(3)), 3)
 
 
-def test_the_last_version_is_offered_once_more_for_a_newcomer():
+def test_the_last_version_is_published_once_more_for_a_newcomer():
     pair = Pair()
     assert pair.publish(0).to_json() == merge([pair.sender.send_again()]).to_json()
     pair.pass_on(1, full=True)
@@ -187,11 +190,11 @@ def test_the_last_version_is_offered_once_more_for_a_newcomer():
     again = published(pair.sender.send_again())
     assert (again.policy_version, again.base_version) == (2, None)
     assert_is_version(newcomer.receive(again), 2)
-    assert pair.sender.send_again() == again.parts[0]  # and nothing more is put
+    assert pair.sender.send_again() == again  # and nothing more is put
     following = pair.publish(3)
     for receiver in (newcomer, pair.receiver):
         assert_is_version(receiver.receive(following), 3)
-    references = [each.reference for each in again.parts[0].objects]
+    references = list(again.objects)
     pair.publish(4)
     # In the place of the anchor: nobody needs two full versions.
     assert len(list(pair.channel)) == 3
@@ -227,7 +230,7 @@ def test_a_version_that_does_not_arrive_leaves_the_one_before(fault, words, full
     pair = Pair(object_bytes=1000)
     before = pair.pass_on(0)
     publication = pair.publish(1, full=full)
-    reference = publication.parts[0].objects[-1].reference
+    reference = list(publication.objects)[-1]
     pair.channel.faults[reference] = fault
     with pytest.raises(NotReceivedError, match=words) as failure:
         pair.receiver.receive(publication, timeout_s=0.05)
@@ -243,7 +246,7 @@ def test_a_version_that_does_not_arrive_leaves_the_one_before(fault, words, full
 def test_a_version_that_is_late_arrives_when_it_comes():
     pair = Pair()
     publication = pair.publish(0)
-    reference = publication.parts[0].objects[0].reference
+    reference = next(iter(publication.objects))
     pair.channel.faults[reference] = "late"
     timer = threading.Timer(0.05, lambda: pair.channel.mend(reference))
     timer.start()
@@ -255,50 +258,54 @@ def test_a_flipped_bit_anywhere_in_a_file_is_found(tmp_path):
     pair = Pair(DirectoryChannel(tmp_path, owner="rank0"))
     pair.pass_on(0)
     publication = pair.publish(1)
-    (stored,) = publication.parts[0].objects
-    content = (tmp_path / stored.reference).read_bytes()
+    (stored,) = publication.objects
+    content = (tmp_path / stored).read_bytes()
     rng = np.random.default_rng(0)
-    first = 16 + 8 * stored.num_buffers  # the rest of a header is found by its sizes
-    sizes = [-(-each.num_bytes // 64) * 64 for each in publication.parts[0].shards]
+    first = 16 + 8 * len(
+        publication.shards
+    )  # the rest of a header is found by its sizes
+    sizes = [-(-each.num_bytes // 64) * 64 for each in publication.shards]
     starts = -(-first // 64) * 64 + np.cumsum([0, *sizes])
     for place in rng.integers(len(sizes), size=20):
-        size = publication.parts[0].shards[place].num_bytes
+        size = publication.shards[place].num_bytes
         at = int(starts[place] + rng.integers(size))
         torn = content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
-        (tmp_path / stored.reference).write_bytes(torn)
+        (tmp_path / stored).write_bytes(torn)
         with pytest.raises(NotReceivedError, match="shard"):
             pair.receiver.receive(publication)
-    (tmp_path / stored.reference).write_bytes(content)
+    (tmp_path / stored).write_bytes(content)
     assert_is_version(pair.receiver.receive(publication), 1)
 
 
 def test_objects_that_changed_places_are_found():
     pair = Pair(object_bytes=1)
     pair.pass_on(0)
-    (offer,) = pair.publish(1, full=True).parts
+    manifest = pair.publish(1, full=True)
     norms = [
         number
-        for number, shard in enumerate(offer.shards)
+        for number, shard in enumerate(manifest.shards)
         if shard.leaf.endswith("up") and shard.start == (0, 0)
     ]
-    objects = list(offer.objects)
+    shards = list(manifest.shards)
     first, second = norms[:2]
-    objects[first], objects[second] = objects[second], objects[first]
-    mixed = merge([dataclasses.replace(offer, objects=tuple(objects))])
+    there = [shards[number].reference for number in (first, second)]
+    for number, reference in zip((second, first), there, strict=True):
+        shards[number] = dataclasses.replace(shards[number], reference=reference)
+    mixed = merge([dataclasses.replace(manifest, shards=tuple(shards))])
     with pytest.raises(NotReceivedError, match="up.* has checksum"):
         pair.receiver.receive(mixed)
 
 
 def test_a_publication_of_another_model_is_refused():
     pair = Pair()
-    (offer,) = pair.publish(0).parts
+    manifest = pair.publish(0)
     other = small_weights.with_shards(
-        offer,
+        manifest,
         lambda shard: dataclasses.replace(
             shard, leaf=shard.leaf.replace("final_norm", "other_norm")
         ),
     )
-    with pytest.raises(NotReceivedError, match="leaf final_norm is offered as None"):
+    with pytest.raises(NotReceivedError, match="leaf final_norm is published as None"):
         pair.receiver.receive(merge([other]))
 
 
@@ -307,12 +314,12 @@ def test_shards_that_were_cut_anew_are_sent_in_full():
     pair.pass_on(0)
     other = small_weights.shards(1, mesh(0, 2, tensor=2))
     publication = published(pair.sender.send(other, policy_version=1))
-    forms = {shard.form for _, shard in publication.shards if "up" in shard.leaf}
+    forms = {shard.form for shard in publication.shards if "up" in shard.leaf}
     assert forms == {"full"}
     assert_is_version(pair.receiver.receive(publication), 1)
 
 
-def test_a_full_channel_offers_nothing_and_changes_nothing():
+def test_a_full_channel_publishes_nothing_and_changes_nothing():
     channel = MemoryChannel(capacity=3 * ARCH.num_params)
     pair = Pair(channel, object_bytes=1000, base_every=1)
     pair.pass_on(0)
@@ -361,13 +368,13 @@ def test_ranks_whose_bases_differ_are_asked_for_a_full_version():
     send(0, 1)  # the other rank could not
     with pytest.raises(ValueError, match=r"base_version by ranks .* full=True"):
         published(send(0, 2), send(1, 2))
-    offers = [send(rank, 3, full=True) for rank in (0, 1)]
-    assert_is_version(receiver.receive(published(*offers)), 3)
+    parts = [send(rank, 3, full=True) for rank in (0, 1)]
+    assert_is_version(receiver.receive(published(*parts)), 3)
 
 
 @pytest.mark.slow  # several processes
-def test_two_processes_offer_each_shard_once_and_their_params_arrive(tmp_path):
-    processes = small_processes.start("offer", tmp_path)
+def test_two_processes_publish_each_shard_once_and_their_params_arrive(tmp_path):
+    processes = small_processes.start("publish", tmp_path)
     for process in processes:
         status, _, errors = small_processes.finish(process, timeout_s=200)
         assert status == 0, errors
@@ -375,13 +382,15 @@ def test_two_processes_offer_each_shard_once_and_their_params_arrive(tmp_path):
         channel = DirectoryChannel(tmp_path / f"weights{number}")
         receiver = Receiver(channel, layout(mesh(4, 6, tensor=2)))
         for version in range(3):
-            offers = [
-                Offer.from_json((tmp_path / f"{number}-{version}-{rank}").read_bytes())
+            parts = [
+                Manifest.from_json(
+                    (tmp_path / f"{number}-{version}-{rank}").read_bytes()
+                )
                 for rank in (0, 1)
             ]
-            # Of copies in both processes the first one offers all.
-            assert bool(offers[1].shards) == (number == 0)
-            assert_is_version(receiver.receive(published(*offers)), version)
+            # Of copies in both processes the first one sends all.
+            assert bool(parts[1].shards) == (number == 0)
+            assert_is_version(receiver.receive(published(*parts)), version)
             assert (receiver.report.base_version is None) == (version == 0)
 
 

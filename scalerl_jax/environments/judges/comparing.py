@@ -144,7 +144,7 @@ def _as_words(expected: str, found: str) -> bool | None:
 
 
 def _is_phrase(text: str) -> bool:
-    """Return whether words are part of what it says, as in `n \\text{ is odd}`."""
+    """Return whether words are a part of an answer, as in `n \\text{ is odd}`."""
     bare = re.sub(r"\\(?!text)[A-Za-z]+", " ", text)
     words = re.search(r"\\text\{[^{}]*[A-Za-z]{2}|(?<![\\A-Za-z])[A-Za-z]{5}", bare)
     return words is not None and _quantity(text) is None

@@ -59,7 +59,7 @@ class AnswerBox(NamedTuple):
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Return what the last \boxed{...} holds; None without one, or if it is cut off.
+    r"""Return the content of the last \boxed{...}, or None if it is cut off or missing.
 
     Of boxes in each other it is the inner one.  Of boxes with only a separator between
     them, `\boxed{3}` and `\boxed{4}`, it is the list of their contents.

@@ -78,12 +78,12 @@ class Value:
 
     @property
     def constant(self) -> bool:
-        """Return whether there are no variables in it."""
+        """Return whether the value holds no variables."""
         return len(self.points) == 1
 
     @property
     def is_named(self) -> bool:
-        """Return whether it is a name: x, f(2), |AB|."""
+        """Return whether the value is a name: x, f(2), |AB|."""
         return _is_named(self.tree)
 
 

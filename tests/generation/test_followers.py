@@ -7,12 +7,16 @@ import small_weights
 from memory_channel import MemoryChannel
 from small_weights import ARCH, BFLOAT16, assert_is_version, layout, mesh
 
+from scalerl_jax.generation.followers import Follower, PublishedToAll
 from scalerl_jax.sampler.decoding import EngineSettings
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.lockstep import Followed, LeadingEngine
-from scalerl_jax.weights.arrivals import Follower, PublishedFrom, PublishedToAll
-from scalerl_jax.weights.channels import LostObjectError, Parcel
-from scalerl_jax.weights.receiving import NeedsFullError, NotReceivedError
+from scalerl_jax.weights.channels import LostObjectError
+from scalerl_jax.weights.receiving import (
+    NeedsFullError,
+    NotReceivedError,
+    PublishedFrom,
+)
 from scalerl_jax.weights.sending import Sender
 
 SETTINGS = EngineSettings(
@@ -81,8 +85,9 @@ class World:
 
     def publish(self, version, **how):
         shards = small_weights.shards(version, self.learner)
-        offer = self.sender.send(shards, policy_version=version, **how)
-        return Parcel(text=small_weights.published(offer).to_json())
+        return small_weights.published(
+            self.sender.send(shards, policy_version=version, **how)
+        )
 
     def there(self):
         """The params that the follower holds."""
@@ -95,15 +100,15 @@ class World:
 def test_each_version_is_in_both_processes(in_place):
     world, used = World(in_place=in_place), None
     for version in range(4):
-        parcel = world.publish(version)
-        replace = world.source.replacing(parcel)
+        manifest = world.publish(version)
+        replace = world.source.replacing(manifest)
         if version and in_place:
             assert_is_version(used.params, version - 1)
         used = replace()
         assert_is_version(used.params, version)
         (there,) = world.there()
         assert_is_version(there, version)
-        assert world.source(parcel) is used, "it is not fetched again"
+        assert world.source(manifest) is used, "it is not fetched again"
 
 
 @pytest.mark.parametrize("loser", [0, 1], ids=["the leader", "a follower"])
@@ -119,8 +124,8 @@ def test_a_version_that_one_cannot_get_changes_nothing(loser, in_place):
         assert_is_version(params, 0)
     with pytest.raises(NeedsFullError):  # of one that it missed
         world.source.replacing(world.publish(2))
-    parcel = Parcel(text=small_weights.published(world.sender.send_again()).to_json())
-    used = world.source.replacing(parcel)()
+    again = small_weights.published(world.sender.send_again())
+    used = world.source.replacing(again)()
     for params in (used.params, *world.there()):
         assert_is_version(params, 2)
 

@@ -13,8 +13,8 @@ from small_checkpoints import (
     rewrite_state,
 )
 
+from scalerl_jax.learner.checkpoint import CheckpointReader
 from scalerl_jax.learner.places import CheckpointPlace, sealed
-from scalerl_jax.learner.restoring import CheckpointReader
 
 
 @pytest.fixture
@@ -185,7 +185,5 @@ def test_another_model_is_refused_by_the_name_of_a_parameter(two, reader):
 
     less = abstract(make_state())
     less = less.replace(params={"embed": less.params["embed"]})
-    with pytest.raises(
-        ValueError, match=r"layers\.0\.w is bfloat16\[8, 4\] there and ab"
-    ):
+    with pytest.raises(ValueError, match=r"layers\.0\.w is bfloat16\[8, 4\]"):
         reader.restore(less)

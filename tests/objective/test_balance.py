@@ -14,12 +14,9 @@ from small_step import make_sequences
 from scalerl_jax import config as config_lib
 from scalerl_jax.batching.packing import pack
 from scalerl_jax.batching.replay import expert_load, load_metrics
-from scalerl_jax.learner.balance import LoadBalancing
 from scalerl_jax.learner.forward import Forward
 from scalerl_jax.learner.optimizer import make_optimizer
 from scalerl_jax.learner.step import (
-    TAKEN,
-    Objective,
     TrainStep,
     init_state,
     make_accumulate,
@@ -31,6 +28,8 @@ from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.saving import save_params
 from scalerl_jax.model.sizes import ARCHITECTURES
 from scalerl_jax.model.transformer import init_params
+from scalerl_jax.objective.balance import LoadBalancing
+from scalerl_jax.objective.loss import Objective
 from scalerl_jax.wiring.learning import make_architecture
 from scalerl_jax.wiring.mixtures import load_with_biases
 
@@ -91,7 +90,7 @@ def stepped(shape=(1, 1, 1, 1), rows=2, coefficient=0.0, rate=RATE):
     step, state, batch = step_of(shape, rows, coefficient, rate)
     before = jax.device_get(state.params)
     total = step.total(state.params, batch)
-    taken, loss = np.asarray(total.sums[TAKEN]), float(total.loss)
+    taken, loss = np.asarray(total.taken), float(total.loss)
     state, _ = step.apply(state, total)
     return before, jax.device_get(state.params), taken, loss
 

@@ -4,8 +4,9 @@ import pytest
 import small_commands
 import small_run
 
+from scalerl_jax.objective.describe import describe
+from scalerl_jax.objective.terms import terms_of
 from scalerl_jax.wiring import paper_table
-from scalerl_jax.wiring.describe import describe, ingredients
 
 PAGE = (small_run.ROOT / "docs" / "objective.md").read_text()
 
@@ -60,7 +61,7 @@ def test_every_setting_of_the_objective_is_described():
     named = {
         setting
         for changes in ({}, {"objective.loss": "dppo"}, {"objective.loss": "dual_clip"})
-        for part in ingredients(_with(changes))
+        for part in terms_of(_with(changes))
         for setting in part.settings
     }
     missing = {

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import small_bucket
 
-from scalerl_jax.learner.bucket_place import BucketPlace
-from scalerl_jax.learner.checkpoint import Checkpointer, UnsavedError
-from scalerl_jax.learner.restoring import CheckpointReader
+from scalerl_jax.learner.checkpoint import Checkpointer, CheckpointReader, UnsavedError
+from scalerl_jax.learner.places import BucketPlace
 
 pytestmark = small_bucket.NEEDS_EXTRA
 

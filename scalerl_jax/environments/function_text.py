@@ -1,0 +1,84 @@
+"""The text of a function that stands in a notebook or a script, for another process.
+
+It has the function, what it uses of the names beside it (functions, modules, imported
+names, constants), and nothing else: no cell or script is executed again.  No pickle.
+"""
+
+import ast
+import inspect
+import sys
+import textwrap
+import types
+from collections.abc import Callable
+from typing import Any
+
+
+def text_of(function: Callable[..., Any]) -> str:
+    """Return a module's text that defines the function.
+
+    Raises:
+        ValueError: it uses what no text makes again, or its own text is not known.
+    """
+    parts: dict[str, str] = {}
+    _add(function, parts, set())
+    return "\n\n".join(parts.values()) + "\n"
+
+
+def _add(function: Any, parts: dict[str, str], seen: set[str]) -> None:
+    name = getattr(function, "__name__", "")
+    way_out = "or put it in a file, and name that: reward='my_task.py:score'"
+    if not isinstance(function, types.FunctionType) or name == "<lambda>":
+        raise ValueError(f"reward = {function!r} must be made by def; do so, {way_out}")
+    if function.__closure__:
+        raise ValueError(
+            f"{name} uses {', '.join(function.__code__.co_freevars)} of the function "
+            f"around it, which no text of its own has; define both at the top, "
+            f"{way_out}"
+        )
+    seen.add(name)
+    try:
+        source = textwrap.dedent(inspect.getsource(function))
+    except (OSError, TypeError) as error:
+        raise ValueError(
+            f"the text of {name} is not known ({error}); define it in a file or cell, "
+            f"{way_out}"
+        ) from error
+    used = {
+        node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)
+    }
+    for other in sorted((used & set(function.__globals__)) - seen):
+        seen.add(other)
+        value = function.__globals__[other]
+        if (
+            isinstance(value, types.FunctionType)
+            and value.__module__ == function.__module__
+            and value.__name__ == other
+        ):
+            _add(value, parts, seen)
+        elif (line := _line(other, value)) is None:
+            raise ValueError(
+                f"{name} uses {other}, of type {type(value).__name__}, which no text "
+                f"makes again; make it inside of {name}, {way_out}"
+            )
+        else:
+            parts[other] = line
+    parts[name] = source
+
+
+def _line(name: str, value: Any) -> str | None:
+    """Return the line that defines a name again; None if there is none."""
+    if isinstance(value, types.ModuleType):
+        return f"import {value.__name__} as {name}"
+    home = str(getattr(value, "__module__", "__main__"))
+    own = str(getattr(value, "__name__", ""))
+    if (
+        own
+        and home != "__main__"
+        and getattr(sys.modules.get(home), own, None) is value
+    ):
+        return f"from {home} import {own} as {name}"
+    try:
+        same = ast.literal_eval(repr(value)) == value
+    except (ValueError, SyntaxError):
+        return None
+    return f"{name} = {value!r}" if same else None

@@ -1,0 +1,82 @@
+"""The file of a user's reward functions, as text: "my_task.py:score" of `environment`.
+
+Nothing here executes it: `own` does, in verifier processes.
+"""
+
+import os
+import re
+from pathlib import Path
+
+from scalerl_jax.config import RewardConfig
+from scalerl_jax.environments.verdict import OwnReward
+
+_FORM = re.compile(r"(?P<file>.+\.py):(?P<functions>\w+(?:,\w+)*)")
+_MOST_BYTES = 2**24  # of a file
+
+
+def split_name(environment: str) -> tuple[Path, tuple[str, ...]]:
+    """Return the file and the functions of "my_task.py:correct,short".
+
+    Raises:
+        ValueError: it is not written so.
+    """
+    found = _FORM.fullmatch(environment)
+    if not found:
+        raise ValueError(
+            f"environment = {environment!r} must be FILE.py:FUNCTION, or "
+            f"FILE.py:FUNCTION,FUNCTION for several"
+        )
+    functions = tuple(found["functions"].split(","))
+    if len(set(functions)) < len(functions):
+        raise ValueError(f"environment = {environment!r} must name each function once")
+    return Path(found["file"]), functions
+
+
+def read_own(
+    environment: str, reward: RewardConfig, *, prints: bool = False
+) -> OwnReward:
+    """Return the reward that a setting names, the file's text with it.
+
+    `prints`: what the functions print goes to stderr, and not nowhere.
+
+    Raises:
+        ValueError: there is no such file, or a weight or variable is missing.
+    """
+    path, functions = split_name(environment)
+    if reward.weights and len(reward.weights) != len(functions):
+        raise ValueError(
+            f"reward.weights = {reward.weights} has {len(reward.weights)} weights for "
+            f"the {len(functions)} functions of environment = {environment!r}"
+        )
+    for name in reward.variables:
+        if name not in os.environ:
+            raise ValueError(
+                f"reward.variables names {name!r}, which is not in the environment of "
+                f"this process; export it, or leave it out"
+            )
+    try:
+        if not path.is_file():
+            raise ValueError(
+                f"environment = {environment!r}: there is no such file here; each "
+                f"machine that generates must have it"
+            )
+        if (size := path.stat().st_size) > _MOST_BYTES:
+            raise ValueError(
+                f"environment = {environment!r} has {size:,} bytes, and "
+                f"{_MOST_BYTES:,} are read at most"
+            )
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"environment = {environment!r} cannot be read: {error}"
+        ) from error
+    return OwnReward(
+        file=str(path),
+        text=text,
+        functions=functions,
+        weights=reward.weights or (1.0,) * len(functions),
+        max_magnitude=reward.max_magnitude,
+        max_concurrent=reward.max_concurrent,
+        variables=reward.variables,
+        prints=prints,
+    )

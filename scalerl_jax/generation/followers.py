@@ -1,0 +1,109 @@
+"""Transfer of published params into a replica of several processes.
+
+No device gets a version before every process holds it on its host, so that a version
+that one process cannot get changes nothing anywhere.
+"""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from scalerl_jax.sampler.lockstep import Call, Followed, LeadingEngine
+from scalerl_jax.types import PyTree
+from scalerl_jax.weights.channels import Channel
+from scalerl_jax.weights.manifest import Manifest
+from scalerl_jax.weights.receiving import LayOut, PublishedFrom
+
+
+class Followers(Protocol):
+    """The other processes of a replica, as the one that leads reaches them."""
+
+    def tell(self, call: Call) -> None:
+        """Pass a call of the engine to each, after those before it; do not wait."""
+        ...
+
+    def ask(
+        self, method: str, *arguments: Any, in_order: bool = False
+    ) -> Callable[[], None]:
+        """Call a method of each one's `Follower`; return a function that waits.
+
+        `in_order` puts the call behind the engine calls told before; else it runs
+        beside them.  The returned function raises the error of a follower that failed.
+        """
+        ...
+
+
+class PublishedToAll(PublishedFrom):
+    """The `PublishedFrom` of a leader, whose followers take each version too."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        abstract: PyTree,
+        *,
+        engine: LeadingEngine,
+        followers: Followers,
+        **how: Any,
+    ) -> None:
+        """Fetch together with the followers of `engine`; `how` is as in the base."""
+        super().__init__(channel, abstract, **how)
+        self._engine, self._followers = engine, followers
+
+    def fetch(self, manifest: Manifest, *, apart: bool = False) -> LayOut:
+        """Fetch as `PublishedFrom` does, and return once all have fetched it."""
+        others = self._followers.ask("fetch", manifest, apart)
+        own = super().fetch(manifest, apart=apart)
+        others()
+
+        def lay_out(before: PyTree | None) -> PyTree:
+            # Followers first delete the params that were deleted here.
+            self._followers.ask("obey", self._engine.let_go(), in_order=True)()
+            number = self._engine.new_number()
+            others = self._followers.ask("lay_out", number, in_order=self.in_place)
+            try:
+                params = own(before)
+                others()
+            except BaseException:
+                with contextlib.suppress(Exception):
+                    others()  # wait: followers may still be laying the params out
+                self._engine.forget(number)
+                raise
+            self._engine.know(params, number)
+            return params
+
+        return lay_out
+
+
+class Follower:
+    """A process of a replica that does what the leader does, one thing at a time.
+
+    Its methods are those that `Followers.ask` names.
+    """
+
+    def __init__(self, followed: Followed, source: PublishedFrom) -> None:
+        """Make the leader's calls on `followed`, with params from `source`."""
+        self._followed, self._source = followed, source
+        self._fetched: LayOut | None = None
+        self._newest: PyTree | None = None  # held only with `in_place`
+
+    def obey(self, call: Call) -> None:
+        """Make a call of the leader's engine."""
+        self._followed.obey(call)
+
+    def fetch(self, manifest: Manifest, apart: bool) -> None:
+        """Fetch a version to this host.
+
+        Raises:
+            NotReceivedError: what was received before stays as it is.
+        """
+        self._fetched = None
+        self._fetched = self._source.fetch(manifest, apart=apart)
+
+    def lay_out(self, number: int) -> None:
+        """Put the last fetched params on the devices, under this number."""
+        assert self._fetched is not None, "the leader has all fetch first"
+        lay_out, self._fetched = self._fetched, None
+        params = lay_out(self._newest)
+        if self._source.in_place:
+            self._newest = params
+        self._followed.know(params, number)

@@ -1,0 +1,87 @@
+"""A run from Python, for notebooks:
+
+from scalerl_jax.notebook import run
+
+result = run(config, "runs/mine", prompts=rows, reward=score)
+result.evaluations[-1]["pass_rate"], result.fit
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_collections
+
+from scalerl_jax import config as config_lib
+from scalerl_jax import main
+from scalerl_jax.environments.function_text import text_of
+from scalerl_jax.formats.bounded import read_lines
+from scalerl_jax.formats.reading import is_remote, parse_json
+from scalerl_jax.run.directory import EVALS_FILE
+from scalerl_jax.run.writing import replace_file
+from scalerl_jax.scaling.fit import fit_curve
+from scalerl_jax.scaling.load import load_curve
+from scalerl_jax.scaling.result import Fit
+from scalerl_jax.train import RunOutcome
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Result:
+    """The end of a run: its evaluations as in evals.jsonl, and the fit of its curve."""
+
+    outcome: RunOutcome
+    evaluations: list[dict[str, Any]]
+    fit: Fit | None
+    why_no_fit: str = ""
+
+
+def run(
+    config: ml_collections.ConfigDict,
+    workdir: str | Path,
+    *,
+    prompts: Sequence[Mapping[str, Any]] | None = None,
+    reward: Callable[..., Any] | str = "",
+) -> Result:
+    """Train, or go on with the run in the directory, and fit its curve.
+
+    Args:
+        config: settings, as a config file's `get_config` returns them.
+        workdir: of the run, on this machine.
+        prompts: rows like {"prompt": ..., "reference": ...}, kept in the directory; of
+            them eval.num_prompts are held out.  None: those of the config.
+        reward: a function, whose text is kept in the directory
+            (`environments.function_text`), or "FILE.py:FUNCTION".
+
+    Raises:
+        ValueError: a setting, a row or the function cannot be used.
+    """
+    if is_remote(workdir):
+        raise ValueError(f"workdir = {workdir} must be a directory of this machine")
+    directory = Path(workdir).expanduser().absolute()
+    settings: dict[str, Any] = {}
+    if callable(reward):
+        file = directory / "reward.py"
+        _write(file, text_of(reward))
+        reward = f"{file}:{reward.__name__}"
+    if reward:
+        settings["environment"] = reward
+    if prompts is not None:
+        file = directory / "prompts.jsonl"
+        _write(file, "".join(json.dumps(dict(row)) + "\n" for row in prompts))
+        settings |= {"data.tasks": (f"jsonl:{file}",), "data.train_prompts": 0}
+    config = ml_collections.ConfigDict(config.to_dict())
+    config.update_from_flattened_dict(settings)
+    outcome = main.run(config_lib.resolve(config), str(directory))
+    evaluations = [parse_json(line) for line in read_lines(directory / EVALS_FILE)]
+    try:
+        fit, why_not = fit_curve(load_curve(directory)), ""
+    except ValueError as error:  # too few points, mostly
+        fit, why_not = None, str(error)
+    return Result(outcome=outcome, evaluations=evaluations, fit=fit, why_no_fit=why_not)
+
+
+def _write(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(file, text.encode())

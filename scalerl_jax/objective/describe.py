@@ -1,0 +1,57 @@
+"""The objective of a config in words and formulas, for `main --describe`.
+
+Words, formulas and sources are the docstrings of the functions that a run would use,
+so that they cannot say anything else.
+"""
+
+import inspect
+import textwrap
+from operator import attrgetter
+
+from scalerl_jax.config import Config
+from scalerl_jax.objective.terms import terms_of
+
+
+def describe(config: Config) -> str:
+    """Return the text: a formula for all, every term that is on, what is off."""
+    parts = list(terms_of(config))
+    text = ["The objective", "", *_indented(_whole(config)), ""]
+    for part in parts:
+        if not part.on:
+            continue
+        where = f"{part.function.__module__}.{part.function.__qualname__}"
+        text += [f"{part.name}  ({where})"]
+        text += [f"    {name} = {attrgetter(name)(config)!r}" for name in part.settings]
+        text += ["", *_indented(inspect.getdoc(part.function) or ""), ""]
+    text += ["Off", ""]
+    for part in parts:
+        if not part.on:
+            switch = part.settings[0]
+            text += [f"    {part.name}: {switch} = {attrgetter(switch)(config)!r}"]
+    return "\n".join(text) + "\n"
+
+
+def _indented(text: str) -> list[str]:
+    return textwrap.indent(text, "    ").splitlines()
+
+
+def _whole(config: Config) -> str:
+    """Write the objective of an optimizer step as a formula."""
+    objective, batch = config.objective, config.batch
+    token = "loss[t]"
+    factor = "regularization[t] * " if objective.regularize == "easy" else ""
+    if objective.kl_coefficient and objective.kl_in == "loss":
+        token += f" + {factor}{objective.kl_coefficient} * {objective.kl_estimator}[t]"
+    if objective.entropy_coefficient:
+        token += f" - {factor}{objective.entropy_coefficient} * entropy[t]"
+    lines = [
+        "minimise  sum over the tokens t of a batch of  weight[t] * token[t]",
+        f"token[t] = {token}",
+        f"loss = {objective.loss}, weight = {objective.aggregation}, advantages = "
+        f"{objective.advantage} / {objective.advantage_normalization}",
+        f"{batch.num_prompts} prompts x {batch.group_size} completions a batch, "
+        f"optimizer steps on what is taken together: {config.steps_per_window} "
+        f"(batch.epochs = {batch.epochs}, queue.mode = {config.queue.mode!r}, "
+        f"queue.max_staleness = {config.queue.max_staleness})",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,69 @@
+"""The books of the KV cache: who owns which page, and which prefixes are being cached.
+
+No array here is on a device.
+"""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class Prefix:
+    """Tokens whose keys and values are being cached, at one policy version."""
+
+    tokens: np.ndarray  # int32
+    pages: list[int]
+    version: int
+    done: int = 0  # tokens in the cache
+    place: slice | None = None  # its tokens in the last chunk, if it was part of it
+    # Experts if reported: outputs of the chunks, and the prefix's place in each.
+    experts: list[tuple[Any, slice]] = dataclasses.field(default_factory=list)
+
+    @property
+    def ready(self) -> bool:
+        """Return whether all of it is in the cache."""
+        return self.done == len(self.tokens)
+
+
+class PageLedger:
+    """Pages by number; one may have several owners, and is free when it has none."""
+
+    def __init__(self, num_pages: int) -> None:
+        """A ledger in which every page is free."""
+        self._owners = np.zeros(num_pages, np.int32)
+        # The lowest number last, so that it is taken first: equal histories are equal.
+        self._free = list(range(num_pages - 1, -1, -1))
+        self.peak = 0
+
+    @property
+    def free(self) -> int:
+        """Pages without an owner."""
+        return len(self._free)
+
+    @property
+    def in_use(self) -> int:
+        """Pages with an owner."""
+        return len(self._owners) - len(self._free)
+
+    def take(self, count: int) -> list[int]:
+        """Take `count` free pages, with one owner each."""
+        assert count <= len(self._free), f"{count} pages wanted, {len(self._free)} free"
+        taken = [self._free.pop() for _ in range(count)]
+        self._owners[taken] = 1
+        self.peak = max(self.peak, self.in_use)
+        return taken
+
+    def share(self, pages: list[int]) -> list[int]:
+        """Add an owner to each page, and return the pages."""
+        self._owners[pages] += 1
+        return list(pages)
+
+    def release(self, pages: list[int]) -> None:
+        """Remove an owner from each page."""
+        for page in pages:
+            assert self._owners[page] > 0, f"page {page} has no owner to lose"
+            self._owners[page] -= 1
+            if self._owners[page] == 0:
+                self._free.append(page)

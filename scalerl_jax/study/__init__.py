@@ -1,0 +1,1 @@
+"""Studies: runs of one base with other settings, compared over seeds."""

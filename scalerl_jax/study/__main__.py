@@ -1,0 +1,114 @@
+"""Many runs of one base, compared: a study is a file in `configs/studies`.
+
+    scalerl study run NAME        # starts what is missing, goes on with what was ended
+    scalerl study status NAME
+    scalerl study report NAME     # tables, pictures and a page in the study's folder
+
+Exit status: 0 done, 1 a run failed, 2 a mistake in the study, 75 stopped by SIGTERM and
+130 by Ctrl-C: `run` then goes on.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from scalerl_jax.process.ending import Parser, answer
+from scalerl_jax.process.preemption import INTERRUPTED, PREEMPTED, Preemption
+from scalerl_jax.process.printing import to_stderr, to_stdout
+from scalerl_jax.run.directory import lock_directory
+from scalerl_jax.run.progress import Progress
+from scalerl_jax.scaling import text
+from scalerl_jax.study.design import Study, interleaved, read_study
+from scalerl_jax.study.report import describe, find, write_report
+from scalerl_jax.study.runs import Runner, State, keep_record, look
+
+_MOST_JOBS = 64
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Do what the command line asks for; return the exit status."""
+    flags = _parser().parse_args(argv)
+    study = read_study(flags.study)
+    root = flags.root or Path("runs") / "studies" / Path(flags.study).stem
+    if flags.command == "run":
+        return _run(study, root, flags)
+    if flags.command == "status":
+        to_stdout(status_text(study, root))
+        return 0
+    out = flags.out or root / "report"
+    title = Path(flags.study).stem
+    files = write_report(study, root, out, title=title)
+    to_stdout(describe(study, find(study, root)))
+    to_stdout("".join(f"wrote {file}\n" for file in files))
+    return 0
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "python -m scalerl_jax.study",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", choices=("run", "status", "report"))
+    parser.add_argument("study", help="NAME of a file in configs/studies, or a path")
+    parser.add_argument(
+        "--root", type=Path, help="folder of the study (default: runs/studies/NAME)"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="runs side by side on this machine"
+    )
+    parser.add_argument(
+        "--out", type=Path, help="folder of the report (default: ROOT/report)"
+    )
+    return parser
+
+
+def _run(study: Study, root: Path, flags: argparse.Namespace) -> int:
+    if not 1 <= flags.jobs <= _MOST_JOBS:
+        raise ValueError(f"--jobs={flags.jobs}: 1 to {_MOST_JOBS} runs side by side")
+    to_stderr(text.warned(keep_record(study, root)))
+    with (
+        lock_directory(root, flag="--root"),
+        Preemption() as preemption,
+        Progress() as progress,
+    ):
+        runner = Runner(study, root, progress, jobs=flags.jobs)
+        failed = runner.run(lambda: preemption.requested)
+    to_stdout(status_text(study, root))
+    if preemption.requested:
+        to_stdout(f"stopped; it goes on with:  scalerl study run {flags.study}\n")
+        return INTERRUPTED if preemption.interrupted else PREEMPTED
+    if failed:
+        to_stderr(f"error: {len(failed)} runs failed: {', '.join(failed)}\n")
+        return 1
+    return 0
+
+
+def status_text(study: Study, root: Path) -> str:
+    """A row for each run, and how many are finished."""
+    states = [look(study, root, planned) for planned in interleaved(study)]
+    rows = [_row(study, state) for state in states]
+    done = sum(state.finished for state in states)
+    table = text.table(("run", "state", "step", "pass rate"), rows, words=True)
+    return f"{table}{done} of {len(states)} runs finished\n"
+
+
+def _row(study: Study, state: State) -> tuple[str, ...]:
+    word = "not begun"
+    if state.finished:
+        word = "finished"
+    elif state.failure:
+        word = f"failed: {state.failure}"
+    elif state.step or state.evaluation:
+        word = "begun"
+    rate = state.evaluation.get("pass_rate")
+    return (
+        state.planned.name,
+        word,
+        f"{state.step}/{study.steps}",
+        "-" if rate is None else f"{rate:.3f}",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(answer(main))

@@ -1,0 +1,256 @@
+"""A study: a base config, arms that differ from it, seeds, and a budget for each run.
+
+A study is a Python file, in `configs/studies/` or elsewhere, with a `get_study`.
+All runs of one seed see the same prompts, random keys and evaluation prompts, so that
+their differences are paired.
+"""
+
+import dataclasses
+import itertools
+import math
+import runpy
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from ml_collections import ConfigDict
+
+from scalerl_jax import config as config_lib
+from scalerl_jax.process.ending import first_line
+from scalerl_jax.run.record import flatten
+
+FOLDER = Path("configs") / "studies"
+LEAST_EVALUATIONS = 4  # during training: fewer give no fit
+# Settings that the study sets itself, by what of it does.
+_OWN = {"seed": "seeds", "train.num_steps": "steps"}
+_MOST_RUNS = 2000
+_MOST_BYTES = 2**24  # of a file
+
+Axis = Literal["generated_tokens", "train_flops", "compute_chip_hours"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Study:
+    """Arms of one base, their seeds, and what each run may use.
+
+    Args:
+        base: the config file, with its argument: "configs/tiny.py",
+            "configs/recipes/grpo.py:tiny".
+        arms: settings in which each arm differs from the base, by its name.  One may
+            differ in nothing: it is the base itself.
+        seeds: of each arm.
+        steps: optimizer steps of every run; and all of them, unless `tokens` or
+            `chip_hours` end it.
+        tokens: sampled tokens, evaluations left out, after which a run has enough: it
+            ends with the first evaluation from there on.
+        chip_hours: the same in chip-hours.
+        common: settings in which all arms differ from the base's file.
+        pairs: names of arms that are compared; empty: all with the first one.
+        axis: of the curves.
+    """
+
+    base: str
+    arms: Mapping[str, Mapping[str, Any]]
+    seeds: Sequence[int]
+    steps: int
+    tokens: float = math.inf
+    chip_hours: float = math.inf
+    common: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    pairs: Sequence[tuple[str, str]] = ()
+    axis: Axis = "generated_tokens"
+
+    @property
+    def compared(self) -> list[tuple[str, str]]:
+        """The pairs of arms that the report compares."""
+        first, *others = self.arms
+        return list(self.pairs) or [(first, other) for other in others]
+
+    def changes(self, arm: str, seed: int) -> dict[str, Any]:
+        """Settings of a run by name, beside those of the base's file."""
+        own = {"seed": seed, "train.num_steps": self.steps}
+        return {**self.common, **self.arms[arm], **own}
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """One run of a study."""
+
+    arm: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Its folder below the study's."""
+        return f"{self.arm}/seed{self.seed}"
+
+
+def interleaved(study: Study) -> list[Planned]:
+    """The runs of a study in the order in which they start.
+
+    All arms of a seed come before the next seed, each seed beginning with another arm,
+    so that a machine that becomes slower does so for all arms.
+    """
+    arms = list(study.arms)
+    return [
+        Planned(arms[(place + turn) % len(arms)], seed)
+        for turn, seed in enumerate(study.seeds)
+        for place in range(len(arms))
+    ]
+
+
+def read_study(name: str) -> Study:
+    """Read and check a study: the path of its file, or its name in `configs/studies`.
+
+    Raises:
+        ValueError: there is no such file, or its study cannot be run; says which of
+            its fields, and the way out.
+    """
+    file = Path(name) if name.endswith(".py") else FOLDER / f"{name}.py"
+    if not file.is_file():
+        known = ", ".join(sorted(each.stem for each in FOLDER.glob("*.py"))) or "none"
+        raise ValueError(
+            f"study {name}: there is no file {file}; {FOLDER} has {known}, and the "
+            f"path of any other can be given"
+        )
+    study = _call(file, "get_study", what=f"study {file}")
+    if not isinstance(study, Study):
+        raise ValueError(
+            f"study {file}: it has no function get_study that returns a "
+            f"scalerl_jax.study.design.Study"
+        )
+    try:
+        check(study)
+    except ValueError as error:
+        raise ValueError(f"study {file}: {error}") from error
+    return study
+
+
+def check(study: Study) -> dict[str, dict[str, Any]]:
+    """Return the resolved settings of each arm, by name, with the first seed.
+
+    Raises:
+        ValueError: a field of the study, or the settings of an arm, that cannot be.
+    """
+    _check_fields(study)
+    settings = {arm: _resolved(study, arm) for arm in study.arms}
+    for a, b in itertools.combinations(settings, 2):
+        if settings[a] == settings[b]:
+            raise ValueError(
+                f"arms {a} and {b} differ in nothing: all their settings are equal; "
+                f"give one of them another value, or leave it out"
+            )
+    for arm, more in _unsaid(study, settings):
+        raise ValueError(
+            f"arm {arm} differs from the base in more than it says: "
+            f"{', '.join(more)}; name these settings in the arm, or in common"
+        )
+    for arm, resolved in settings.items():
+        every = resolved["eval.every"]
+        if (count := study.steps // every) < LEAST_EVALUATIONS:
+            raise ValueError(
+                f"steps = {study.steps} with eval.every = {every} of arm {arm} are "
+                f"{count} evaluations, and a fit needs {LEAST_EVALUATIONS}; take more "
+                f"steps, or evaluate more often"
+            )
+    return settings
+
+
+def _check_fields(study: Study) -> None:
+    """Refuse names, seeds and budgets that make no study."""
+    if not study.arms:
+        raise ValueError("arms is empty; name one at least")
+    for arm in study.arms:
+        if not arm or arm.startswith(".") or set(arm) & set("/\\\0\n"):
+            raise ValueError(f"arm {arm!r} cannot be the name of a folder; rename it")
+    if not study.seeds or len(set(study.seeds)) < len(study.seeds):
+        raise ValueError(
+            f"seeds = {tuple(study.seeds)}: give at least one, and each one once"
+        )
+    if (count := len(study.arms) * len(study.seeds)) > _MOST_RUNS:
+        raise ValueError(f"{count} runs; {_MOST_RUNS} are the most of one study")
+    _check_budget(study)
+    _check_pairs(study)
+
+
+def _check_budget(study: Study) -> None:
+    """Refuse budgets that end at once, and arms that set what the study sets."""
+    for name in ("steps", "tokens", "chip_hours"):
+        if not getattr(study, name) > 0:
+            raise ValueError(f"{name} = {getattr(study, name)}; it must be above 0")
+    for where, values in {"common": study.common, **study.arms}.items():
+        for name in _OWN.keys() & values.keys():
+            raise ValueError(
+                f"{where} sets {name}, which is the study's own; use {_OWN[name]}"
+            )
+
+
+def _check_pairs(study: Study) -> None:
+    """Refuse pairs that are not of two arms."""
+    for a, b in study.compared:
+        if unknown := {a, b} - study.arms.keys():
+            raise ValueError(
+                f"pairs has {min(unknown)!r}, which is no arm; choose from "
+                f"{list(study.arms)}"
+            )
+        if a == b:
+            raise ValueError(f"pairs compares arm {a!r} with itself; name another one")
+
+
+def _resolved(study: Study, arm: str) -> dict[str, Any]:
+    """Resolve the settings of an arm, flat; errors name the arm."""
+    try:
+        config = load_base(study.base)
+        config.update_from_flattened_dict(study.changes(arm, study.seeds[0]))
+        return flatten(config_lib.to_json(config_lib.resolve(config)))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        said = str(error.args[0] if error.args else error)
+        raise ValueError(f"arm {arm}: {said}") from error
+
+
+def _unsaid(
+    study: Study, settings: Mapping[str, Mapping[str, Any]]
+) -> Iterator[tuple[str, list[str]]]:
+    """Yield arms with the settings in which they differ without saying so."""
+    config = load_base(study.base)
+    config.update_from_flattened_dict(
+        {**study.common, "seed": study.seeds[0], "train.num_steps": study.steps}
+    )
+    base = flatten(config_lib.to_json(config_lib.resolve(config)))
+    for arm, resolved in settings.items():
+        differing = {name for name in resolved if resolved[name] != base.get(name)}
+        if more := sorted(differing - set(study.arms[arm])):
+            yield arm, more
+
+
+def load_base(base: str) -> ConfigDict:
+    """Return the settings of a config file: "FILE" or "FILE:ARGUMENT".
+
+    Raises:
+        ValueError: there is no such file, or its get_config gives no ConfigDict.
+    """
+    name, _, argument = base.partition(":")
+    if not Path(name).is_file():
+        raise ValueError(f"base = {base}: there is no file {name}; name a config file")
+    words = [argument] if argument else []
+    config = _call(Path(name), "get_config", *words, what=f"base = {base}")
+    config_lib.check(config)
+    return config
+
+
+def _call(file: Path, function: str, *arguments: str, what: str) -> Any:
+    """Run a Python file of the user's and call a function of it; None: it has none.
+
+    Raises:
+        ValueError: the file is too large, or fails.
+    """
+    if (size := file.stat().st_size) > _MOST_BYTES:
+        raise ValueError(
+            f"{what}: {file} has {size:,} bytes, and {_MOST_BYTES:,} are read at most; "
+            f"name a Python file"
+        )
+    try:
+        made = runpy.run_path(str(file)).get(function)
+        return made(*arguments) if callable(made) else None
+    except Exception as error:  # whatever a program does
+        kind = type(error).__name__
+        raise ValueError(f"{what} fails: {kind}: {first_line(error)}") from error

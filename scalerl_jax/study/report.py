@@ -1,0 +1,273 @@
+"""The report of a study: tables as CSV, pictures as PNG, and one page of HTML.
+
+The tests are those of `scaling.compare`: runs of one seed are paired, and all pairs of
+the study share the error.
+"""
+
+import csv
+import dataclasses
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from scalerl_jax.run.writing import replace_file
+from scalerl_jax.scaling import text
+from scalerl_jax.scaling.compare import Comparison, compare, compare_many
+from scalerl_jax.scaling.fit import fit_curve
+from scalerl_jax.scaling.forecasts import extrapolate_curve
+from scalerl_jax.scaling.load import load_curves
+from scalerl_jax.scaling.plots import draw_fits, draw_linearised, to_png
+from scalerl_jax.scaling.power import runs_to_decide
+from scalerl_jax.scaling.records import CurveError, Interval
+from scalerl_jax.scaling.report import make_report
+from scalerl_jax.scaling.result import Fit
+from scalerl_jax.study.design import Planned, Study, interleaved
+from scalerl_jax.study.runs import EVALS_FILE, look
+
+Row = dict[str, Any]
+_FORESEEN_FROM = (0.25, 0.5)  # of the compute: forecasts of the last evaluation
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Findings:
+    """What the runs of a study say so far."""
+
+    fits: Mapping[Planned, Fit]
+    pairs: tuple[Comparison, ...]
+    left_out: Mapping[str, str]  # why a run has no fit, by its name
+
+    def of_arm(self, arm: str) -> list[tuple[int, Fit]]:
+        """The fits of an arm, by seed."""
+        return [(run.seed, fit) for run, fit in self.fits.items() if run.arm == arm]
+
+
+def find(study: Study, root: Path) -> Findings:
+    """Fit every run that has a curve, and compare the arms.
+
+    Raises:
+        ValueError: no run has a curve yet.
+    """
+    fits: dict[Planned, Fit] = {}
+    left_out: dict[str, str] = {}
+    for planned in interleaved(study):
+        state = look(study, root, planned)
+        if not (state.folder / EVALS_FILE).exists():
+            left_out[planned.name] = state.failure or "not begun"
+            continue
+        try:
+            (curve,) = load_curves(state.folder, x=study.axis)
+            curve = dataclasses.replace(
+                curve, name=planned.name, recipe=planned.arm, warnings=()
+            )
+            fits[planned] = fit_curve(curve)
+        except CurveError as error:
+            left_out[planned.name] = str(error)
+            continue
+        if not state.finished:
+            done = f"step {state.step} of {study.steps}"
+            left_out[planned.name] = f"fitted as far as it is: {done}"
+    if not fits:
+        raise ValueError(
+            f"{root}: no run has enough evaluations for a fit yet: "
+            f"{next(iter(left_out.values()))}; scalerl study run goes on with them"
+        )
+    return Findings(fits=fits, pairs=_compared(study, fits), left_out=left_out)
+
+
+def _compared(study: Study, fits: Mapping[Planned, Fit]) -> tuple[Comparison, ...]:
+    """Compare the pairs of arms whose runs are there, by the seeds that both have."""
+    found = []
+    for names in study.compared:
+        by_seed = [
+            {run.seed: fit for run, fit in fits.items() if run.arm == arm}
+            for arm in names
+        ]
+        both = [seed for seed in study.seeds if all(seed in each for each in by_seed)]
+        if not both:
+            continue
+        a, b = ([each[seed] for seed in both] for each in by_seed)
+        if len(both) == 1:
+            a, b = a[0], b[0]
+        found.append(
+            compare(
+                a,
+                b,
+                names=names,
+                paired=len(both) > 1,
+                num_pairs=len(study.compared),
+            )
+        )
+    return tuple(found)
+
+
+# ---- tables
+
+
+def curves_table(study: Study, findings: Findings) -> list[Row]:
+    """Every evaluation of every run."""
+    rows = []
+    for run, fit in findings.fits.items():
+        curve = fit.whole_curve
+        start = [] if curve.r0 is None else [(0.0, curve.r0, curve.r0_se)]
+        errors = curve.y_se if curve.y_se is not None else [None] * len(curve.x)
+        points = [*start, *zip(curve.x, curve.y, errors, strict=True)]
+        rows += [
+            {
+                "arm": run.arm,
+                "seed": run.seed,
+                study.axis: float(x),
+                "pass_rate": float(y),
+                "pass_rate_se": None if se is None else float(se),
+            }
+            for x, y, se in points
+        ]
+    return rows
+
+
+def runs_table(findings: Findings) -> list[Row]:
+    """A, B and C_mid of every run, with intervals, and its forecasts."""
+    return [
+        {"arm": run.arm, "seed": run.seed, **_parameters(fit), **_foreseen(fit)}
+        for run, fit in findings.fits.items()
+    ]
+
+
+def _parameters(fit: Fit) -> Row:
+    row: Row = {"r0": fit.curve.r0, "r_squared": fit.r_squared}
+    row["identified"] = fit.identified
+    for name in ("A", "B", "C_mid"):
+        found = fit.parameters.get(name)
+        row[name] = found and found.value
+        row |= _ends(name, found and found.interval)
+    row["last"] = float(fit.whole_curve.y[-1])
+    return row
+
+
+def _ends(name: str, interval: Interval | None) -> Row:
+    low, high = (interval.low, interval.high) if interval else (None, None)
+    return {f"{name}_low": low, f"{name}_high": high}
+
+
+def _foreseen(fit: Fit) -> Row:
+    """The last evaluation as foretold from the first parts of the compute."""
+    row: Row = {}
+    try:
+        tried = extrapolate_curve(
+            fit.whole_curve,
+            fractions=_FORESEEN_FROM,
+            laws=(fit.law,),
+            settings=fit.settings,
+        )
+    except CurveError:
+        return row
+    for share in _FORESEEN_FROM:
+        found, name = tried.get(fit.law, share), f"foretold_from_{share:g}"
+        row |= {name: found.last_predicted, f"{name}_error": found.last_error}
+    return row
+
+
+def differences_table(findings: Findings) -> list[Row]:
+    """Every pair of arms: differences, intervals, verdict, and what would decide."""
+    rows: list[Row] = []
+    for pair in findings.pairs:
+        row: Row = {"a": pair.names[0], "b": pair.names[1], "runs": pair.num_runs[0]}
+        row |= {"winner": pair.winner, "reason": pair.reason, "level": pair.level}
+        for name, found in (
+            ("A", pair.asymptote_difference),
+            ("log_B_at_shared_A", pair.log_exponent_difference),
+            ("pass_rate", pair.rate_difference),
+        ):
+            row[name] = found and found.value
+            row |= _ends(name, found and found.interval)
+        row["B_at_shared_A_a"], row["B_at_shared_A_b"] = pair.exponents_at_shared or (
+            None,
+            None,
+        )
+        row["shared_A"] = pair.shared_asymptote
+        row["paper_rule"] = pair.paper_rule.winner
+        row["seeds_to_decide"] = None if pair.winner else seeds_to_decide(pair)
+        rows.append(row)
+    return rows
+
+
+def seeds_to_decide(pair: Comparison) -> int | None:
+    """Seeds of each arm that decide the pair by A (else the rate) in 4 of 5 studies.
+
+    Taking the measured difference and spread for the true ones; None: a thousand would
+    not, or nothing is known of the spread.
+    """
+    found = pair.asymptote_difference or pair.rate_difference
+    level = 1.0 - 0.5 * (1.0 - pair.level) if pair.asymptote_difference else pair.level
+    spread = found.run_sd if pair.paired else found.run_sd * math.sqrt(2.0)
+    return runs_to_decide(found.value, spread, level=level)
+
+
+def to_csv(rows: Sequence[Row]) -> bytes:
+    """A table as CSV, with a header; None is an empty cell."""
+    out = io.StringIO()
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    writer = csv.DictWriter(out, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue().encode()
+
+
+# ---- files
+
+
+def write_report(study: Study, root: Path, out: Path, *, title: str) -> list[Path]:
+    """Write the tables, the pictures and the page into `out`; return their paths."""
+    findings = find(study, root)
+    fits = {run.name: fit for run, fit in findings.fits.items()}
+    out.mkdir(parents=True, exist_ok=True)
+    files = {
+        "curves.csv": to_csv(curves_table(study, findings)),
+        "runs.csv": to_csv(runs_table(findings)),
+        "differences.csv": to_csv(differences_table(findings)),
+        "curves.png": to_png(draw_fits(list(fits.values()), list(fits), title=title)),
+        "report.html": _page(study, root, findings, title).encode(),
+    }
+    runs = compare_many(fits) if len(fits) > 1 else None
+    if runs and runs.shared_asymptote is not None:
+        files["linearised.png"] = to_png(draw_linearised(runs, names=list(fits)))
+    for name, data in files.items():
+        replace_file(out / name, data)
+    return [out / name for name in files]
+
+
+def _page(study: Study, root: Path, findings: Findings, title: str) -> str:
+    fits = {run.name: fit for run, fit in findings.fits.items()}
+    folders = {run.name: root / run.name for run in findings.fits}
+    return make_report(fits, title=title, paths=folders, pairs=findings.pairs)
+
+
+def describe(study: Study, findings: Findings) -> str:
+    """The verdicts of a study and its table of runs, as text."""
+    lines = [f"over {study.axis}"]
+    rows = [_arm_row(arm, findings.of_arm(arm)) for arm in study.arms]
+    lines += [text.table(("arm", "runs", "A", "B", "C_mid", "last"), rows)]
+    for pair in findings.pairs:
+        lines.append(text.verdict_text(pair).rstrip())
+        if not pair.winner and (count := seeds_to_decide(pair)):
+            lines.append(
+                f"  were the difference what it looks like, {count} seeds of each "
+                f"would decide it in 4 of 5 studies"
+            )
+    lines += [f"{name}: {why}" for name, why in findings.left_out.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _arm_row(arm: str, runs: Iterable[tuple[int, Fit]]) -> tuple[str, ...]:
+    """The means over the seeds of an arm, with the spread of A."""
+    fits = [fit for _, fit in runs]
+    if not fits:
+        return (arm, "0", "-", "-", "-", "-")
+    cells = [arm, str(len(fits))]
+    for name, form in (("A", ".3f"), ("B", ".2f"), ("C_mid", ",.4g")):
+        values = [fit.parameters[name].value for fit in fits if name in fit.parameters]
+        mean = sum(values) / len(values) if values else math.nan
+        cells.append(format(mean, form))
+    cells.append(f"{sum(fit.whole_curve.y[-1] for fit in fits) / len(fits):.3f}")
+    return tuple(cells)

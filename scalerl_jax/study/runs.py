@@ -1,0 +1,368 @@
+"""The runs of a study: what there is of each, and starting what is missing.
+
+Everything is read from the runs' own files, so that a study goes on after any end of
+it: a run is finished if its last evaluation is at its last step or beyond its budget.
+Runs are `scalerl train` in processes of their own, which end with the study's.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import math
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import scalerl_jax
+from scalerl_jax.cluster.parent_watch import watching_parent
+from scalerl_jax.formats.bounded import last_lines
+from scalerl_jax.formats.reading import parse_json, read_json
+from scalerl_jax.process.preemption import INTERRUPTED, PREEMPTED
+from scalerl_jax.run.directory import EVALS_FILE, METRICS_FILE, lock_directory
+from scalerl_jax.run.progress import Progress
+from scalerl_jax.run.record import git_revision, versions
+from scalerl_jax.run.writing import open_to_append, write_json
+from scalerl_jax.study.design import Planned, Study, check, interleaved
+
+STUDY_FILE = "study.json"
+FAILED_FILE = "failed.json"
+LOG_FILE = "train.log"
+_VERSION = 1  # of STUDY_FILE
+_LOOK_S = 1.0  # between two looks at the runs
+_END_S = 60.0  # for a run to save itself and end
+_NOTE_S = 60.0  # between two plain lines of progress
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class State:
+    """How one run of a study stands."""
+
+    planned: Planned
+    folder: Path
+    step: int  # of the last row of its metrics
+    evaluation: Mapping[str, Any]  # the last one; empty: none yet
+    finished: bool
+    failure: str  # why it ended; "": it did not fail
+
+    @property
+    def share(self) -> float:
+        """What is done of it, by its steps."""
+        return 1.0 if self.finished else min(self.step / max(self.steps, 1), 1.0)
+
+    steps: int = 1
+
+
+def look(study: Study, root: Path, planned: Planned) -> State:
+    """Read how a run stands from the files in its folder."""
+    folder = root / planned.name
+    evaluation = _last_row(folder / EVALS_FILE)
+    step = int(_last_row(folder / METRICS_FILE).get("step", 0))
+    failure = ""
+    if (folder / FAILED_FILE).exists():
+        failure = str(read_json(folder / FAILED_FILE).get("why", "unknown"))
+    return State(
+        planned=planned,
+        folder=folder,
+        step=step,
+        evaluation=evaluation,
+        finished=_has_enough(study, evaluation),
+        failure=failure,
+        steps=study.steps,
+    )
+
+
+def _has_enough(study: Study, evaluation: Mapping[str, Any]) -> bool:
+    """Whether a run with this last evaluation has used its budget."""
+    return bool(evaluation) and (
+        evaluation["step"] >= study.steps
+        or evaluation["generated_tokens"] >= study.tokens
+        or evaluation["compute_chip_hours"] >= study.chip_hours
+    )
+
+
+def _last_row(path: Path) -> dict[str, Any]:
+    """Return the last row of a file of rows; empty without one."""
+    if not path.exists():
+        return {}
+    for line in last_lines(path):
+        row = parse_json(line)
+        return row if isinstance(row, dict) else {}
+    return {}
+
+
+# ---- the record of a study
+
+
+def keep_record(study: Study, root: Path) -> list[str]:
+    """Write what the study is, or check it against what its folder was begun with.
+
+    Arms, seeds, pairs and the axis may be added to and changed; a run that is there
+    must stay one of its arm.  Returns warnings: the code has changed since.
+
+    Raises:
+        ValueError: the base, or an arm that has runs, has other settings now, by name;
+            or the folder is of another version of studies.
+    """
+    settings, code = check(study), code_digest()
+    record: dict[str, Any] = {
+        "version": _VERSION,
+        "base": study.base,
+        "arms": settings,
+        "axis": study.axis,
+        "seeds": list(study.seeds),
+        "budget": {
+            name: value
+            for name in ("steps", "tokens", "chip_hours")
+            if math.isfinite(value := getattr(study, name))
+        },
+        "code": [code],
+        "git_revision": git_revision(),
+        "versions": versions(),
+    }
+    file, warnings = root / STUDY_FILE, []
+    if file.exists():
+        old = read_json(file)
+        if not isinstance(old, dict) or old.get("version") != _VERSION:
+            kind = old.get("version") if isinstance(old, dict) else None
+            raise ValueError(
+                f"{file} is of version {kind} of studies, and this code reads "
+                f"{_VERSION}; choose another --root, or use the code that made it"
+            )
+        _check_settings(file, old["arms"], settings)
+        record["code"] = list(dict.fromkeys([*old["code"], code]))
+        record["arms"] = {**old["arms"], **settings}
+        if len(record["code"]) > 1:
+            warnings.append(
+                f"the code has changed since the first run of this study "
+                f"({len(record['code'])} states of it so far): runs before and after "
+                f"differ in more than their arms"
+            )
+    root.mkdir(parents=True, exist_ok=True)
+    write_json(file, record)
+    return warnings
+
+
+def _check_settings(
+    file: Path, old: Mapping[str, Any], new: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Refuse other settings of an arm than its runs began with, the seed aside."""
+    free = {"seed", "train.num_steps"}
+    for arm in old.keys() & new.keys():
+        changed = {
+            name
+            for name in old[arm].keys() | new[arm].keys()
+            if name not in free and old[arm].get(name) != new[arm].get(name)
+        }
+        if changed:
+            name = min(changed)
+            more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+            raise ValueError(
+                f"{file}: arm {arm} was begun with {name} = {old[arm].get(name)!r}, "
+                f"and is {new[arm].get(name)!r} now{more}; put it back, or choose "
+                f"another --root"
+            )
+
+
+def code_digest() -> str:
+    """A digest of all Python files of the package."""
+    found = hashlib.sha256()
+    package = Path(scalerl_jax.__file__).parent
+    for file in sorted(package.rglob("*.py")):
+        found.update(str(file.relative_to(package)).encode())
+        found.update(file.read_bytes())
+    return found.hexdigest()[:16]
+
+
+# ---- running
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Running:
+    """A run whose process is there."""
+
+    planned: Planned
+    process: subprocess.Popen[bytes]
+    held: contextlib.ExitStack  # its process and its log
+    cores: tuple[int, ...]
+    enough: bool = False  # it was told to end, since its budget is used
+
+
+def command(study: Study, root: Path, planned: Planned) -> list[str]:
+    """Return the command line of a run, by which it can be started by hand, too."""
+    changes = study.changes(planned.arm, planned.seed)
+    settings = [f"--config.{name}={_typed(value)}" for name, value in changes.items()]
+    return [
+        *(sys.executable, "-m", "scalerl_jax.main", f"--config={study.base}"),
+        f"--workdir={root / planned.name}",
+        *settings,
+    ]
+
+
+def _typed(value: object) -> str:
+    """Return a value of a setting as the command line has it."""
+    if isinstance(value, (list, tuple)):
+        return repr(tuple(value))
+    return str(value)
+
+
+Command = Callable[[Study, Path, Planned], list[str]]
+
+
+class Runner:
+    """Starts the runs of a study that are missing, some side by side."""
+
+    def __init__(
+        self,
+        study: Study,
+        root: Path,
+        progress: Progress,
+        *,
+        jobs: int = 1,
+        command: Command = command,
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            root: the folder of the study.
+            jobs: runs at a time; on a CPU they share its cores in equal parts.
+            command: the command line of a run.
+        """
+        self._command = command
+        self._study, self._root, self._progress = study, root, progress
+        self._running: list[_Running] = []
+        self._failed: dict[str, str] = {}
+        self._free = _shares_of_cores(jobs)
+
+    def run(self, stopped: Callable[[], bool]) -> dict[str, str]:
+        """Run what is missing; return why runs failed, by name.
+
+        Every run is tried once; those of a call before that failed are tried again.
+        """
+        waiting = [
+            each
+            for each in interleaved(self._study)
+            if not look(self._study, self._root, each).finished
+        ]
+        with self._progress.bar(
+            "study", total=100 * len(interleaved(self._study)), every_s=_NOTE_S
+        ):
+            try:
+                while (waiting or self._running) and not stopped():
+                    while waiting and self._free:
+                        self._start(waiting.pop(0))
+                    time.sleep(_LOOK_S)
+                    self._look()
+            finally:
+                for each in self._running:
+                    each.process.poll()
+                    each.held.close()  # ends it, saved
+        return self._failed
+
+    def _start(self, planned: Planned) -> None:
+        folder = self._root / planned.name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / FAILED_FILE).unlink(missing_ok=True)
+        _await_end(folder)
+        held, cores = contextlib.ExitStack(), self._free.pop()
+        log = held.enter_context(open_to_append(folder / LOG_FILE))
+        line = self._command(self._study, self._root, planned)
+        log.write(f"$ {shlex.join(line)}\n".encode())
+        with _on_cores(cores):  # of this thread, and so of its new process
+            process = held.enter_context(
+                watching_parent(line, environment=os.environ, output=log)
+            )
+        self._running.append(
+            _Running(planned=planned, process=process, held=held, cores=cores)
+        )
+
+    def _look(self) -> None:
+        """Take the runs that ended, end those with enough, and show how all stand."""
+        for each in list(self._running):
+            state = look(self._study, self._root, each.planned)
+            status = each.process.poll()
+            if status is None:
+                if state.finished and state.step < self._study.steps:
+                    each.enough = True
+                    each.held.close()  # SIGTERM: it saves itself
+                    status = each.process.poll()
+                else:
+                    continue
+            each.held.close()
+            self._running.remove(each)
+            self._free.append(each.cores)
+            name = each.planned.name
+            if status == 0 or each.enough:
+                self._progress.note(f"{name}: {_result(self._study, state)}")
+            elif status not in (PREEMPTED, INTERRUPTED):
+                why = _why(state.folder / LOG_FILE, status)
+                write_json(state.folder / FAILED_FILE, {"why": why, "status": status})
+                self._failed[name] = why
+                self._progress.note(f"{name} failed: {why}")
+        states = [
+            look(self._study, self._root, each) for each in interleaved(self._study)
+        ]
+        self._progress.show(
+            {
+                "runs": f"{sum(each.finished for each in states)}/{len(states)}",
+                "now": ", ".join(each.planned.name for each in self._running) or "-",
+            },
+            done=int(100 * sum(each.share for each in states)),
+        )
+
+
+def _result(study: Study, state: State) -> str:
+    """The pass rate and step with which a run ended, as text."""
+    if not state.evaluation:
+        return "ended without an evaluation"
+    rate = state.evaluation["pass_rate"]
+    return f"pass rate {rate:.3f} at step {state.evaluation['step']} of {study.steps}"
+
+
+def _why(log: Path, status: int | None) -> str:
+    """Return the last line that a run wrote before it failed."""
+    for line in last_lines(log):
+        said = line.decode(errors="replace").strip()
+        return said.removeprefix("error: ")[:300]
+    return f"exit status {status}"
+
+
+def _await_end(folder: Path) -> None:
+    """Wait for the process of a study that was killed: it ends, saved, by itself."""
+    due_s = time.monotonic() + _END_S
+    while time.monotonic() < due_s:
+        try:
+            lock_directory(folder).close()
+        except RuntimeError:  # still used
+            time.sleep(_LOOK_S)
+        else:
+            return
+
+
+def _shares_of_cores(jobs: int) -> list[tuple[int, ...]]:
+    """Cut this process's cores into as many parts; without cores to cut, () each."""
+    if jobs == 1 or not hasattr(os, "sched_getaffinity"):
+        return [()] * jobs
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < jobs:
+        return [()] * jobs
+    each = len(cores) // jobs
+    return [tuple(cores[i * each : (i + 1) * each]) for i in range(jobs)]
+
+
+@contextlib.contextmanager
+def _on_cores(cores: tuple[int, ...]) -> Iterator[None]:
+    """Hold this thread to cores while the block runs; () leaves it alone."""
+    if not cores:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)

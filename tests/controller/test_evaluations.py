@@ -1,0 +1,87 @@
+"""Evaluations in the loop and beside it, of generators that end when a test says so."""
+
+import contextlib
+import threading
+
+import pytest
+
+from scalerl_jax.controller.evaluations import BesideRun, EvaluationPoint, InLoop
+from scalerl_jax.generation.evaluation import Abandoned
+
+POINT = EvaluationPoint(version=4, publication="params of 4", report={"chip_hours": 1})
+
+
+class Generators:
+    """Judge nothing: the result is what they were asked for, once they may end."""
+
+    def __init__(self, error=None):
+        self.may_end, self.error = threading.Event(), error
+
+    def evaluate(self, publication, *, policy_version, stopped, beside=False):
+        assert self.may_end.wait(60)
+        if self.error:
+            raise self.error
+        return (publication, policy_version, stopped(), beside), ["pair"]
+
+
+class Mismatch:
+    """Tell which state and pairs were compared."""
+
+    def __call__(self, state, sampled):
+        self.compared = (state, sampled)
+        return self
+
+    def metrics(self):
+        return {"mismatch/kl": 0.5}
+
+
+def collected(evaluations):
+    """Look until the evaluation under way has ended."""
+    for _ in range(6000):
+        if (made := evaluations.collect()) is not None:
+            return made
+        threading.Event().wait(0.01)
+    raise AssertionError("it does not end")
+
+
+def test_the_loop_waits_for_an_evaluation_which_measures_the_mismatch():
+    generators, mismatch, counted = Generators(), Mismatch(), []
+    generators.may_end.set()
+
+    @contextlib.contextmanager
+    def activity():
+        yield
+        counted.append("eval")
+
+    evaluations = InLoop(generators=generators, mismatch=mismatch, activity=activity)
+    made = evaluations.begin(POINT, "state", stopped=lambda: False)
+    assert made.point is POINT
+    assert made.result == ("params of 4", 4, False, False)
+    assert made.mismatch == {"mismatch/kl": 0.5}
+    assert mismatch.compared == ("state", ["pair"])
+    assert counted == ["eval"] and not evaluations.beside
+    assert evaluations.under_way is None and evaluations.collect() is None
+
+
+def test_an_evaluation_beside_the_run_is_collected_once_it_has_ended():
+    generators = Generators()
+    evaluations = BesideRun(generators)
+    assert evaluations.begin(POINT, "state", stopped=lambda: True) is None
+    assert evaluations.under_way == 4 and evaluations.collect() is None
+    generators.may_end.set()
+    made = collected(evaluations)
+    assert made.point is POINT and made.mismatch is None
+    assert made.result == ("params of 4", 4, True, True)
+    assert evaluations.under_way is None and evaluations.collect() is None
+    evaluations.begin(POINT, "state", stopped=lambda: True)  # the next one
+    assert collected(evaluations).point is POINT
+
+
+def test_what_ends_an_evaluation_beside_the_run_is_raised_once():
+    generators = Generators(error=Abandoned())
+    generators.may_end.set()
+    evaluations = BesideRun(generators)
+    evaluations.begin(POINT, "state", stopped=lambda: True)
+    with pytest.raises(Abandoned):
+        collected(evaluations)
+    assert evaluations.under_way is None and evaluations.collect() is None

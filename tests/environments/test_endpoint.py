@@ -1,0 +1,134 @@
+"""A judge over HTTP, against a server that answers as it is told."""
+
+import asyncio
+import http.server
+import json
+import threading
+
+import pytest
+
+from scalerl_jax.environments import endpoint
+from scalerl_jax.environments.endpoint import Judge, JudgeError, rubric
+from scalerl_jax.environments.verdict import Done
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Answers with what stands in `replies`, the last of them again and again."""
+
+    replies: list[tuple[int, bytes]] = []
+    asked: list[tuple[str, dict, str | None]] = []
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append((self.path, body, self.headers["Authorization"]))
+        replies = self.server.replies
+        status, content = replies.pop(0) if len(replies) > 1 else replies[0]
+        if status == 0:
+            text = body["messages"][0]["content"]
+            content, status = said(content[text.split("|")[0]]), 200
+        self.send_response(status)
+        if status == 302:
+            self.send_header("Location", "http://127.0.0.1:9/other")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_):
+        pass
+
+
+def said(text):
+    return json.dumps({"choices": [{"message": {"content": text}}]}).encode()
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setattr(endpoint, "_FIRST_PAUSE_S", 0.001)
+    with Server(("127.0.0.1", 0), Handler) as made:
+        made.asked = []
+        thread = threading.Thread(target=made.serve_forever, args=(0.01,))
+        thread.start()
+        yield made
+        made.shutdown()
+        thread.join()
+
+
+def make_judge(server, **changes):
+    given = {
+        "url": f"http://127.0.0.1:{server.server_address[1]}/v1",
+        "model": "m",
+        "template": "rate {completion} for {prompt} by {reference}",
+        "best": 10.0,
+        "timeout_s": 5.0,
+    }
+    return Judge(**given | changes)
+
+
+def ask(judge, completion="{prompt}"):
+    call = judge(completion=completion, prompt="p", reference={"a": 1})
+    return asyncio.run(call)
+
+
+def test_the_last_number_is_the_score_and_the_key_is_sent(server, monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY", "k")
+    server.replies = [(200, said("First 3, but in the end: 7.5\n"))]
+    assert ask(make_judge(server, key="JUDGE_KEY"), "{x}") == 0.75
+    ((path, body, key),) = server.asked
+    assert (path, body["model"], key) == ("/v1/chat/completions", "m", "Bearer k")
+    assert body["messages"][0]["content"] == 'rate {x} for p by {"a": 1}'
+
+
+def test_what_may_pass_is_tried_again(server):
+    server.replies = [(429, b""), (503, b""), (200, said("4"))]
+    assert ask(make_judge(server)) == 0.4
+    assert len(server.asked) == 3
+
+
+@pytest.mark.parametrize(
+    "reply, times, words",
+    [
+        ((429, b""), 3, "failed 3 times: status 429"),
+        ((401, b""), 1, "answered with status 401"),
+        ((302, b""), 1, "answered with status 302"),
+        ((200, b"<html>"), 1, "answered what is no completion: b'<html>'"),
+        ((200, b"[]"), 1, "answered what is no completion"),
+        ((200, said(None)), 1, "answered with no text"),
+        ((200, said("I like it")), 1, "answer 'I like it' has no match of"),
+        ((200, said("11")), 1, "score 11 is not in 0..10"),
+    ],
+)
+def test_no_failure_is_a_score(server, reply, times, words):
+    server.replies = [reply]
+    with pytest.raises(JudgeError, match=words):
+        ask(make_judge(server, retries=2))
+    assert len(server.asked) == times
+
+
+def test_a_server_that_is_not_there_is_named(server):
+    judge = make_judge(server, url="http://127.0.0.1:9/v1", retries=1)
+    with pytest.raises(JudgeError, match=r"127.0.0.1:9/v1 failed 2 times: .*refused"):
+        ask(judge)
+
+
+def test_a_key_that_was_not_asked_for_is_named(server):
+    with pytest.raises(JudgeError, match=r"NO_KEY is not .* name it in reward.variabl"):
+        ask(make_judge(server, key="NO_KEY"))
+
+
+def test_the_same_question_is_asked_once(server, tmp_path):
+    server.replies = [(200, said("5"))]
+    judge = make_judge(server, cache=str(tmp_path / "cache"))
+    assert [ask(judge, each) for each in ("a", "a", "b")] == [0.5] * 3
+    assert len(server.asked) == 2
+    other = make_judge(server, cache=judge.cache, model="other")
+    assert ask(other, "a") == 0.5
+    assert len(server.asked) == 3
+
+
+def test_a_rubric_is_a_weighted_mean_and_its_scores_are_parts(server):
+    server.replies = [(0, {"short": "2", "clear": "10"})]
+    judge = make_judge(server, template="{criterion}|{completion}")
+    done = asyncio.run(rubric(judge, {"short": 1.0, "clear": 3.0}, completion="c"))
+    assert done == Done((1.0 * 0.2 + 3.0 * 1.0) / 4.0, {"short": 0.2, "clear": 1.0})

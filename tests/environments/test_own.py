@@ -1,0 +1,235 @@
+"""A user's reward functions: each fault is the status of its own completion."""
+
+import contextlib
+import json
+import math
+import textwrap
+
+import pytest
+import small_run
+
+from scalerl_jax.config import RewardConfig
+from scalerl_jax.data import judging
+from scalerl_jax.environments.own_file import read_own
+from scalerl_jax.environments.run_verifiers import check_own, make_pool
+from scalerl_jax.environments.verdict import Verdict, figures_of_parts
+
+SOURCE = """
+    import asyncio, os, sys, time
+    from scalerl_jax.environments.verdict import Done
+
+    RUNNING, MOST = 0, 0
+
+    def score(prompt, completion, reference):
+        return len(completion) / reference["of"]
+
+    def short(prompt, completion, reference):
+        return completion == prompt
+
+    def hostile(prompt, completion, reference):
+        if completion == "raise":
+            raise ArithmeticError("no such column\\nof two lines")
+        if completion == "exit":
+            sys.exit(3)
+        if completion == "die":
+            os._exit(4)
+        if completion == "sleep":
+            time.sleep(600)
+        if completion == "loop":
+            while True:
+                pass
+        if completion == "recurse":
+            return hostile(prompt, completion, reference)
+        if completion == "fork" and os.fork() == 0:
+            return 0.25
+        if completion == "print":
+            print("printed")
+            os.write(2, b"written")
+        return {"nan": math_nan, "text": "1", "none": None, "many": 1000}.get(
+            completion, 1
+        )
+
+    math_nan = float("nan")
+
+    def parts(prompt, completion, reference):
+        return Done(0.75, {"style": 0.5})
+
+    async def crowd(prompt, completion, reference):
+        global RUNNING, MOST
+        RUNNING += 1
+        MOST = max(MOST, RUNNING)
+        await asyncio.sleep(600 if completion == "late" else 0.02)
+        RUNNING -= 1
+        return MOST
+
+    def two(prompt, completion):
+        return 1.0
+"""
+FAST = RewardConfig(timeout_s=30.0, num_workers=1)
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(textwrap.dedent(SOURCE))
+    return path
+
+
+def judge(file, functions, answers, reward=FAST, *, prompt="ab", reference=None):
+    """The verdicts on these completions of one prompt."""
+    own = read_own(f"{file}:{functions}", reward)
+    found = []
+    pool = make_pool(reward, unnamed="reasoning_gym", own=own)
+    with contextlib.closing(pool):
+        pool.submit(0, "any", answers, reference or {"answer": None}, prompt=prompt)
+        while pool.pending:
+            pool.wait(60.0)
+            found += pool.poll()
+    return found[0].verdicts
+
+
+def test_a_reward_is_partial_credit_and_passes_from_a_setting_on(file):
+    half = RewardConfig(timeout_s=30.0, num_workers=1, passed_at=0.5)
+    reference = {"verifier": "math", "answer": {"of": 4}}  # its own verifier or not
+    found = judge(file, "score", ["a", "ab"], half, reference=reference)
+    assert found == [Verdict("wrong", reward=0.25), Verdict("correct", reward=0.5)]
+
+
+def test_several_are_summed_by_their_weights_and_kept_by_name(file):
+    weighted = RewardConfig(timeout_s=30.0, num_workers=1, weights=(1.0, 0.5, 2.0))
+    (found,) = judge(
+        file, "score,short,parts", ["ab"], weighted, reference={"answer": {"of": 2}}
+    )
+    # 1 * 1 + 0.5 * 1 + 2 * 0.75
+    parts = {"score": 1.0, "short": 1.0, "parts": 0.75, "parts.style": 0.5}
+    assert found == Verdict("correct", reward=3.0, parts=parts)
+
+
+def test_one_that_fails_leaves_the_others_to_be_read_and_the_sum_unjudged(file):
+    first, second = judge(file, "short,hostile", ["ab", "nan"])
+    assert first.reward == 2.0
+    assert (second.status, second.reward) == ("bad_reward", None)
+    assert second.parts == {"short": 0.0, "hostile": None}
+    assert figures_of_parts([first.parts, second.parts, {}]) == {
+        "reward/short": 0.5,
+        "reward/short/unjudged_share": 0.0,
+        "reward/hostile": 1.0,
+        "reward/hostile/unjudged_share": 0.5,
+    }
+
+
+def test_a_part_that_nobody_could_judge_has_no_mean():
+    found = figures_of_parts([{"a": None}])
+    assert math.isnan(found["reward/a"]) and found["reward/a/unjudged_share"] == 1.0
+
+
+def test_what_a_function_does_wrong_is_said_of_its_own_completion(file, capfd):
+    expected = {
+        "raise": ("verifier_error", "line 15: ArithmeticError: no such column"),
+        "exit": ("verifier_error", "line 17: SystemExit: 3"),
+        "die": ("verifier_error", "the verifier process ended with exit code 4"),
+        "recurse": ("verifier_error", "RecursionError: maximum recursion depth"),
+        "fork": ("correct", ""),
+        "print": ("correct", ""),
+        "nan": ("bad_reward", "the reward is nan, and must be a finite number"),
+        "text": ("bad_reward", "the reward is '1' of type str, and must be a number"),
+        "none": ("bad_reward", "the reward is None of type NoneType"),
+        "many": ("bad_reward", "1000, further from 0 than reward.max_magnitude = 100"),
+        "good": ("correct", ""),
+    }
+    found = judge(file, "hostile", list(expected))
+    for verdict, (status, words) in zip(found, expected.values(), strict=True):
+        assert verdict.status == status and words in verdict.detail
+        assert "\n" not in verdict.detail
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("hang", ["sleep", "loop"])
+def test_one_that_hangs_is_ended_whatever_it_computes(file, hang):
+    short = RewardConfig(timeout_s=1.0, num_workers=1)
+    found = judge(file, "hostile", ["good", hang, "good"], short)
+    statuses = [verdict.status for verdict in found]
+    assert statuses == ["correct", "verifier_timeout", "correct"]
+
+
+def test_async_calls_run_beside_each_other_up_to_a_limit(file):
+    limited = RewardConfig(timeout_s=2.0, num_workers=1, max_concurrent=3)
+    *found, late = judge(file, "crowd", ["a"] * 8 + ["late"], limited)
+    assert max(verdict.reward for verdict in found) == 3.0
+    assert late.status == "verifier_timeout"
+
+
+@pytest.mark.parametrize(
+    "source, message",
+    [
+        ("def other(): pass", "has no function 'score'"),
+        ("score = 3", "has 'score', which is no function"),
+        ("def score(a): pass", r"score\(a\), which must take \(prompt, completion"),
+        ("import no_such_module", "line 1: ModuleNotFoundError: No module named 'no_s"),
+        ("x = (", "line 1: SyntaxError: '\\(' was never closed"),
+        ("import os; os._exit(5)", "ended with exit code 5 while it was imported"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_said_before_a_run(tmp_path, source, message):
+    file = tmp_path / "mine.py"
+    file.write_text(source)
+    with pytest.raises(ValueError, match=message) as error:
+        check_own(read_own(f"{file}:score", FAST), FAST)
+    assert str(error.value).startswith("environment = ")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "name, changes, message",
+    [
+        ("mine.py", {}, "must be FILE.py:FUNCTION"),
+        ("mine.py:a,a", {}, "must name each function once"),
+        ("no_such.py:score", {}, "there is no such file here"),
+        ("mine.py:score", {"weights": (1.0, 2.0)}, "has 2 weights for the 1 functions"),
+        ("mine.py:score", {"variables": ("NO_SUCH",)}, "names 'NO_SUCH', which is not"),
+    ],
+)
+def test_a_setting_that_names_nothing_is_refused(
+    file, monkeypatch, name, changes, message
+):
+    monkeypatch.chdir(file.parent)
+    with pytest.raises(ValueError, match=message):
+        read_own(name, RewardConfig(**changes))
+
+
+def test_a_key_reaches_the_process_only_where_it_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("MY_KEY", "secret")
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import os\ndef score(p, c, r):\n    return 'MY_KEY' in os.environ\n"
+    )
+    for variables, expected in (((), 0.0), (("MY_KEY",), 1.0)):
+        reward = RewardConfig(timeout_s=30.0, num_workers=1, variables=variables)
+        assert judge(file, "score", ["a"], reward)[0].reward == expected
+
+
+def test_a_relative_path_is_that_of_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = small_run.make_config({"environment": "mine.py:score"})
+    assert config.environment == str(tmp_path / "mine.py:score")
+
+
+def test_a_file_is_judged_before_anything_is_trained(file, tmp_path, capfd):
+    rows = [
+        {"completion": "a", "reference": {"of": 4}, "prompt": "b"},
+        {"completion": "ab", "reference": {}},
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    status = judging.main(["judge", f"--environment={file}:score,short", str(path)])
+    out, err = capfd.readouterr()
+    assert (status, err) == (0, "")
+    lines = out.replace(str(tmp_path), "").splitlines()
+    assert lines == [
+        "rows.jsonl, line 1  wrong  reward 0.25  score 0.25  short 0",
+        "rows.jsonl, line 2  verifier_error  score unjudged  short 0  "
+        "/mine.py, line 8: KeyError: 'of'",
+        "2 rows: wrong 1 (50.0%), verifier_error 1 (50.0%); reward 0.25, "
+        "reward/score 0.25, reward/score/unjudged_share 0.5, reward/short 0, "
+        "reward/short/unjudged_share 0",
+    ]

@@ -1,0 +1,80 @@
+"""Studies as their files say them: what is refused, and the order of the runs."""
+
+import dataclasses
+
+import pytest
+
+from scalerl_jax.study.design import Study, check, interleaved, read_study
+
+SMALL = Study(
+    base="configs/tiny.py",
+    common={"eval.every": 2},
+    arms={"prompt": {}, "token": {"objective.aggregation": "token"}},
+    seeds=(0, 1, 2),
+    steps=12,
+)
+
+
+def test_each_arm_differs_in_what_it_says_alone():
+    settings = check(SMALL)
+    differing = {
+        name
+        for name, value in settings["prompt"].items()
+        if settings["token"][name] != value
+    }
+    assert differing == {"objective.aggregation"}
+    assert settings["token"]["train.num_steps"] == 12
+
+
+def test_arms_of_a_seed_come_together_and_each_seed_begins_with_another():
+    names = [run.name for run in interleaved(SMALL)]
+    assert names == [
+        "prompt/seed0",
+        "token/seed0",
+        "token/seed1",
+        "prompt/seed1",
+        "prompt/seed2",
+        "token/seed2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"arms": {}}, "arms"),
+        ({"arms": {"../x": {}}}, "'../x'"),
+        ({"arms": {"a": {}, "b": {}}}, "a and b differ in nothing"),
+        ({"arms": {"a": {}, "b": {"seed": 4}}}, "b sets seed"),
+        ({"common": {"train.num_steps": 4}}, "common sets train.num_steps"),
+        ({"arms": {"a": {"objective.los": "x"}}}, "arm a.*objective.los"),
+        ({"arms": {"a": {"objective.loss": "x"}}}, "arm a.*objective.loss"),
+        ({"seeds": ()}, "seeds"),
+        ({"seeds": (1, 1)}, r"seeds = \(1, 1\)"),
+        ({"seeds": range(1001)}, "2002 runs"),
+        ({"steps": 0}, "steps = 0"),
+        ({"steps": 7}, "steps = 7"),
+        ({"tokens": 0.0}, "tokens = 0"),
+        ({"pairs": [("prompt", "sample")]}, "pairs.*'sample'"),
+        ({"pairs": [("token", "token")]}, "pairs.*token"),
+        ({"base": "configs/none.py"}, "base = configs/none.py"),
+    ],
+)
+def test_what_makes_no_study_is_refused_by_name(changes, named):
+    with pytest.raises(ValueError, match=named):
+        check(dataclasses.replace(SMALL, **changes))
+
+
+@pytest.mark.parametrize("text", ["", "def get_study(): return 1", "get_study = 2"])
+def test_a_file_without_a_study_is_refused(tmp_path, text):
+    (tmp_path / "x.py").write_text(text)
+    with pytest.raises(ValueError, match="get_study"):
+        read_study(str(tmp_path / "x.py"))
+
+
+def test_an_unknown_name_is_answered_with_the_known_ones():
+    with pytest.raises(ValueError, match=r"nosuch.*smoke"):
+        read_study("nosuch")
+
+
+def test_every_shipped_study_can_be_run():
+    assert read_study("smoke").steps

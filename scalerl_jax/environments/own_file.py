@@ -9,6 +9,7 @@ from pathlib import Path
 
 from scalerl_jax.config import RewardConfig
 from scalerl_jax.environments.verdict import OwnReward
+from scalerl_jax.formats.bounded import read_text
 
 _FORM = re.compile(r"(?P<file>.+\.py):(?P<functions>\w+(?:,\w+)*)")
 _MOST_BYTES = 2**24  # of a file
@@ -55,20 +56,11 @@ def read_own(
                 f"this process; export it, or leave it out"
             )
     try:
-        if not path.is_file():
-            raise ValueError(
-                f"environment = {environment!r}: there is no such file here; each "
-                f"machine that generates must have it"
-            )
-        if (size := path.stat().st_size) > _MOST_BYTES:
-            raise ValueError(
-                f"environment = {environment!r} has {size:,} bytes, and "
-                f"{_MOST_BYTES:,} are read at most"
-            )
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(path, most=_MOST_BYTES)
+    except ValueError as error:
         raise ValueError(
-            f"environment = {environment!r} cannot be read: {error}"
+            f"environment = {environment!r} cannot be read: {error}; each machine that "
+            f"generates must have it"
         ) from error
     return OwnReward(
         file=str(path),

@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+from scalerl_jax.formats.bounded import read_text
 from scalerl_jax.formats.reading import is_remote
 from scalerl_jax.formats.remote import copy_of
 from scalerl_jax.run.files import RunFiles, called
@@ -190,6 +191,6 @@ def keep_environment(directory: Path, text: str) -> bool:
     """
     file = directory / ENVIRONMENT_FILE
     with _usable(file):
-        before = file.read_text(encoding="utf-8") if file.exists() else text
+        before = read_text(file) if file.exists() else text
         replace_file(file, text.encode())
     return before != text and bool(_run_files(directory))

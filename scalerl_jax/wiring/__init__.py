@@ -1,4 +1,4 @@
-"""From a Config to the parts of a run: the only place that maps names to functions."""
+"""From a Config to the parts of a run; `objective` makes those of the loss."""
 
 import contextlib
 import dataclasses

@@ -32,7 +32,7 @@ from scalerl_jax.learner.step import (
 )
 from scalerl_jax.learner.window_scores import PARAMS, Annotator, Scorer
 from scalerl_jax.objective.assembly import make_advantages, make_pack, make_penalty
-from scalerl_jax.objective.terms import needs_of
+from scalerl_jax.objective.terms import SCORES, needs_of
 from scalerl_jax.types import PackedBatch, PyTree
 
 
@@ -125,7 +125,8 @@ def make_annotator(
         params=state.params,
         **shapes,
     )
-    params = {name: PARAMS[name] for name in needs.scores if name in PARAMS}
+    passes = [name for name in needs.scores if SCORES[name] in ("policy", "reference")]
+    params = {name: PARAMS[name] for name in passes}
     if params:
         score.compile()
     penalty, critic = make_penalty(config), None

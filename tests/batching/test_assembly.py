@@ -296,9 +296,11 @@ def test_without_the_filter_equal_groups_count_and_pull_at_nothing():
 def test_regularisers_are_on_from_a_pass_rate(least, factor):
     group = make_group(make_rollout(1, 1.0, first=10), make_rollout(2, -1.0, first=20))
     found = assembler(
-        regularization=functools.partial(
-            easy_prompts, group_size=G, from_pass_rate=least
-        )
+        scores={
+            "regularization": functools.partial(
+                easy_prompts, group_size=G, from_pass_rate=least
+            )
+        }
     )([group], learner_version=0)
     on_tokens = found.packed.scores["regularization"][found.packed.mask]
     assert (on_tokens == factor).all()  # one of two passed

@@ -669,7 +669,7 @@ def test_a_missing_module_is_the_verifier_s_failure(tests, tmp_path):
 )
 def test_a_solution_cannot_claim_that_a_module_is_missing(source):
     for tests in (ADD_ASSERTS, ADD_CALLS, ADD_STDIN):
-        assert verdict(source, tests) == ("wrong", "")
+        assert verdict(source, tests)[:2] == ("wrong", "")
 
 
 @sandboxed

@@ -184,7 +184,7 @@ def test_a_file_that_cannot_be_used_is_said_before_a_run(tmp_path, source, messa
     [
         ("mine.py", {}, "must be FILE.py:FUNCTION"),
         ("mine.py:a,a", {}, "must name each function once"),
-        ("no_such.py:score", {}, "there is no such file here"),
+        ("no_such.py:score", {}, "no_such.py: there is no such file"),
         ("mine.py:score", {"weights": (1.0, 2.0)}, "has 2 weights for the 1 functions"),
         ("mine.py:score", {"variables": ("NO_SUCH",)}, "names 'NO_SUCH', which is not"),
     ],

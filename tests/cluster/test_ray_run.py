@@ -160,7 +160,7 @@ def test_its_token_is_in_no_command_line_and_in_no_file_of_the_run(killed):
     files = [file for file in directory.rglob("*") if file.is_file()]
     assert directory / "config.json" in files
     assert not [file for file in files if token.encode() in file.read_bytes()]
-    judges = [each for name, each in told.items() if "rewards.process" in name]
+    judges = [each for name, each in told.items() if "environments.process" in name]
     assert judges, "the verifiers of a replica"
     assert not [each for each in judges if any("RAY_AUTH" in name for name in each)]
 

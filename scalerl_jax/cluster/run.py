@@ -85,17 +85,8 @@ def run_on_ray(
         raise RuntimeError(f"--ray={address} is lost: {why_lost(error)}") from error
 
 
-def fit_cluster(
-    config: Config, arch: Architecture, cluster: Cluster
-) -> tuple[Config, Cluster]:
-    """Return the config with numbers for all that is left to the devices.
-
-    Where a CPU stands for a device there are as many as are asked for.  On TPUs the
-    cluster that is returned also says which host has which role.
-
-    Raises:
-        ValueError: the cluster has too few devices, or they do not fall evenly.
-    """
+def _refuse_settings(config: Config) -> None:
+    """Refuse settings that several processes cannot keep."""
     scale = config.objective.advantage_normalization
     if scale == "running" and make_penalty(config) is not None:
         raise ValueError(
@@ -108,6 +99,20 @@ def fit_cluster(
             "generators.placement = 'shared' needs the learner's own process; leave "
             "it at 'auto' with --ray"
         )
+
+
+def fit_cluster(
+    config: Config, arch: Architecture, cluster: Cluster
+) -> tuple[Config, Cluster]:
+    """Return the config with numbers for all that is left to the devices.
+
+    Where a CPU stands for a device there are as many as are asked for.  On TPUs the
+    cluster that is returned also says which host has which role.
+
+    Raises:
+        ValueError: the cluster has too few devices, or they do not fall evenly.
+    """
+    _refuse_settings(config)
     generators = dataclasses.replace(config.generators, placement="apart")
     if cluster.kind == "tpu":
         config = dataclasses.replace(config, generators=generators)

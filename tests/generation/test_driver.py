@@ -519,13 +519,13 @@ def test_a_verifier_that_hangs_is_marked_and_counted(place, tmp_path, monkeypatc
     scheduler = WrittenScheduler(
         {first.prompt_id: (right, wrong)}, default=(right, silent)
     )
-    at = place(scheduler, score="hanging_score:score", verdict_s=3.0)
+    at = place(scheduler, score="hanging_score:score", verdict_s=6.0)
     groups = at.queue.take(0, LONG)
     statuses = [[each.status for each in group.rollouts] for group in groups]
     assert statuses == [["correct", "verifier_timeout"], ["correct", "no_answer"]]
     timed_out = groups[0].rollouts[1]
     assert not timed_out.judged and not timed_out.passed
-    assert groups[0].detail == "no verdict within reward.timeout_s = 3.0"
+    assert groups[0].detail == "no verdict within reward.timeout_s = 6.0"
     assert (groups[0].pass_rate, groups[0].has_reward_variance) == (1.0, False)
     metrics = group_metrics(groups, learner_version=0)
     assert metrics["verifier/timeout_share"] == 0.25

@@ -10,13 +10,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from scalerl_jax.formats.bounded import last_lines
-from scalerl_jax.formats.reading import parse_json, read_json
+from scalerl_jax.formats.reading import read_json
 from scalerl_jax.formats.remote import files_of_run
 from scalerl_jax.process.ending import Parser, answer
 from scalerl_jax.process.printing import to_stdout
 from scalerl_jax.run.directory import EVALS_FILE, METRICS_FILE, STATUS_FILE
-from scalerl_jax.run.resume import sound
+from scalerl_jax.run.resume import last_row, sound
 
 _LATE_S = 30.0  # without a word from a controller that writes every second
 _CELL = 100  # characters of a cell that are shown
@@ -48,10 +47,10 @@ def describe(directory: Path) -> str:
     with _sound(file):
         num_steps = int(read_json(file)["config"]["train"]["num_steps"])
     with _sound(directory / METRICS_FILE):
-        step = _last(directory / METRICS_FILE)
+        step = last_row(directory / METRICS_FILE)
         lines = [f"step {int(step.get('step', 0))} of {num_steps}", *_measures(step)]
     with _sound(directory / EVALS_FILE):
-        if evaluation := _last(directory / EVALS_FILE):
+        if evaluation := last_row(directory / EVALS_FILE):
             lines[0] += _evaluation(evaluation)
     with _sound(directory / STATUS_FILE):
         if (directory / STATUS_FILE).exists():
@@ -67,18 +66,6 @@ def _sound(file: Path) -> contextlib.AbstractContextManager[None]:
         else_unknown="how the run stands",
         way_out="put the file right, or move it away",
     )
-
-
-def _last(path: Path) -> dict[str, Any]:
-    """Return the last whole row of a file of rows; empty without one."""
-    if not path.exists():
-        return {}
-    for line in last_lines(path):
-        row = parse_json(line)
-        if not isinstance(row, dict):
-            raise TypeError("its last line is no JSON object")
-        return row
-    return {}
 
 
 def _evaluation(row: dict[str, Any]) -> str:

@@ -119,15 +119,22 @@ def _check_file(name: str) -> None:
     """
     path = Path(name.partition(":")[0])
     if path.exists() and not path.is_dir():
-        if not path.is_file():
-            raise ValueError(
-                f"--config={path} is no regular file; write its content into one"
-            )
-        if (size := path.stat().st_size) > _MOST_BYTES:
-            raise ValueError(
-                f"--config={path} has {size:,} bytes, and {_MOST_BYTES:,} are read at "
-                f"most; name a Python file"
-            )
+        check_program(path, called=f"--config={path}")
+
+
+def check_program(path: Path, *, called: str) -> None:
+    """Refuse a Python file, before it is executed, that may never end when it is read.
+
+    Raises:
+        ValueError: it is no regular file, or too large; it is `called` so.
+    """
+    if not path.is_file():
+        raise ValueError(f"{called} is no regular file; write its content into one")
+    if (size := path.stat().st_size) > _MOST_BYTES:
+        raise ValueError(
+            f"{called} has {size:,} bytes, and {_MOST_BYTES:,} are read at most; name "
+            f"a Python file"
+        )
 
 
 def check(config: object) -> None:

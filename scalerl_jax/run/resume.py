@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from scalerl_jax.formats.bounded import read_lines
+from scalerl_jax.formats.bounded import last_lines, read_lines
 from scalerl_jax.formats.reading import is_remote, local_file, parse_json, read_value
 from scalerl_jax.formats.remote import entries, open_path
 from scalerl_jax.run.record import flatten
@@ -115,6 +115,22 @@ def check_report(file: Path, report: dict[str, dict[str, Any]]) -> None:
             f"run in {file.parent} began with ({file.name}); give it the same files, "
             f"or choose another --workdir to start a new run"
         )
+
+
+def last_row(path: Path) -> dict[str, Any]:
+    """Return the last whole row of a file of rows; empty without one.
+
+    Raises:
+        TypeError: it is no JSON object; ValueError: it is no JSON, or cannot be read.
+    """
+    if not path.exists():
+        return {}
+    for line in last_lines(path):
+        row = parse_json(line)
+        if not isinstance(row, dict):
+            raise TypeError("its last line is no JSON object")
+        return row
+    return {}
 
 
 def rows_until(step: int, path: Path) -> tuple[list[int], list[tuple[int, int]]]:

@@ -36,9 +36,9 @@ def main(argv: list[str] | None = None) -> int:
         to_stdout(status_text(study, root))
         return 0
     out = flags.out or root / "report"
-    title = Path(flags.study).stem
-    files = write_report(study, root, out, title=title)
-    to_stdout(describe(study, find(study, root)))
+    findings, title = find(study, root), Path(flags.study).stem
+    files = write_report(study, findings, root, out, title=title)
+    to_stdout(describe(study, findings))
     to_stdout("".join(f"wrote {file}\n" for file in files))
     return 0
 

@@ -24,7 +24,6 @@ LEAST_EVALUATIONS = 4  # during training: fewer give no fit
 # Settings that the study sets itself, by what of it does.
 _OWN = {"seed": "seeds", "train.num_steps": "steps"}
 _MOST_RUNS = 2000
-_MOST_BYTES = 2**24  # of a file
 
 Axis = Literal["generated_tokens", "train_flops", "compute_chip_hours"]
 
@@ -243,11 +242,7 @@ def _call(file: Path, function: str, *arguments: str, what: str) -> Any:
     Raises:
         ValueError: the file is too large, or fails.
     """
-    if (size := file.stat().st_size) > _MOST_BYTES:
-        raise ValueError(
-            f"{what}: {file} has {size:,} bytes, and {_MOST_BYTES:,} are read at most; "
-            f"name a Python file"
-        )
+    config_lib.check_program(file, called=f"{what}: {file}")
     try:
         made = runpy.run_path(str(file)).get(function)
         return made(*arguments) if callable(made) else None

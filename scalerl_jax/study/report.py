@@ -217,9 +217,10 @@ def to_csv(rows: Sequence[Row]) -> bytes:
 # ---- files
 
 
-def write_report(study: Study, root: Path, out: Path, *, title: str) -> list[Path]:
+def write_report(
+    study: Study, findings: Findings, root: Path, out: Path, *, title: str
+) -> list[Path]:
     """Write the tables, the pictures and the page into `out`; return their paths."""
-    findings = find(study, root)
     fits = {run.name: fit for run, fit in findings.fits.items()}
     out.mkdir(parents=True, exist_ok=True)
     files = {
@@ -227,7 +228,12 @@ def write_report(study: Study, root: Path, out: Path, *, title: str) -> list[Pat
         "runs.csv": to_csv(runs_table(findings)),
         "differences.csv": to_csv(differences_table(findings)),
         "curves.png": to_png(draw_fits(list(fits.values()), list(fits), title=title)),
-        "report.html": _page(study, root, findings, title).encode(),
+        "report.html": make_report(
+            fits,
+            title=title,
+            paths={run.name: root / run.name for run in findings.fits},
+            pairs=findings.pairs,
+        ).encode(),
     }
     runs = compare_many(fits) if len(fits) > 1 else None
     if runs and runs.shared_asymptote is not None:
@@ -235,12 +241,6 @@ def write_report(study: Study, root: Path, out: Path, *, title: str) -> list[Pat
     for name, data in files.items():
         replace_file(out / name, data)
     return [out / name for name in files]
-
-
-def _page(study: Study, root: Path, findings: Findings, title: str) -> str:
-    fits = {run.name: fit for run, fit in findings.fits.items()}
-    folders = {run.name: root / run.name for run in findings.fits}
-    return make_report(fits, title=title, paths=folders, pairs=findings.pairs)
 
 
 def describe(study: Study, findings: Findings) -> str:

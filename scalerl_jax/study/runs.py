@@ -21,11 +21,12 @@ from typing import Any
 import scalerl_jax
 from scalerl_jax.cluster.parent_watch import watching_parent
 from scalerl_jax.formats.bounded import last_lines
-from scalerl_jax.formats.reading import parse_json, read_json
+from scalerl_jax.formats.reading import read_json
 from scalerl_jax.process.preemption import INTERRUPTED, PREEMPTED
 from scalerl_jax.run.directory import EVALS_FILE, METRICS_FILE, lock_directory
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.run.record import git_revision, versions
+from scalerl_jax.run.resume import last_row, sound
 from scalerl_jax.run.writing import open_to_append, write_json
 from scalerl_jax.study.design import Planned, Study, check, interleaved
 
@@ -48,13 +49,12 @@ class State:
     evaluation: Mapping[str, Any]  # the last one; empty: none yet
     finished: bool
     failure: str  # why it ended; "": it did not fail
+    steps: int  # of the whole run
 
     @property
     def share(self) -> float:
         """What is done of it, by its steps."""
-        return 1.0 if self.finished else min(self.step / max(self.steps, 1), 1.0)
-
-    steps: int = 1
+        return 1.0 if self.finished else min(self.step / self.steps, 1.0)
 
 
 def look(study: Study, root: Path, planned: Planned) -> State:
@@ -86,13 +86,9 @@ def _has_enough(study: Study, evaluation: Mapping[str, Any]) -> bool:
 
 
 def _last_row(path: Path) -> dict[str, Any]:
-    """Return the last row of a file of rows; empty without one."""
-    if not path.exists():
-        return {}
-    for line in last_lines(path):
-        row = parse_json(line)
-        return row if isinstance(row, dict) else {}
-    return {}
+    mend = "put the file right, or move the run's folder away"
+    with sound(path, else_unknown="how the run stands", way_out=mend):
+        return last_row(path)
 
 
 # ---- the record of a study
@@ -236,6 +232,7 @@ class Runner:
         self._study, self._root, self._progress = study, root, progress
         self._running: list[_Running] = []
         self._failed: dict[str, str] = {}
+        self._states = {each: look(study, root, each) for each in interleaved(study)}
         self._free = _shares_of_cores(jobs)
 
     def run(self, stopped: Callable[[], bool]) -> dict[str, str]:
@@ -243,13 +240,9 @@ class Runner:
 
         Every run is tried once; those of a call before that failed are tried again.
         """
-        waiting = [
-            each
-            for each in interleaved(self._study)
-            if not look(self._study, self._root, each).finished
-        ]
+        waiting = [each for each, state in self._states.items() if not state.finished]
         with self._progress.bar(
-            "study", total=100 * len(interleaved(self._study)), every_s=_NOTE_S
+            "study", total=100 * len(self._states), every_s=_NOTE_S
         ):
             try:
                 while (waiting or self._running) and not stopped():
@@ -284,6 +277,7 @@ class Runner:
         """Take the runs that ended, end those with enough, and show how all stand."""
         for each in list(self._running):
             state = look(self._study, self._root, each.planned)
+            self._states[each.planned] = state
             status = each.process.poll()
             if status is None:
                 if state.finished and state.step < self._study.steps:
@@ -303,9 +297,7 @@ class Runner:
                 write_json(state.folder / FAILED_FILE, {"why": why, "status": status})
                 self._failed[name] = why
                 self._progress.note(f"{name} failed: {why}")
-        states = [
-            look(self._study, self._root, each) for each in interleaved(self._study)
-        ]
+        states = self._states.values()
         self._progress.show(
             {
                 "runs": f"{sum(each.finished for each in states)}/{len(states)}",

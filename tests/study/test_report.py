@@ -49,7 +49,9 @@ def table(path):
 
 def test_a_difference_beyond_the_spread_of_seeds_has_a_winner(tmp_path):
     write_runs(tmp_path, {"low": 0.6, "high": 0.7})
-    files = write_report(STUDY, tmp_path, tmp_path / "report", title="two arms")
+    files = write_report(
+        STUDY, find(STUDY, tmp_path), tmp_path, tmp_path / "report", title="two arms"
+    )
     assert {file.name for file in files} == {
         "curves.csv",
         "curves.png",

@@ -141,6 +141,8 @@ def follow(name, job, script):
 def start(name, command):
     home = folder(name)
     (home / "pod").mkdir(parents=True, exist_ok=True)
+    # With the pid of the pod before, which is gone, the next look would start another.
+    (home / "pod/run.pid").unlink(missing_ok=True)
     told = POD.format(home=home, pod=CLOUD / "pod", command=command)
     waits = f"bash -c {shlex.quote(told)}; echo $? > {home}/status"
     subprocess.Popen(
@@ -155,7 +157,7 @@ def start(name, command):
 
 
 def leader(name):
-    """The supervisor's number; the file of the pod before is overwritten."""
+    """The supervisor's process id; None while the file is being written."""
     text = (folder(name) / "pod/run.pid").read_text().strip()
     return int(text) if text else None
 

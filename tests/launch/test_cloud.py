@@ -107,12 +107,10 @@ def test_a_workload_gets_to_its_end_though_it_fails_once_and_its_nodes_go(cloud)
     assert done.returncode == 0, done.stdout + done.stderr
     for words in (
         *("machines are QUEUED", "machines are FAILED", "machines are RUNNING"),
-        *("attempts, 2 of them preempted", "all machines are removed"),
+        "the run is done after 3 attempts, 2 of them preempted",
+        "all machines are removed",
     ):
         assert words in done.stderr
-    # On a slow machine the job may be seen to fail after it has begun an attempt.
-    (attempts,) = re.findall(r"the run is done after (\d) attempts", done.stderr)
-    assert attempts in "34"
     assert len(cloud.calls("xpk workload create")) == 2
     assert json.loads((cloud.folder / "jobsets.json").read_text()) == {}
     rows = small_run.rows(cloud.folder / "laptop/runs/run-1")

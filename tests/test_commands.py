@@ -8,6 +8,7 @@ run that is made have fewer prompts than the config says.
 
 import dataclasses
 import json
+import os
 import re
 import shlex
 import shutil
@@ -54,6 +55,12 @@ scalerl() {
 POSTLUDE = """
 printf '%s\\n' "$PWD" "$PATH" > "$HOME/shell"
 """
+COMPILER = {
+    "XLA_FLAGS",
+    "JAX_COMPILATION_CACHE_DIR",
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES",
+}
 # Stands for the system's python3.  An environment that it makes finds the packages of
 # the tests, so that `make install` has nothing to fetch: it runs as it stands, and pip
 # refuses what is not there.
@@ -225,6 +232,8 @@ def shell(text, home):
         "PATH": path,
         "URL": str(home / "origin"),
         "JAX_PLATFORMS": "cpu",
+        # The compiler is as quick as in the other tests, and compiles for all once.
+        **{name: os.environ[name] for name in os.environ if name in COMPILER},
         # Only what is there already.
         "PIP_NO_INDEX": "1",
         "PIP_NO_BUILD_ISOLATION": "0",  # pip takes 0 for "no isolation"

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import ray
-from sleepers import make_fleet, pool_names
+from sleepers import NoParams, make_fleet, pool_names
 
 from scalerl_jax.cluster.actors import RoleProcessInfo
 from scalerl_jax.cluster.run import RayLink
@@ -107,7 +107,7 @@ def fleet_of(replicas: int) -> tuple[Fleet, RolloutQueue]:
 def measure(replicas: int, seconds: float) -> dict[str, float]:
     """Return groups/s, its share of what is possible, and CPU seconds per group."""
     fleet, queue = fleet_of(replicas)
-    fleet.publish("params", policy_version=0)
+    fleet.publish(NoParams(), policy_version=0)
     fleet.start()
     version, groups, late, began = 0, 0, 0.0, 0.0
     while not began or time.monotonic() - began < seconds:
@@ -117,7 +117,7 @@ def measure(replicas: int, seconds: float) -> dict[str, float]:
         late += time.time() - handed_in
         version += 1
         queue.applied()
-        fleet.publish("params", policy_version=version)
+        fleet.publish(NoParams(), policy_version=version)
         if not began and version > 2:  # all are at work
             began, groups, late = time.monotonic(), 0, 0.0
             cpu, first = time.process_time(), version

@@ -100,8 +100,8 @@ def compare(*, model: str, rate: float, steps: int) -> Iterator[Line]:
 
     from scalerl_jax import config as config_lib
     from scalerl_jax import wiring
+    from scalerl_jax.learner.publish import make_snapshot
     from scalerl_jax.learner.step import LocalLearner
-    from scalerl_jax.model.weights_out import make_snapshot
     from scalerl_jax.run.progress import Progress
     from scalerl_jax.train import train
     from scalerl_jax.weights.deltas import delta
@@ -150,6 +150,7 @@ def compare(*, model: str, rate: float, steps: int) -> Iterator[Line]:
         mesh = learner.layout.policy_version.sharding.mesh
         snapshot = make_snapshot(arch, dtype=jnp.dtype("bfloat16"), learner_mesh=mesh)
         to_sampler = learner.to_sampler
+        assert to_sampler is not None, "it has a sampler of its own process"
 
         def publish(params: Any, policy_version: Any) -> Any:
             compared(snapshot(params))
@@ -252,9 +253,9 @@ def learn(
     import jax
     import jax.numpy as jnp
 
+    from scalerl_jax.learner.publish import make_snapshot
     from scalerl_jax.model.architecture import param_shardings
     from scalerl_jax.model.transformer import abstract_params
-    from scalerl_jax.model.weights_out import make_snapshot
     from scalerl_jax.parallel import multihost, rendezvous
     from scalerl_jax.parallel.mesh import make_mesh
     from scalerl_jax.weights.channels import DirectoryChannel
@@ -311,7 +312,7 @@ def replicate(
     import jax
     import jax.numpy as jnp
 
-    from scalerl_jax.model.weights_out import sampler_layout
+    from scalerl_jax.model.architecture import sampler_layout
     from scalerl_jax.parallel.mesh import make_mesh
     from scalerl_jax.weights.channels import DirectoryChannel
     from scalerl_jax.weights.manifest import Manifest

@@ -33,9 +33,9 @@ from scalerl_jax.config import Config
 from scalerl_jax.controller.mismatch import MismatchCheck, as_sequence
 from scalerl_jax.generation.evaluation import Probe
 from scalerl_jax.learner.forward import Forward, plain_scorer
+from scalerl_jax.learner.publish import make_snapshot
 from scalerl_jax.model.architecture import param_shardings
 from scalerl_jax.model.weights import load_params
-from scalerl_jax.model.weights_out import make_snapshot
 from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.types import PackedBatch, PyTree
 from scalerl_jax.wiring.learning import make_architecture, make_forward

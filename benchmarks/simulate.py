@@ -35,7 +35,7 @@ from typing import Any
 
 import numpy as np
 from scipy.optimize import nnls
-from sleepers import make_fleet, pool_names
+from sleepers import NoParams, make_fleet, pool_names
 
 from scalerl_jax import config as config_lib
 from scalerl_jax import wiring
@@ -409,7 +409,7 @@ def run_fleet(
 
     replicas = [make() for _ in range(count)]
     fleet, queue = fleet_of(replicas, make, **settings)
-    fleet.publish("params", policy_version=0)
+    fleet.publish(NoParams(), policy_version=0)
     fleet.start()
     version, waited_s, began = 0, 0.0, 0.0
     ages: list[tuple[int, int]] = []
@@ -431,7 +431,7 @@ def run_fleet(
         time.sleep(TRAIN_S)
         version += 1
         queue.applied()
-        fleet.publish("params", policy_version=version)
+        fleet.publish(NoParams(), policy_version=version)
         if version == WARM:
             began, waited_s, ages = time.monotonic(), 0.0, []
     took = time.monotonic() - began

@@ -24,6 +24,14 @@ def pool_names(replicas: int) -> list[str]:
     return [f"replica{number}" for number in range(replicas)]
 
 
+class NoParams:
+    """A publication of nothing: those who sleep need no params."""
+
+    def for_replica(self, number: int, held_version: int) -> str:
+        """Return a name in their place."""
+        return f"params for {number} after {held_version}"
+
+
 def make_fleet(
     pools: Sequence[str],
     connect: Callable[[int], Future[Any]],
@@ -67,7 +75,6 @@ def make_fleet(
             connect=connect,
             pools=pools,
             limits=FleetLimits(),
-            address=lambda publication, number, held: publication,
             wake=wake,
         ),
         orders=orders,

@@ -17,7 +17,7 @@ twice for one answer: a caller that loses an answer has lost the replica.
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Literal, Protocol
+from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
@@ -36,9 +36,21 @@ State = Any
 # Params of one version as a replica gets them: arrays on its devices, or the manifest
 # of what it fetches.
 ReplicaParams = Published | Manifest
-# Params of one version as the learner publishes them, for one sampler or for all
-# replicas; the wiring of a fleet makes `ReplicaParams` of it.
-Publication = Any
+
+
+@runtime_checkable
+class Publication(Protocol):
+    """Params of one version as the learner publishes them, for any replica."""
+
+    def for_replica(self, number: int, held_version: int) -> ReplicaParams | None:
+        """Return them for the replica of this number; None: they are not ready yet.
+
+        It was last given those of `held_version` (-1: none).
+        """
+        ...
+
+
+_Params = TypeVar("_Params", Publication, ReplicaParams)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -220,12 +232,12 @@ class Assignment:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ReplicaJob:
+class ReplicaJob(Generic[_Params]):
     """Work at one version, done between two steps of the sampling."""
 
     number: int
     kind: Literal["probe", "evaluate"]
-    publication: ReplicaParams  # of that version
+    publication: _Params  # of that version; `ReplicaParams` once a replica has the job
     policy_version: int
     places: tuple[int, ...] = ()  # held-out prompts of an evaluation
     beside: bool = False  # the sampling goes on, and the params may be older than its
@@ -249,7 +261,7 @@ class Instructions:
     policy_version: int = -1  # optimizer steps behind them
     assignments: tuple[Assignment, ...] = ()
     withdrawn: tuple[int, ...] = ()  # tickets whose groups nobody wants any more
-    jobs: tuple[ReplicaJob, ...] = ()
+    jobs: tuple[ReplicaJob[ReplicaParams], ...] = ()
     abandoned: tuple[int, ...] = ()  # jobs whose results nobody wants any more
     over: bool = False  # sample nothing more
 

@@ -9,10 +9,9 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from small_model import small_architecture
 
-from scalerl_jax.learner.publish import make_publish
-from scalerl_jax.model.architecture import param_shardings
+from scalerl_jax.learner.publish import make_publish, make_snapshot
+from scalerl_jax.model.architecture import param_shardings, sampler_layout
 from scalerl_jax.model.transformer import abstract_params
-from scalerl_jax.model.weights_out import make_snapshot, sampler_layout
 from scalerl_jax.parallel import multihost
 from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.weights.manifest import Manifest, merge

@@ -32,7 +32,7 @@ from scalerl_jax.config import Config
 from scalerl_jax.contract import Instructions, ReplicaReport
 from scalerl_jax.formats import remote
 from scalerl_jax.formats.reading import is_remote
-from scalerl_jax.model.weights_out import make_snapshot
+from scalerl_jax.learner.publish import make_snapshot
 from scalerl_jax.parallel import rendezvous
 from scalerl_jax.parallel.coordinator import HeldPort
 from scalerl_jax.parallel.mesh import AXES, make_mesh
@@ -205,7 +205,7 @@ class LearnerRank(RoleProcess):
             config,
             arch,
             mesh,
-            to_sampler=lambda params, version: None,  # `publish` sends its shards
+            to_sampler=None,  # `publish` sends its shards
             assemble=wiring.make_assembler(config, arch),
             checkpointer=wiring.make_checkpointer(config, self._directory),
             progress=Progress(),

@@ -45,12 +45,13 @@ class WeightsOf:
     # The same version by itself, for who holds no base; None: it comes.
     whole: Callable[[], Manifest | None]
 
-    def to_replica(self, held_version: int) -> Manifest | None:
-        """Return the parcel for a replica that holds the version `held_version`.
+    def for_replica(self, number: int, held_version: int) -> Manifest | None:
+        """Return the manifest for a replica that holds the version `held_version`.
 
         A replica without the base of the deltas gets the params in full; None: these
         are not ready yet.
         """
+        del number
         if held_version in (self.policy_version, self.base_version):
             return self.manifest()
         return self.manifest() if self.base_version is None else self.whole()

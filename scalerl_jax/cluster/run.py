@@ -356,7 +356,6 @@ def make_cluster_run(
             books.orders,
             ledger,
             connect=replicas.connect,
-            address=lambda weights, number, held: weights.to_replica(held),
         )
         # Ends first: the others need the run's books no more.
         opened.enter_context(

@@ -58,7 +58,6 @@ class Dispatcher:
         connect: Callable[[int], Future[Link]],
         pools: Sequence[str],
         limits: FleetLimits,
-        address: Callable[[Publication, int, int], Any],
         by_ticket: bool = False,
         note: Callable[[str], None] = lambda text: None,
         wake: Callable[[], None] = lambda: None,
@@ -66,16 +65,13 @@ class Dispatcher:
     ) -> None:
         """Make one replica for each of `pools`; `connect(number)` starts one.
 
-        `address(publication, number, last_version)` returns the publication for a
-        replica that was last given `last_version` (-1: none), or None if it is not
-        ready yet.  `by_ticket` deals groups out in turn, whichever replica is free.
+        `by_ticket` deals groups out in turn, whichever replica is free.
         `wake` is called when a turn is due.
         """
         self._orders = orders
         self._ledger = ledger
         self._connect = connect
         self._limits = limits
-        self._address = address
         self._by_ticket = by_ticket
         self._note = note
         self._wake = wake
@@ -84,7 +80,7 @@ class Dispatcher:
         self.replicas = [
             KnownReplica(number=at, pool=pool) for at, pool in enumerate(pools)
         ]
-        self._publication: Publication = None
+        self._publication: Publication | None = None
         self._version = -1  # of the publication
         self._ordering = False
         self._again: collections.deque[int] = collections.deque()  # of lost replicas
@@ -106,7 +102,9 @@ class Dispatcher:
         with self._lock:
             self._publication, self._version = publication, policy_version
 
-    def submit(self, job: ReplicaJob, number: int | None = None) -> Future[Any]:
+    def submit(
+        self, job: ReplicaJob[Publication], number: int | None = None
+    ) -> Future[Any]:
         """Add a job for the replica of this number, or for any (None)."""
         with self._lock:
             return self._jobs.submit(job, number)
@@ -148,7 +146,7 @@ class Dispatcher:
                 return
             if self._ordering:
                 self._deal()
-            self._jobs.hand_out(self.replicas, self._address)
+            self._jobs.hand_out(self.replicas)
             for replica in self.replicas:
                 self._send(replica)
 
@@ -391,10 +389,10 @@ class Dispatcher:
     def _instructions(self, replica: KnownReplica) -> Instructions:
         said: dict[str, Any] = {}
         if replica.sent_version < self._version:
-            said["publication"] = self._address(
-                self._publication, replica.number, replica.sent_version
-            )
-            if said["publication"] is not None:
+            assert self._publication is not None, "its version is above -1"
+            own = self._publication.for_replica(replica.number, replica.sent_version)
+            if own is not None:
+                said["publication"] = own
                 said["policy_version"] = replica.sent_version = self._version
                 replica.newest_version = self._version
         return Instructions(**said, **replica.take_new())

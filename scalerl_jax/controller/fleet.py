@@ -105,7 +105,7 @@ class Fleet:
 
     def _parts(
         self, publication: Publication, policy_version: int, *, beside: bool
-    ) -> list[ReplicaJob]:
+    ) -> list[ReplicaJob[Publication]]:
         """Return the jobs into which an evaluation is cut."""
         parts = 2 * len(self.dispatcher.replicas)  # so that a slow replica may do less
         return [
@@ -170,8 +170,8 @@ class Fleet:
         )
 
     def _job(
-        self, kind: Any, publication: Any, version: int, **more: Any
-    ) -> ReplicaJob:
+        self, kind: Any, publication: Publication, version: int, **more: Any
+    ) -> ReplicaJob[Publication]:
         return ReplicaJob(
             number=next(self._numbers),
             kind=kind,
@@ -182,7 +182,7 @@ class Fleet:
 
     def _done(
         self,
-        jobs: Sequence[tuple[ReplicaJob, int | None]],
+        jobs: Sequence[tuple[ReplicaJob[Publication], int | None]],
         *,
         stopped: Callable[[], bool] = never,
         ended: Callable[[Any], None] = lambda future: None,

@@ -4,11 +4,18 @@ A job is a part of an evaluation, or a probe, and is done by one replica.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from scalerl_jax.contract import Assignment, JobResult, Link, ReplicaJob, ReplicaReport
+from scalerl_jax.contract import (
+    Assignment,
+    JobResult,
+    Link,
+    Publication,
+    ReplicaJob,
+    ReplicaReport,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,7 +123,7 @@ class KnownReplica:
 class _Wanted:
     """A job to be done by the replica of a given number, or by any."""
 
-    job: ReplicaJob
+    job: ReplicaJob[Publication]
     number: int | None
     result: Future[Any]
     taken: bool = False  # a replica has it
@@ -129,7 +136,7 @@ class JobBoard:
         """Begin without jobs."""
         self._wanted: list[_Wanted] = []
 
-    def submit(self, job: ReplicaJob, number: int | None) -> Future[Any]:
+    def submit(self, job: ReplicaJob[Publication], number: int | None) -> Future[Any]:
         """Add a job for the replica of this number, or for any (None)."""
         wanted = _Wanted(job=job, number=number, result=Future())
         self._wanted.append(wanted)
@@ -146,9 +153,7 @@ class JobBoard:
             replica.jobs -= gone
             replica.abandoned += sorted(numbers)  # a replica may hold params for them
 
-    def hand_out(
-        self, replicas: Sequence[KnownReplica], address: Callable[[Any, int, int], Any]
-    ) -> None:
+    def hand_out(self, replicas: Sequence[KnownReplica]) -> None:
         """Give each job that no replica has to a replica without a job."""
         for wanted in self._wanted:
             able = [
@@ -162,7 +167,7 @@ class JobBoard:
             if not able or wanted.taken:
                 continue
             job, held = wanted.job, able[0].sent_version
-            own = address(job.publication, able[0].number, held)
+            own = job.publication.for_replica(able[0].number, held)
             if own is not None:
                 wanted.taken = True
                 able[0].give_job(dataclasses.replace(job, publication=own))

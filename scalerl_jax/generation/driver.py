@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from scalerl_jax.contract import Orders, QueueClosed
+from scalerl_jax.contract import Orders, Publication, QueueClosed
 from scalerl_jax.generation.episodes import Episode, Episodes, Judging
 from scalerl_jax.generation.evaluation import (
     Abandoned,
@@ -85,13 +85,14 @@ class LocalGenerators:
         self._thread = threading.Thread(target=self._run, name="rollout", daemon=True)
         self._watch = StepWatch(self._thread)
 
-    def publish(self, publication: Published, *, policy_version: int) -> None:
+    def publish(self, publication: Publication, *, policy_version: int) -> None:
         """Hand over params for the next step; the one under way keeps its own.
 
         Raises:
             RuntimeError: they differ from what was sent; the older ones stay in use.
         """
-        params = receive(publication, policy_version=policy_version)
+        published = _own(publication)
+        params = receive(published, policy_version=policy_version)
         with self._changed:
             self._published, self._in_use = (params, policy_version), False
         self._orders.wake()
@@ -125,7 +126,7 @@ class LocalGenerators:
 
     def evaluate(
         self,
-        publication: Published,
+        publication: Publication,
         *,
         policy_version: int,
         stopped: Callable[[], bool],
@@ -139,7 +140,7 @@ class LocalGenerators:
         Raises:
             Abandoned: `stopped` said so, or the run is over.
         """
-        evaluator, params = self.evaluator, publication.params
+        evaluator, params = self.evaluator, _own(publication).params
         stopped = self._watch.noting(stopped)
 
         def job() -> tuple[Evaluation, list[Probed]]:
@@ -157,7 +158,7 @@ class LocalGenerators:
 
     def judge(
         self,
-        publication: Published,
+        publication: Publication,
         *,
         policy_version: int,
         places: Sequence[int] | None = None,
@@ -172,7 +173,7 @@ class LocalGenerators:
             Abandoned: `stopped` said so, or the run is over.
         """
         steps = self.evaluator.steps(
-            publication.params,
+            _own(publication).params,
             policy_version=policy_version,
             places=places,
             stopped=self._watch.noting(stopped),
@@ -190,11 +191,11 @@ class LocalGenerators:
 
         return self.between_steps(job)
 
-    def sample(self, publication: Published) -> list[Probed]:
+    def sample(self, publication: Publication) -> list[Probed]:
         """Return (prompt, completion) pairs of the probe, always the same prompts."""
         stopped = self._watch.noting(never)
         return self.between_steps(
-            lambda: self.probe(publication.params, stopped=stopped)
+            lambda: self.probe(_own(publication).params, stopped=stopped)
         )
 
     def between_steps(self, job: Callable[[], _Result]) -> _Result:
@@ -379,3 +380,10 @@ class LocalGenerators:
             }
         )
         self._counted = amounts
+
+
+def _own(publication: Publication) -> Published:
+    """Return the params for the one sampler of a process."""
+    params = publication.for_replica(0, -1)
+    assert isinstance(params, Published), f"{type(params)} is for another process"
+    return params

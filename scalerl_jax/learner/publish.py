@@ -1,7 +1,8 @@
 """Params from the learner to the sampler: cast, laid out anew, moved, and checked.
 
-The sampler is in the learner's own process; for samplers of others see
-`model.weights_out`.
+`make_publish` is for a sampler in the learner's own process.  For those of others each
+process of the learner sends its own shards of a snapshot (`make_snapshot`,
+`weights.sending`); a replica takes what its devices hold (`weights.receiving`).
 
 One program on the learner's mesh casts the params, cuts them into the sampler's own
 shards and sums them up; the shards then go from device to device.  The sampler sums
@@ -22,6 +23,7 @@ from jaxtyping import Array, Int
 
 from scalerl_jax.model.architecture import (
     Architecture,
+    layered_shardings,
     layered_table,
     sampler_shardings,
 )
@@ -34,6 +36,24 @@ from scalerl_jax.weights.publication import Published, checksums
 _log = logging.getLogger(__name__)
 # Axes that carry the cut over heads, in this order: the learner's own comes first.
 _CUT_FIRST = ("tensor", "expert", "fsdp", "context", "data")
+
+
+def make_snapshot(
+    arch: Architecture, *, dtype: DTypeLike, learner_mesh: Mesh
+) -> Callable[[PyTree], PyTree]:
+    """Make a function from the learner's params to a cast copy, an array per layer.
+
+    The copy is cut like the params, so that nothing moves between devices, and owns its
+    memory, as the train step donates its state.  Of several processes all must call the
+    function; each then publishes the `own_shards` of the copy.
+    """
+    return jax.jit(
+        lambda params: jax.tree.map(
+            lambda leaf: jnp.array(leaf, dtype=dtype, copy=True),
+            unstack_layers(params, arch),
+        ),
+        out_shardings=layered_shardings(arch, learner_mesh),
+    )
 
 
 Publish = Callable[[PyTree, Int[Array, ""]], Published]

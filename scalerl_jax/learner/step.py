@@ -407,7 +407,7 @@ class LocalLearner:
     train_step: TrainStep
     diagnose: Callable[[PyTree, PackedBatch], str]  # of a skipped step
     annotate_window: Annotate
-    to_sampler: Callable[[PyTree, Array], Publication]
+    to_sampler: Callable[[PyTree, Array], Publication] | None
     score_batch: Callable[[PyTree, PackedBatch], Float[np.ndarray, "M R S"]]
     checkpointer: Any  # a `learner.checkpoint.Checkpointer`
     metrics: dict[str, float] = dataclasses.field(
@@ -449,6 +449,7 @@ class LocalLearner:
         Raises:
             RuntimeError: the copy could not be sent.
         """
+        assert self.to_sampler is not None, "made without generators to publish to"
         return self.to_sampler(state.params, state.policy_version)
 
     def score(

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
 
 from scalerl_jax.parallel.mesh import ROWS, SHARDS, Device, make_mesh
 from scalerl_jax.types import PyTree
@@ -367,6 +368,17 @@ def sampler_shardings(arch: Architecture, mesh: Mesh) -> PyTree:
         return tuple(name for name in MESH_AXES[axis] if name == "tensor")
 
     return jax.tree.map(lambda spec: _sharding(spec, mesh, cut), layered_table(arch))
+
+
+def sampler_layout(arch: Architecture, *, dtype: DTypeLike, mesh: Mesh) -> PyTree:
+    """Return shapes, dtypes and shardings of the sampler's params."""
+    return jax.tree.map(
+        lambda spec, sharding: jax.ShapeDtypeStruct(
+            spec.shape, dtype, sharding=sharding
+        ),
+        layered_table(arch),
+        sampler_shardings(arch, mesh),
+    )
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

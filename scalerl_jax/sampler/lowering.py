@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from scalerl_jax.model.weights_out import sampler_layout
+from scalerl_jax.model.architecture import sampler_layout
 from scalerl_jax.sampler.decoding import DecodeState
 from scalerl_jax.sampler.engine import Engine, empty_chunk
 from scalerl_jax.types import PyTree

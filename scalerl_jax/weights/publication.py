@@ -5,6 +5,8 @@ uses the params: a version arrives whole or not at all.  Params that came as fil
 objects have been checked shard by shard (`receiving`), and have no checksums here.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -21,6 +23,23 @@ class Published:
     policy_version: Int[Array, ""]  # optimizer steps behind them
     # Results of `checksums` on the learner's mesh; None: its shards have been checked.
     checksums: UInt32[Array, " leaves"] | None
+
+    def for_replica(self, number: int, held_version: int) -> "Published":
+        """Return itself: whoever shares the devices takes all of it."""
+        del number, held_version
+        return self
+
+
+@dataclasses.dataclass(frozen=True)
+class PublishedToEach:
+    """Params of one version on the devices of every replica of this process."""
+
+    copies: tuple[Published, ...]  # by the replica's number
+
+    def for_replica(self, number: int, held_version: int) -> Published:
+        """Return the copy on that replica's devices."""
+        del held_version
+        return self.copies[number]
 
 
 @jax.jit

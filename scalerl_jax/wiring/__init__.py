@@ -13,7 +13,7 @@ from jaxtyping import Array
 
 from scalerl_jax.batching.assembly import Assembler
 from scalerl_jax.config import Config
-from scalerl_jax.contract import Generators
+from scalerl_jax.contract import Generators, Publication
 from scalerl_jax.controller.evaluations import BesideRun, InLoop
 from scalerl_jax.controller.group_check import GroupCheck
 from scalerl_jax.controller.mismatch import MismatchCheck
@@ -213,14 +213,14 @@ def make_local_learner(
     arch: Architecture,
     mesh: Mesh,
     *,
-    to_sampler: Callable[[PyTree, Array], Any],
+    to_sampler: Callable[[PyTree, Array], Publication] | None,
     assemble: Assembler,
     checkpointer: Checkpointer,
     progress: Progress,
 ) -> tuple[LocalLearner, TrainState]:
     """Return the learner on its mesh, its step compiled, and the state at version 0.
 
-    `to_sampler` makes a publication of params and their version.
+    `to_sampler` makes a publication of params and their version; None: the caller does.
     """
     forward = make_forward(config, arch, mesh)
     with explained("the train step", config):

@@ -21,8 +21,7 @@ from scalerl_jax.generation.followers import Follower, Followers, PublishedToAll
 from scalerl_jax.generation.replica import Replica, ReplicaThread, ThreadLink
 from scalerl_jax.generation.replica_orders import ReplicaOrders
 from scalerl_jax.learner.publish import make_publish
-from scalerl_jax.model.architecture import Architecture, sampler_mesh
-from scalerl_jax.model.weights_out import sampler_layout
+from scalerl_jax.model.architecture import Architecture, sampler_layout, sampler_mesh
 from scalerl_jax.parallel.mesh import Device
 from scalerl_jax.run.ledger import Ledger
 from scalerl_jax.run.progress import Progress
@@ -31,7 +30,7 @@ from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.lockstep import Followed, LeadingEngine
 from scalerl_jax.types import Prompt, PyTree
 from scalerl_jax.weights.channels import Channel
-from scalerl_jax.weights.publication import Published
+from scalerl_jax.weights.publication import PublishedToEach
 from scalerl_jax.weights.receiving import PublishedFrom, Reaching
 from scalerl_jax.wiring.devices import generator_pools
 from scalerl_jax.wiring.sampling import (
@@ -66,15 +65,14 @@ def make_local_fleet(
         orders,
         ledger,
         connect=lambda number: _done(links[number]),
-        address=lambda publication, number, held: publication[number],
     )
     return fleet, lambda: fleet.verifier_restarts
 
 
 def make_publish_to_all(
     config: Config, arch: Architecture, learner: Mesh, replicas: Sequence[Mesh]
-) -> Callable[[PyTree, Array], tuple[Published, ...]]:
-    """Return a function (params, version) -> one publication for each replica.
+) -> Callable[[PyTree, Array], PublishedToEach]:
+    """Return a function (params, version) -> their copies for each replica.
 
     Replicas that share devices share a copy.
     """
@@ -84,9 +82,9 @@ def make_publish_to_all(
         for mesh in dict.fromkeys(replicas)
     }
 
-    def publish(params: PyTree, policy_version: Array) -> tuple[Published, ...]:
+    def publish(params: PyTree, policy_version: Array) -> PublishedToEach:
         sent = {mesh: to(params, policy_version) for mesh, to in to_mesh.items()}
-        return tuple(sent[mesh] for mesh in replicas)
+        return PublishedToEach(tuple(sent[mesh] for mesh in replicas))
 
     return publish
 
@@ -189,7 +187,6 @@ def make_fleet(
     ledger: Ledger,
     *,
     connect: Callable[[int], Future[Link]],
-    address: Callable[[Any, int, int], Any],
 ) -> Fleet:
     """Return the controller's side of replicas, which begin to come up."""
     config = parts.config
@@ -206,7 +203,6 @@ def make_fleet(
                 reissue_after_s=settings.reissue_after_s,
                 losses=settings.losses,
             ),
-            address=address,
             by_ticket=config.queue.max_staleness == config.batch.epochs - 1,
             note=parts.progress.note,
             wake=wake,

@@ -5,6 +5,7 @@ books are the real ones.  Written by hand are the sampling, which finishes what 
 told to, and the way between the two: calls arrive late, answers arrive late or never.
 """
 
+import dataclasses
 import itertools
 from concurrent.futures import Future
 
@@ -36,6 +37,16 @@ def make_prompt(number):
         tokens=np.zeros(1, np.int32),
         reference={},
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Params:
+    """Stands for the params of a version; every replica takes them as they are."""
+
+    version: int
+
+    def for_replica(self, number, held_version):
+        return self
 
 
 class SampledByHand:
@@ -216,12 +227,11 @@ class FleetWorld:
                 reissue_after_s=reissue_after_s,
                 losses=10**6,
             ),
-            address=lambda publication, number, held: publication,
             by_ticket=by_ticket,
             note=self.notes.append,
             clock=lambda: self.now,
         )
-        self.dispatcher.publish("params of version 0", 0)
+        self.dispatcher.publish(Params(0), 0)
         self.dispatcher.order()
 
     def connect(self, number):
@@ -304,7 +314,7 @@ class FleetWorld:
         else:
             self.version += 1
             self.queue.applied()
-            self.dispatcher.publish(f"params of version {self.version}", self.version)
+            self.dispatcher.publish(Params(self.version), self.version)
         return True
 
     def evaluate(self):
@@ -315,7 +325,7 @@ class FleetWorld:
                 ReplicaJob(
                     number=next(self.job_numbers),
                     kind="evaluate",
-                    publication=f"params of version {self.version}",
+                    publication=Params(self.version),
                     policy_version=self.version,
                     places=tuple(range(first, HELD_OUT, parts)),
                     beside=True,
@@ -328,7 +338,7 @@ class FleetWorld:
         version, jobs, futures = self.evaluation
         if all(future.done() for future in futures):
             found = [future.result() for future in futures]
-            pinned = (f"params of version {version}", version)
+            pinned = (Params(version), version)
             assert {part[:2] for part in found} == {pinned}
             assert sorted(p for part in found for p in part[2]) == [*range(HELD_OUT)]
             self.dispatcher.withdraw(jobs)

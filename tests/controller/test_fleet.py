@@ -7,7 +7,7 @@ import os
 from random import Random
 
 import pytest
-from fleet_world import FleetWorld
+from fleet_world import FleetWorld, Params
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -198,7 +198,7 @@ def test_a_job_whose_params_do_not_arrive_is_done_again_with_whole_ones():
     world = calm_world()
     deliver(world)
     result = world.dispatcher.submit(
-        ReplicaJob(number=5, kind="probe", publication="params", policy_version=0)
+        ReplicaJob(number=5, kind="probe", publication=Params(0), policy_version=0)
     )
     world.dispatcher.turn()
     (holder,) = [known for known in world.dispatcher.replicas if known.jobs]

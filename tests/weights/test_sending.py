@@ -20,7 +20,7 @@ from small_weights import (
     published,
 )
 
-from scalerl_jax.model.weights_out import make_snapshot
+from scalerl_jax.learner.publish import make_snapshot
 from scalerl_jax.weights.channels import (
     DirectoryChannel,
     FullChannelError,

@@ -133,7 +133,7 @@ def test_what_a_function_does_wrong_is_said_of_its_own_completion(file, capfd):
         "recurse": ("verifier_error", "RecursionError: maximum recursion depth"),
         "package": (
             "verifier_error",
-            "ModuleNotFoundError: No module named 'no_such_p",
+            "ModuleNotFoundError: No module named 'no_",
         ),
         "fork": ("correct", ""),
         "print": ("correct", ""),

@@ -253,7 +253,7 @@ def test_what_asks_for_more_than_a_turn_is_refused_by_name(
 ):
     name = f"mine_{len(sys.modules)}"  # of a module that is imported once
     filled = {"task": "", "taskset": "", "data": "prompt='a'"} | parts
-    source = parts.get("source") or textwrap.dedent(TASKSET).format(**filled)
+    source = parts.get("source") or textwrap.dedent(TASKSET.format(**filled))
     (tmp_path / f"{name}.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))
     said = tmp_path / "said"

@@ -89,7 +89,7 @@ def test_the_training_notebook_trains_fits_and_forecasts(tmp_path):
     assert re.search(r"^[1-9]\d* of 20 were wrong before; ", said, re.M)
     assert "identified:" in said and "forecast 0." in said and "measured 0." in said
     assert len(pictures) == 1
-    assert re.search(r"^own problem: 0\.\d{3} .*points", said, re.M), "of two steps"
+    assert re.search(r"^own problem: 0\.\d{3} 1 point ", said, re.M), "of two steps"
     kept = tmp_path / "runs" / "mine"
     assert len((kept / "prompts.jsonl").read_text().splitlines()) == 500
     assert (kept / "reward.py").read_text().startswith("def score(")

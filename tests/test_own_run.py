@@ -32,7 +32,7 @@ def test_a_run_from_python_has_its_rows_its_reward_and_its_evaluations(tmp_path,
     result = run(config, tmp_path, prompts=ROWS, reward=score)
     assert config.environment == "", "the caller's own is not changed"
     assert [row["step"] for row in result.evaluations] == [0, 1]
-    assert result.fit is None and "points" in result.why_no_fit
+    assert result.fit is None and "cannot fix 3 parameters" in result.why_no_fit
     assert 0.0 < result.evaluations[-1]["reward_mean"] < 1.0
     rows = (tmp_path / "prompts.jsonl").read_text().splitlines()
     assert [json.loads(row) for row in rows] == ROWS

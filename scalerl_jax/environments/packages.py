@@ -1,7 +1,6 @@
-"""Environments in packages for `verifiers`: "env:PACKAGE", "env:PACKAGE@9(name=value)".
+"""Environments in packages for `verifiers`, which are called "env:PACKAGE".
 
-@9 takes the first 9 of the package's tasks; values in parentheses are settings of its
-taskset.  A package is imported in processes of its own only.  One of these,
+A package is imported in processes of its own only.  One of these,
 
     python -m scalerl_jax.environments.packages NAME FILE
 
@@ -15,27 +14,21 @@ import hashlib
 import importlib.metadata
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from scalerl_jax.config import PACKAGES, RewardConfig
 from scalerl_jax.environments.own_file import check_variables
+from scalerl_jax.environments.package_names import read_name
 from scalerl_jax.environments.verdict import MAX_START_S, OwnReward
-from scalerl_jax.formats.arguments import read_arguments
 from scalerl_jax.formats.bounded import read_text
 from scalerl_jax.process.child_environment import child_environment
 
 _REFUSED = 3  # exit status of the process whose file says why there are no rows
-_NAME = re.compile(
-    r"env:(?P<package>[\w-]+(?:/[\w-]+)?)(?:@(?P<most>[1-9]\d{0,6}))?(?P<settings>\(.*\))?"
-)
-_MOST_CHARACTERS = 500  # of a name
 _MOST_REASON = 2**12  # characters
 _SOURCE = '''"""Tasks of packages, scored by verifiers {version}: {packages}."""
 
@@ -43,35 +36,6 @@ from scalerl_jax.environments.tasksets import Tasksets
 
 score = Tasksets({names!r}, end_of_thinking={end_of_thinking!r}).score
 '''
-
-
-class PackageName(NamedTuple):
-    """A package, how many of its tasks are taken, and its taskset's settings."""
-
-    package: str
-    most: int | None  # None: all
-    settings: dict[str, Any]
-
-
-def read_name(name: str) -> PackageName:
-    """Return what a name "env:PACKAGE@9(setting=value, ...)" stands for.
-
-    Raises:
-        ValueError: it is not written so.
-    """
-    found = _NAME.fullmatch(name) if len(name) <= _MOST_CHARACTERS else None
-    if not found:
-        raise ValueError(
-            f"environment = {name[:_MOST_CHARACTERS]!r} must be env:PACKAGE, "
-            f"env:PACKAGE@COUNT or env:PACKAGE(setting=value, ...), in "
-            f"{_MOST_CHARACTERS} characters at most"
-        )
-    try:
-        settings = read_arguments(found["settings"] or "()")
-    except (ValueError, SyntaxError) as error:
-        raise ValueError(f"environment = {name!r}: {error}") from error
-    most = int(found["most"]) if found["most"] else None
-    return PackageName(found["package"], most, settings)
 
 
 @functools.cache

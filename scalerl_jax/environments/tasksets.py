@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
-from scalerl_jax.environments.packages import read_name
+from scalerl_jax.environments.package_names import read_name
 from scalerl_jax.environments.verdict import Done
 
 try:

@@ -13,7 +13,7 @@ import small_run
 from scalerl_jax import wiring
 from scalerl_jax.config import RewardConfig
 from scalerl_jax.environments import packages
-from scalerl_jax.environments.packages import PackageName, read_name
+from scalerl_jax.environments.package_names import PackageName, read_name
 from scalerl_jax.environments.run_verifiers import make_pool
 from scalerl_jax.wiring.prompts import check_environment, load_prompts
 from scalerl_jax.wiring.sampling import make_checked_tokenizer

@@ -6,6 +6,7 @@ CONSTRAINTS := constraints.txt
 NAMED := $(filter-out python3,$(notdir $(PYTHON))) $(if $(CONSTRAINTS),,newest)
 VENV ?= $(subst $() ,-,$(strip .venv $(NAMED)))
 JETSTREAM_VENV ?= .venv-jetstream
+VERIFIERS_VENV ?= .venv-verifiers
 NEWEST_VENV ?= .venv-newest-numeric
 # By its name, or pyenv's; a shim of pyenv without a version behind it is none.
 python = $(firstword $(shell for each in python$1 ~/.pyenv/versions/$1*/bin/python$1; do \
@@ -35,7 +36,7 @@ study-smoke: install
 	$(BIN)/python -m scalerl_jax study run smoke
 	$(BIN)/python -m scalerl_jax study report smoke
 
-.PHONY: study-smoke demo fleet chaos launch-test simulate seeds smollm2 waiting stability ablations-smoke notebooks objective-table settings bench-sampler bench-learner bench-rewards bench-scaling bench-long bench-publish measures preflight test test-all test-jetstream test-newest lint install install-dev clean
+.PHONY: study-smoke demo fleet chaos launch-test simulate seeds smollm2 waiting stability ablations-smoke notebooks objective-table settings bench-sampler bench-learner bench-rewards bench-scaling bench-long bench-publish measures preflight test test-all test-jetstream test-verifiers test-newest lint install install-dev clean
 
 # The whole recipe on a laptop; README has its result and how long it took.
 demo: install
@@ -178,6 +179,10 @@ test-all: install-dev
 test-jetstream: $(JETSTREAM_VENV)/installed
 	$(JETSTREAM_VENV)/bin/python -m pytest tests/jetstream
 
+# Environments of packages for verifiers, which asks for an older openai than the others.
+test-verifiers: $(VERIFIERS_VENV)/installed
+	$(VERIFIERS_VENV)/bin/python -m pytest tests/environments/test_packages.py
+
 # Arrays and their arithmetic with the newest Python and JAX that can be had.  Torch would
 # be gigabytes there: what compares with it is skipped.
 test-newest: $(if $(NEWEST_PYTHON),$(NEWEST_VENV)/installed)
@@ -212,6 +217,11 @@ $(JETSTREAM_VENV)/installed: setup.py $(CONSTRAINTS)
 	  -e ".[jetstream,test]"
 	touch $@
 
+$(VERIFIERS_VENV)/installed: setup.py
+	$(PYTHON) -m venv $(VERIFIERS_VENV)
+	$(VERIFIERS_VENV)/bin/pip install --quiet -e ".[verifiers,test]"
+	touch $@
+
 $(NEWEST_VENV)/installed: setup.py
 	$(NEWEST_PYTHON) -m venv $(NEWEST_VENV)
 	$(NEWEST_VENV)/bin/pip install --quiet -e ".[test]"
@@ -228,4 +238,4 @@ $(TPU_VENV)/installed: setup.py $(CONSTRAINTS)
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(JETSTREAM_VENV) $(NEWEST_VENV) $(TPU_VENV) .venv-peers build *.egg-info
+	rm -rf $(VENV) $(JETSTREAM_VENV) $(VERIFIERS_VENV) $(NEWEST_VENV) $(TPU_VENV) .venv-peers build *.egg-info

@@ -98,6 +98,8 @@ setuptools.setup(
         "test": TEST,  # alone: the numeric tests, without gigabytes
         # Brings TensorFlow: 3 GB in all.
         "jetstream": ["google-jetstream==0.2.2"],
+        # Environments of packages; it brings 700 MB, and openai below 3.
+        "verifiers": ["verifiers>=0.4,<0.5"],
         "gcs": GCS,
         "gguf": GGUF,
         "ray": RAY,

@@ -33,13 +33,13 @@ class Verifiers:
     def __init__(self, opened):
         self._opened, self._idle = opened, collections.defaultdict(list)
 
-    def take(self, config, opened, *, count=0):
+    def take(self, config, opened, *, own, count=0):
         """Return a pool that `opened` gives back."""
-        idle = self._idle[config.reward, count]
+        idle = self._idle[config.reward, own, count]
         pool = (
             idle.pop()
             if idle
-            else prompts.make_verifier(config, self._opened, count=count)
+            else prompts.make_verifier(config, self._opened, own=own, count=count)
         )
         opened.callback(self._give_back, pool, idle)
         return pool

@@ -76,6 +76,10 @@ def test_the_training_notebook_trains_fits_and_forecasts(tmp_path):
             '    f"--config.eval.every={EVALUATE_EVERY}",\n'
             '    "--config.eval.num_prompts=30",\n',
         ),
+        (
+            "config.data.train_prompts = 20, 0\n",
+            "config.data.train_prompts = 2, 0\nconfig.eval.num_prompts = 30\n",
+        ),
     )
     assert "evaluation at step 16: pass rate" in said
     before, after = (
@@ -85,6 +89,10 @@ def test_the_training_notebook_trains_fits_and_forecasts(tmp_path):
     assert re.search(r"^[1-9]\d* of 20 were wrong before; ", said, re.M)
     assert "identified:" in said and "forecast 0." in said and "measured 0." in said
     assert len(pictures) == 1
+    assert re.search(r"^own problem: 0\.\d{3} 1 point ", said, re.M), "of two steps"
+    kept = tmp_path / "runs" / "mine"
+    assert len((kept / "prompts.jsonl").read_text().splitlines()) == 500
+    assert (kept / "reward.py").read_text().startswith("def score(")
 
 
 @BOTH

@@ -56,7 +56,7 @@ def test_a_prompt_is_judged_by_the_verifier_that_it_names():
         del groups["code"]  # refused, as tests/environments/test_code.py shows
     found = {}
     with contextlib.ExitStack() as opened:
-        pool = make_verifier(CONFIG, opened)
+        pool = make_verifier(CONFIG, opened, own=None)
         for key, (reference, answers) in groups.items():
             pool.submit(key, "chain_sum", answers, reference)
         while pool.pending:

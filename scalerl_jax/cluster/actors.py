@@ -30,6 +30,7 @@ from scalerl_jax.cluster.placement import forget_others
 from scalerl_jax.cluster.session import versions
 from scalerl_jax.config import Config
 from scalerl_jax.contract import Instructions, ReplicaReport
+from scalerl_jax.environments.verdict import OwnReward
 from scalerl_jax.formats import remote
 from scalerl_jax.formats.reading import is_remote
 from scalerl_jax.learner.publish import make_snapshot
@@ -369,6 +370,7 @@ class GeneratorReplica(RoleProcess):
     def start(
         self,
         held_out: list[Prompt],
+        own: OwnReward | None,
         meeting: Meeting | None,
         followers: Sequence[Any],
         timeout_s: float,
@@ -383,6 +385,7 @@ class GeneratorReplica(RoleProcess):
             wiring.make_architecture(self._config),
             self._devices(),
             held_out,
+            own,
             channel,
             contextlib.ExitStack(),  # never closed: the process is killed
             reaching=channel.reaching,

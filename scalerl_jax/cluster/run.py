@@ -34,6 +34,7 @@ from scalerl_jax.cluster.session import Cluster, check_process, connected
 from scalerl_jax.config import Config
 from scalerl_jax.contract import Instructions, Link, ReplicaReport
 from scalerl_jax.controller.run_state import RunState
+from scalerl_jax.environments.verdict import OwnReward
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.objective.assembly import make_penalty
 from scalerl_jax.process.background import repeated
@@ -200,6 +201,7 @@ class Replicas:
     directory: str
     cluster: Cluster
     held_out: list[Prompt]
+    own: OwnReward | None
     _began: bool = False
     _coming: dict[int, Future[Link]] = dataclasses.field(default_factory=dict)
 
@@ -248,7 +250,9 @@ class Replicas:
                 first, *others = actors
                 meeting = arrange(actors)
                 coming = [
-                    first.start.remote(self.held_out, meeting, others, limit_s),
+                    first.start.remote(
+                        self.held_out, self.own, meeting, others, limit_s
+                    ),
                     *(
                         actor.start.options(concurrency_group="params").remote(
                             meeting, rank, limit_s
@@ -337,6 +341,7 @@ def make_cluster_run(
             directory=directory.url,
             cluster=cluster,
             held_out=list(books.parts.held_out),
+            own=books.parts.own,
         )
         learners = LearnerProcesses(
             config,

@@ -22,6 +22,7 @@ from scalerl_jax.config.bases import scalerl_baseline as scalerl_baseline
 from scalerl_jax.config.bases import vanilla_grpo as vanilla_grpo
 from scalerl_jax.config.checks import validate
 from scalerl_jax.config.sections import LOSSES as LOSSES
+from scalerl_jax.config.sections import PACKAGES as PACKAGES
 from scalerl_jax.config.sections import SETTINGS as SETTINGS
 from scalerl_jax.config.sections import Config as Config
 from scalerl_jax.config.sections import DataConfig as DataConfig
@@ -55,11 +56,22 @@ def resolve(config: ml_collections.ConfigDict) -> Config:
     """
     check(config)
     resolved = build(Config, config.to_dict())
-    if resolved.environment:  # a run may go on from another working directory
-        path = os.path.abspath(os.path.expanduser(resolved.environment))
-        resolved = dataclasses.replace(resolved, environment=path)
+    resolved = _of_environment(resolved)
     validate(resolved)
     return resolved
+
+
+def _of_environment(config: Config) -> Config:
+    """Return the settings with what `environment` says of others and leaves to them."""
+    named = config.environment
+    if named.startswith(PACKAGES):  # whose prompts are its own
+        if not all(task.startswith(PACKAGES) for task in config.data.tasks):
+            data = dataclasses.replace(config.data, tasks=(named,))
+            return dataclasses.replace(config, data=data)
+    elif named:  # a run may go on from another working directory
+        path = os.path.abspath(os.path.expanduser(named))
+        return dataclasses.replace(config, environment=path)
+    return config
 
 
 _MOST_BYTES = 2**24  # of a config file

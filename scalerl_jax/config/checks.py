@@ -11,7 +11,7 @@ import itertools
 import operator
 from collections.abc import Callable
 
-from scalerl_jax.config.sections import LOSSES, SETTINGS, Config
+from scalerl_jax.config.sections import LOSSES, PACKAGES, SETTINGS, Config
 
 
 def validate(config: Config) -> None:
@@ -155,6 +155,15 @@ def _prompts(config: Config) -> None:
         )
     if len(set(sets)) < len(sets):
         raise ValueError(f"eval.sets = {sets} must hold each set once")
+    package = config.environment.startswith(PACKAGES)
+    for setting, names in (("data.tasks", data.tasks), ("eval.sets", sets)):
+        for name in names:
+            if name.startswith(PACKAGES) != package:
+                raise ValueError(
+                    f"{setting} holds {name!r} with {config.environment = !s}; the "
+                    f"environment of a package judges the prompts of packages alone, "
+                    f"env:PACKAGE, and nothing else judges these"
+                )
 
 
 def _windows(config: Config) -> None:

@@ -723,6 +723,9 @@ class DebugConfig:
     )
 
 
+PACKAGES = "env:"  # begins the name of a package's environment, and of its prompts
+
+
 @dataclasses.dataclass(frozen=True)
 class Config:
     """A whole run."""
@@ -731,7 +734,8 @@ class Config:
     environment: str = setting(
         "",
         "reward functions of your own, FILE.py:FUNCTION or several, "
-        "FILE.py:FUNCTION,FUNCTION; empty: each prompt's own verifier; "
+        "FILE.py:FUNCTION,FUNCTION; or prompts and rewards of a package for verifiers, "
+        "env:PACKAGE(setting=value); empty: each prompt's own verifier; "
         "docs/environments.md",
     )
     compile_cache: str = setting(

@@ -14,13 +14,14 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from scalerl_jax.formats.arguments import read_arguments
+
 if TYPE_CHECKING:
     from reasoning_gym.dataset import ProceduralDataset
 
 PREFIX = "gym:"
 _NAME = re.compile(r"gym:(?P<dataset>\w+)(?:@(?P<level>\d{1,3}))?(?P<settings>\(.*\))?")
 _MOST_CHARACTERS = 500  # of a task's name
-_MOST = 10**9  # the largest number in a setting
 _OWN = ("seed", "size")  # of a data set: the run's own to set
 
 _NO_ANSWER = "it gives no answer of its own that could show that its score is right"
@@ -77,7 +78,7 @@ def read_task(task: str) -> GymTask:
     try:
         config_type = _config_type(dataset)
         settings = _of_level(dataset, int(level)) if level else {}
-        own = _literals(found["settings"] or "()")
+        own = read_arguments(found["settings"] or "()")
         known = [each.name for each in dataclasses.fields(config_type)]
         for name in own:
             _refuse_unknown("setting", name, set(known) - {*_OWN})
@@ -190,40 +191,6 @@ def _of_level(dataset: str, level: int) -> dict[str, Any]:
         for each in dataclasses.fields(config)
         if each.init and each.name not in _OWN
     }
-
-
-def _literals(arguments: str) -> dict[str, Any]:
-    """Read "(a=1, b='c')"; nothing is evaluated."""
-    call = ast.parse(f"settings{arguments}", mode="eval").body
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-        raise ValueError(f"{arguments} is not (setting=value, ...)")
-    if call.args or any(each.arg is None for each in call.keywords):
-        raise ValueError(f"{arguments} gives a value without its setting's name")
-    values: dict[str, Any] = {}
-    for each in call.keywords:
-        assert each.arg is not None
-        try:
-            values[each.arg] = ast.literal_eval(each.value)
-        except ValueError as error:
-            raise ValueError(
-                f"{each.arg} = {ast.unparse(each.value)} is no number, text, list, "
-                f"True, False or None"
-            ) from error
-        _check_bounds(each.arg, values[each.arg])
-    return values
-
-
-def _check_bounds(name: str, value: Any) -> None:
-    """Refuse a number that no setting can mean, also within lists."""
-    if isinstance(value, list | tuple | set):
-        for each in value:
-            _check_bounds(name, each)
-    elif isinstance(value, dict):
-        _check_bounds(name, [*value.keys(), *value.values()])
-    elif isinstance(value, complex | bytes):
-        raise ValueError(f"{name} = {value!r} is of no kind that a setting has")
-    elif isinstance(value, int | float) and not abs(value) <= _MOST:
-        raise ValueError(f"{name} = {value!r} must be within {_MOST:,} of 0")
 
 
 def _refuse_unknown(kind: str, name: str, known: Iterable[str]) -> None:

@@ -5,12 +5,16 @@ names, constants), and nothing else: no cell or script is executed again.  No pi
 """
 
 import ast
+import dis
 import inspect
 import sys
 import textwrap
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+
+# Instructions that read names of a module; two of them in the bodies of classes.
+_OUTSIDE = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 
 
 def text_of(function: Callable[..., Any]) -> str:
@@ -43,9 +47,9 @@ def _add(function: Any, parts: dict[str, str], seen: set[str]) -> None:
             f"the text of {name} is not known ({error}); define it in a file or cell, "
             f"{way_out}"
         ) from error
-    used = {
-        node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)
-    }
+    # The names that pytest puts into functions with an assert are none of the text.
+    used = {each for each in _globals_of(function.__code__) if each.isidentifier()}
+    used |= {*_names_of_head(source)}
     for other in sorted((used & set(function.__globals__)) - seen):
         seen.add(other)
         value = function.__globals__[other]
@@ -63,6 +67,26 @@ def _add(function: Any, parts: dict[str, str], seen: set[str]) -> None:
         else:
             parts[other] = line
     parts[name] = source
+
+
+def _globals_of(code: types.CodeType) -> Iterator[str]:
+    """Yield the names that a function's code looks up outside of it."""
+    for each in dis.get_instructions(code):
+        if each.opname in _OUTSIDE:
+            yield each.argval
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType):
+            yield from _globals_of(each)
+
+
+def _names_of_head(source: str) -> Iterator[str]:
+    """Yield the names in a function's decorators, defaults and annotations."""
+    (function,) = ast.parse(source).body
+    assert isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef), source
+    for part in (*function.decorator_list, function.args, function.returns):
+        for node in ast.walk(part) if part else ():
+            if isinstance(node, ast.Name):
+                yield node.id
 
 
 def _line(name: str, value: Any) -> str | None:

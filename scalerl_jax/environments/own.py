@@ -43,9 +43,7 @@ def read_result(found: Any, *, max_magnitude: float) -> Done:
         BadReward: it is no finite number within the limit, or a part of it is none.
     """
     done = found if isinstance(found, Done) else Done(found)
-    parts = {
-        str(name): _number(part, max_magnitude) for name, part in done.parts.items()
-    }
+    parts = {str(name): _number(part, math.inf) for name, part in done.parts.items()}
     return Done(_number(done.reward, max_magnitude), parts)
 
 

@@ -4,7 +4,9 @@ Nothing here executes it: `own` does, in verifier processes.
 """
 
 import os
+import platform
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from scalerl_jax.config import RewardConfig
@@ -49,18 +51,12 @@ def read_own(
             f"reward.weights = {reward.weights} has {len(reward.weights)} weights for "
             f"the {len(functions)} functions of environment = {environment!r}"
         )
-    for name in reward.variables:
-        if name not in os.environ:
-            raise ValueError(
-                f"reward.variables names {name!r}, which is not in the environment of "
-                f"this process; export it, or leave it out"
-            )
+    check_variables(reward.variables)
     try:
         text = read_text(path, most=_MOST_BYTES)
     except ValueError as error:
         raise ValueError(
-            f"environment = {environment!r} cannot be read: {error}; each machine that "
-            f"generates must have it"
+            f"environment = {environment!r} cannot be read: {error}"
         ) from error
     return OwnReward(
         file=str(path),
@@ -72,3 +68,17 @@ def read_own(
         variables=reward.variables,
         prints=prints,
     )
+
+
+def check_variables(names: Iterable[str]) -> None:
+    """Check that this process has the variables that its verifiers are to be given.
+
+    Raises:
+        ValueError: one is missing.
+    """
+    for name in names:
+        if name not in os.environ:
+            raise ValueError(
+                f"reward.variables names {name!r}, which is not in the environment of "
+                f"this process on {platform.node()}; export it there, or leave it out"
+            )

@@ -3,6 +3,7 @@
 import os
 
 from scalerl_jax.config import RewardConfig
+from scalerl_jax.environments.own_file import check_variables
 from scalerl_jax.environments.pool import UNNAMED, VerifierPool
 from scalerl_jax.environments.verdict import (
     MAX_START_S,
@@ -60,7 +61,12 @@ def make_pool(
     """Make a run's pool of `count` processes; `unnamed` judges what names none.
 
     `own`: the reward functions of a user, which judge all.
+
+    Raises:
+        ValueError: this machine lacks a variable that these are to be given.
     """
+    if own:
+        check_variables(own.variables)
     named = named_verifiers(reward)
     return VerifierPool(
         score=named[unnamed].function,

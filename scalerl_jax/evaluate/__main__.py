@@ -101,9 +101,9 @@ def _evaluate(options: Options) -> int:
     """Sample and judge every set, and return the exit status."""
     config, count = options.config, options.flags["num_prompts"].value
     if count is not None:  # of each task; data sets have as many as they have
-        own = dataclasses.replace(config.eval, num_prompts=count)
-        config = dataclasses.replace(config, eval=own)
-    check_environment(config)
+        of_each = dataclasses.replace(config.eval, num_prompts=count)
+        config = dataclasses.replace(config, eval=of_each)
+    own = check_environment(config)
     described = describe(config, options.checkpoint)
     config = described.config
     names = tuple(options.flags["sets"].value or config.eval.sets or config.data.tasks)
@@ -116,7 +116,7 @@ def _evaluate(options: Options) -> int:
     check_verifiers(config, [each for prompts in sets.values() for each in prompts])
     out = Path(options.flags["out"].value or _default_out(options.checkpoint, names))
     started, begun_s = datetime.datetime.now(datetime.UTC), time.monotonic()
-    with open_results(out.absolute()) as results, open_policy(described) as policy:
+    with open_results(out.absolute()) as results, open_policy(described, own) as policy:
         outcomes, complete = _sample(described, policy, sets, results)
         if not any(outcomes.values()):
             return _INTERRUPTED

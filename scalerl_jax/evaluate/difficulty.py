@@ -63,7 +63,7 @@ def _measure(options: Options) -> int:
     if not given:
         raise ValueError("--out is missing: a file of JSON lines, which may be begun")
     config = _with_prompts(options.config, dataset, count)
-    check_environment(config)
+    own = check_environment(config)
     described = describe(config, options.checkpoint)
     config = described.config
     loaded = load_prompts(config, described.tokenizer)
@@ -82,7 +82,7 @@ def _measure(options: Options) -> int:
     ]
     complete = True
     if left:
-        with open_policy(described) as policy:
+        with open_policy(described, own) as policy:
             if were - {policy.policy_version}:  # a run's newest checkpoint moves on
                 raise ValueError(
                     f"--out={out} was measured at policy version {sorted(were)}, and "

@@ -18,6 +18,7 @@ from ml_collections import config_flags
 from scalerl_jax import config as config_lib
 from scalerl_jax.config import Config, ModelConfig, read_flags, to_json
 from scalerl_jax.data.tokenizer import Tokenizer
+from scalerl_jax.environments.verdict import OwnReward
 from scalerl_jax.evaluate.metrics import MAX_SAMPLES
 from scalerl_jax.generation.evaluation import Evaluator, JudgedPrompt
 from scalerl_jax.model.architecture import Architecture, sampler_mesh, sampler_shardings
@@ -236,9 +237,10 @@ class Policy:
 
 
 @contextlib.contextmanager
-def open_policy(described: Described) -> Iterator[Policy]:
+def open_policy(described: Described, own: OwnReward | None) -> Iterator[Policy]:
     """Load the policy, and have its verifiers until the end of the block.
 
+    `own`: what judges, in place of each prompt's own verifier.
     It is on the first device, or over as many as generators.devices says.
     """
     config, arch = described.config, described.arch
@@ -252,7 +254,7 @@ def open_policy(described: Described) -> Iterator[Policy]:
     ):
         engine = make_engine(config, arch, described.tokenizer, mesh)
         engine.notice = progress.program
-        verifier = make_verifier(config, opened)
+        verifier = make_verifier(config, opened, own=own)
         with progress.bar(f"loading {described.checkpoint}"):
             model = load_model(
                 described.checkpoint,

@@ -8,6 +8,7 @@ the few settings that do not change the method are named by the caller.
 import contextlib
 import dataclasses
 import fcntl
+import hashlib
 import io
 import json
 import os
@@ -183,8 +184,11 @@ def keep_data_report(directory: Path, report: dict[str, dict[str, Any]]) -> None
             write_json(file, report)
 
 
-def keep_environment(directory: Path, text: str) -> bool:
-    """Keep the file of a user's reward functions; return whether it was another before.
+def keep_environment(directory: Path, text: str) -> Path | None:
+    """Keep the file of a user's reward functions, and the one that a run began with.
+
+    Return where the text is kept that the run used before, if that was another; its
+    name has the first digits of its SHA-256.
 
     Raises:
         RuntimeError: it cannot be written.
@@ -192,5 +196,10 @@ def keep_environment(directory: Path, text: str) -> bool:
     file = directory / ENVIRONMENT_FILE
     with _usable(file):
         before = read_text(file) if file.exists() else text
+        aside = None
+        if before != text and _run_files(directory):
+            digest = hashlib.sha256(before.encode()).hexdigest()[:8]
+            aside = file.with_stem(f"{file.stem}-{digest}")
+            replace_file(aside, before.encode())
         replace_file(file, text.encode())
-    return before != text and bool(_run_files(directory))
+    return aside

@@ -178,10 +178,11 @@ def make_books(config: Config, directory: Path, progress: Progress) -> RunBooks:
     Raises:
         ValueError: a setting or a file that it names cannot be used.
     """
-    if (own := check_environment(config)) and keep_environment(directory, own.text):
+    own = check_environment(config)
+    if own and (before := keep_environment(directory, own.text)):
         progress.note(
             f"warning: {own.file} has changed since this run began; from here on "
-            f"rewards are those of the new text"
+            f"rewards are those of the new text, and {before.name} keeps the old one"
         )
     arch = make_architecture(config)
     if config.model.frozen:
@@ -193,7 +194,11 @@ def make_books(config: Config, directory: Path, progress: Progress) -> RunBooks:
     check_verifiers(config, (*prompts.examples, *prompts.held_out))
     keep_data_report(directory, prompts.report)
     parts = GeneratorParts(
-        config=config, tokenizer=tokenizer, held_out=prompts.held_out, progress=progress
+        config=config,
+        tokenizer=tokenizer,
+        held_out=prompts.held_out,
+        own=own,
+        progress=progress,
     )
     stream, queue = make_stream(config, prompts.train), make_queue(config)
     return RunBooks(

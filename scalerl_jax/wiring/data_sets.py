@@ -7,11 +7,12 @@ by the seed.
 import dataclasses
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from scalerl_jax.config import Config, naming
+from scalerl_jax.config import PACKAGES, Config, naming
 from scalerl_jax.data import catalog, preparing, tasks
 from scalerl_jax.data.questions import Question, Renderer, take
 from scalerl_jax.data.records import QuestionSource
@@ -26,6 +27,7 @@ from scalerl_jax.data.splits import (
     draw_order,
 )
 from scalerl_jax.data.tokenizer import Tokenizer
+from scalerl_jax.environments import packages
 from scalerl_jax.formats.reading import is_remote
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.types import Prompt
@@ -165,11 +167,13 @@ class DataSets:
 
     def _open(self, name: str, split: str, *, setting: str) -> QuestionSource:
         """Open a data set at the split of its name, else at `split` if it has that."""
+        directory = self._config.data.directory or preparing.DEFAULT_DIRECTORY
         base, named = catalog.split_of(name)
+        if name.startswith(PACKAGES):
+            base, named = f"jsonl:{file_of_tasks(self._config, name)}", ""
         splits = catalog.find(base).splits
         chosen = named or (split if split in splits else splits[0])
         if (base, chosen) not in self._sources:
-            directory = self._config.data.directory or preparing.DEFAULT_DIRECTORY
             with naming(f"{setting} holds {name!r}"):
                 source = preparing.open_dataset(base, split=chosen, directory=directory)
             self._sources[base, chosen] = source, Wording.of(source)
@@ -211,6 +215,8 @@ class DataSets:
     @staticmethod
     def check_name(name: str, setting: str) -> None:
         """Refuse a name that no data set has, or a split that it does not have."""
+        if name.startswith(PACKAGES):
+            return  # the package is asked before any prompt is read
         if is_remote(name) and catalog.is_own_file(name):
             return  # the bucket is asked when the file is read
         base, split = catalog.split_of(name)
@@ -227,6 +233,18 @@ class DataSets:
             raise ValueError(
                 f"{setting} holds {name!r}, and {base!r} has the splits {splits}"
             )
+
+
+def file_of_tasks(config: Config, name: str) -> Path:
+    """Return the file of the prompts of a package's tasks, env:PACKAGE.
+
+    Raises:
+        ValueError: the package cannot be used.
+    """
+    directory = config.data.directory or preparing.DEFAULT_DIRECTORY
+    if is_remote(directory):
+        directory = preparing.DEFAULT_DIRECTORY  # as for all files
+    return packages.tasks_file(name, Path(directory), config.reward.variables)
 
 
 def _dropped(chosen: SelectedQuestions) -> str:

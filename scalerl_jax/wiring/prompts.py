@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from scalerl_jax.config import Config
+from scalerl_jax.config import PACKAGES, Config
 from scalerl_jax.data import tasks
 from scalerl_jax.data.chat import chat_renderer
 from scalerl_jax.data.curriculum import make_streams
@@ -20,7 +20,7 @@ from scalerl_jax.data.questions import (
     plain_renderer,
 )
 from scalerl_jax.data.tokenizer import Tokenizer
-from scalerl_jax.environments import sandbox
+from scalerl_jax.environments import packages, sandbox
 from scalerl_jax.environments.own_file import read_own
 from scalerl_jax.environments.pool import VerifierPool, verifier_of
 from scalerl_jax.environments.run_verifiers import (
@@ -31,7 +31,7 @@ from scalerl_jax.environments.run_verifiers import (
 from scalerl_jax.environments.verdict import OwnReward
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.types import Prompt
-from scalerl_jax.wiring.data_sets import DataSets
+from scalerl_jax.wiring.data_sets import DataSets, file_of_tasks
 
 AUTO = "auto"  # of data.answer_after
 
@@ -232,13 +232,23 @@ def make_stream(config: Config, prompts: JoinedPrompts) -> Stream:
 
 
 def make_verifier(
-    config: Config, opened: contextlib.ExitStack, *, count: int = 0
+    config: Config,
+    opened: contextlib.ExitStack,
+    *,
+    own: OwnReward | None,
+    count: int = 0,
 ) -> VerifierPool:
     """Make a pool of processes that judge, closed with `opened`.
 
-    It has `count` processes; 0: as many as the config says.
+    Args:
+        config: of the run.
+        opened: closes it.
+        own: what `check_environment` has returned.
+        count: number of processes; 0: as many as the config says.
+
+    Raises:
+        ValueError: this machine lacks a variable that `own` is to be given.
     """
-    own = read_own(config.environment, config.reward) if config.environment else None
     pool = make_pool(config.reward, unnamed="reasoning_gym", count=count, own=own)
     opened.callback(pool.close)
     return pool
@@ -261,11 +271,21 @@ def check_verifiers(config: Config, prompts: Iterable[Prompt]) -> None:
 def check_environment(config: Config) -> OwnReward | None:
     """Check, before anything that takes time, that a user's reward functions are there.
 
+    Return what judges all prompts; None: the verifier of each.
+
     Raises:
-        ValueError: the file or a function is missing, or it raises when it is imported.
+        ValueError: the file or a function is missing, or it raises when it is imported;
+            or the package cannot be used.
     """
     if not config.environment:
         return None
+    if config.environment.startswith(PACKAGES):
+        named = (config.environment, *config.data.tasks, *config.eval.sets)
+        names = tuple(dict.fromkeys(named))
+        for name in names:
+            file_of_tasks(config, name)  # the package is imported, and looked at
+        end = answer_after(config)
+        return packages.own_of(names, config.reward, end_of_thinking=end)
     own = read_own(config.environment, config.reward)
     check_own(own, config.reward)
     return own

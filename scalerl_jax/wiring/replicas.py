@@ -16,6 +16,7 @@ from scalerl_jax.controller.dispatch import Dispatcher
 from scalerl_jax.controller.fleet import Fleet
 from scalerl_jax.controller.orders import OrderBook
 from scalerl_jax.controller.replicas import FleetLimits
+from scalerl_jax.environments.verdict import OwnReward
 from scalerl_jax.generation.evaluation import summarize
 from scalerl_jax.generation.followers import Follower, Followers, PublishedToAll
 from scalerl_jax.generation.replica import Replica, ReplicaThread, ThreadLink
@@ -120,6 +121,7 @@ def make_remote_replica(
     arch: Architecture,
     devices: Sequence[Device],
     held_out: Sequence[Prompt],
+    own: OwnReward | None,
     channel: Channel,
     opened: contextlib.ExitStack,
     *,
@@ -133,6 +135,7 @@ def make_remote_replica(
         arch: of the policy.
         devices: of all processes of the replica.
         held_out: prompts of the evaluation.
+        own: reward functions of the user, whose file the controller has read.
         channel: of published params.
         opened: closes its verifiers.
         reaching: has the channel reach what it needs handles for, in a block.
@@ -140,7 +143,11 @@ def make_remote_replica(
     """
     tokenizer = make_checked_tokenizer(config, arch)
     parts = GeneratorParts(
-        config=config, tokenizer=tokenizer, held_out=held_out, progress=Progress()
+        config=config,
+        tokenizer=tokenizer,
+        held_out=held_out,
+        own=own,
+        progress=Progress(),
     )
     mesh, how = sampler_mesh(arch, devices), _source(config, reaching)
     layout = _layout(config, arch, mesh)

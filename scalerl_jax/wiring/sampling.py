@@ -20,6 +20,7 @@ from scalerl_jax.data.detokenizer import Detokenizer, Marker, make_marker
 from scalerl_jax.data.tokenizer import Tokenizer, load_tokenizer
 from scalerl_jax.environments.pool import VerifierPool
 from scalerl_jax.environments.run_verifiers import num_processes
+from scalerl_jax.environments.verdict import OwnReward
 from scalerl_jax.generation.driver import LocalGenerators
 from scalerl_jax.generation.episodes import Episodes, Judging
 from scalerl_jax.generation.evaluation import Evaluator, Probe
@@ -251,6 +252,7 @@ class GeneratorParts:
     config: Config
     tokenizer: Tokenizer
     held_out: Sequence[Prompt]  # evaluated, and some of them compared with the learner
+    own: OwnReward | None  # what judges, in place of each prompt's own verifier
     progress: Progress
     verifiers: int = 0  # processes of a verifier pool; 0: as many as the config says
 
@@ -294,7 +296,10 @@ def make_thread(
     Verifier processes are closed with `opened`.
     """
     config, tokenizer, held_out = parts.config, parts.tokenizer, parts.held_out
-    verifiers = [make_verifier(config, opened, count=parts.verifiers) for _ in range(2)]
+    verifiers = [
+        make_verifier(config, opened, own=parts.own, count=parts.verifiers)
+        for _ in range(2)
+    ]
     make_samples = make_samples_of(config, "train", config.batch.group_size)
     judging, budget = make_judging(config, tokenizer), make_length_budget(config)
     evaluator = make_evaluator(

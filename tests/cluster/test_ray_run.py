@@ -29,6 +29,20 @@ SEVERAL = {
 }
 STEPS = 9
 _LIMIT_S = 600
+# Of the controller alone: gone before any replica, or the next one, could read it.
+VANISHING = """
+from pathlib import Path
+Path(__file__).unlink(missing_ok=True)
+def score(prompt, completion, reference):
+    return len(completion) % 7 / 6
+"""
+
+
+def vanishing(directory):
+    """Settings of a reward whose file is gone once the run has checked it."""
+    file = directory / "mine.py"
+    file.write_text(VANISHING)
+    return {"environment": f"{file}:score"}
 
 
 def start_on_ray(directory, changes):
@@ -92,12 +106,14 @@ def killed(tmp_path_factory):
     """A run in which a rank and a replica are killed, then others get a SIGTERM.
 
     A replica is two processes, and what is killed of it the one that follows.
-    Evaluations are made beside it, and params come by way of the object store.
+    Evaluations are made beside it, and params come by way of the object store.  The
+    rewards are a user's, whose file no replica finds.
     """
     directory = tmp_path_factory.mktemp("killed")
+    own = vanishing(tmp_path_factory.mktemp("own"))
     beside = {"eval.concurrent": True, "generators.channel": "objects"}
     beside |= {"generators.processes": 2, "train.num_steps": STEPS}
-    process = start_on_ray(directory, SEVERAL | beside)
+    process = start_on_ray(directory, SEVERAL | beside | own)
     wait_for_step(process, directory, 3)
     sockets, secret = listening(process.pid), secret_of(process)
     os.kill(process_of(directory, "learner 1"), signal.SIGKILL)
@@ -122,10 +138,11 @@ def test_ranks_and_replicas_that_are_killed_or_leave_change_no_bit(killed, tmp_p
     assert re.search(r"warning: rank 0 on .* of the learner got a SIGTERM", said)
     # Beside one whose replicas are a process each and hold one version.
     undisturbed = {"train.num_steps": STEPS, "generators.versions": 1}
-    finish(start_on_ray(tmp_path, SEVERAL | undisturbed))
+    alone = tmp_path / "alone"
+    finish(start_on_ray(alone, SEVERAL | undisturbed | vanishing(tmp_path)))
     expected, found = (
         small_run.saved_arrays(small_run.checkpoints(at)[-1])
-        for at in (tmp_path, directory)
+        for at in (alone, directory)
     )
     assert expected.keys() == found.keys()
     for name, leaf in expected.items():
@@ -133,7 +150,7 @@ def test_ranks_and_replicas_that_are_killed_or_leave_change_no_bit(killed, tmp_p
     names = ("step", "policy_version", "pass_rate")
     expected, found = (
         [[row[name] for name in names] for row in small_run.rows(at, "evals.jsonl")]
-        for at in (tmp_path, directory)
+        for at in (alone, directory)
     )
     assert [step for step, *_ in expected] == [*range(STEPS + 1)]
     assert found == expected
@@ -142,6 +159,9 @@ def test_ranks_and_replicas_that_are_killed_or_leave_change_no_bit(killed, tmp_p
     assert [row["step"] for row in rows] == [*range(1, STEPS + 1)]
     assert rows[-1]["learner/restarts"] == 2 and rows[-1]["replicas/left"] == 1
     assert rows[-1]["publish/bytes"] > 0
+    assert not any(row["verifier/error_share"] for row in rows)
+    assert any(0.0 < row["reward/mean"] < 1.0 for row in rows)
+    assert (directory / "environment.py").read_text() == VANISHING
 
 
 @pytest.mark.slow

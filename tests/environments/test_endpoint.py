@@ -1,15 +1,21 @@
 """A judge over HTTP, against a server that answers as it is told."""
 
 import asyncio
+import contextlib
 import http.server
 import json
 import threading
 
 import pytest
 
+from scalerl_jax.config import RewardConfig
 from scalerl_jax.environments import endpoint
 from scalerl_jax.environments.endpoint import Judge, JudgeError, rubric
+from scalerl_jax.environments.own_file import read_own
+from scalerl_jax.environments.run_verifiers import make_pool
 from scalerl_jax.environments.verdict import Done
+
+SILENCE = -1  # of a server that takes a question and says nothing
 
 
 class Server(http.server.ThreadingHTTPServer):
@@ -25,6 +31,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.server.asked.append((self.path, body, self.headers["Authorization"]))
         replies = self.server.replies
         status, content = replies.pop(0) if len(replies) > 1 else replies[0]
+        if status == SILENCE:
+            self.server.over.wait()
+            return
         if status == 0:
             text = body["messages"][0]["content"]
             content, status = said(content[text.split("|")[0]]), 200
@@ -47,10 +56,11 @@ def said(text):
 def server(monkeypatch):
     monkeypatch.setattr(endpoint, "_FIRST_PAUSE_S", 0.001)
     with Server(("127.0.0.1", 0), Handler) as made:
-        made.asked = []
+        made.asked, made.over = [], threading.Event()
         thread = threading.Thread(target=made.serve_forever, args=(0.01,))
         thread.start()
         yield made
+        made.over.set()
         made.shutdown()
         thread.join()
 
@@ -95,6 +105,7 @@ def test_what_may_pass_is_tried_again(server):
         ((200, b"<html>"), 1, "answered what is no completion: b'<html>'"),
         ((200, b"[]"), 1, "answered what is no completion"),
         ((200, said(None)), 1, "answered with no text"),
+        ((200, said("")), 1, "answer '' has no match of"),
         ((200, said("I like it")), 1, "answer 'I like it' has no match of"),
         ((200, said("11")), 1, "score 11 is not in 0..10"),
     ],
@@ -132,3 +143,45 @@ def test_a_rubric_is_a_weighted_mean_and_its_scores_are_parts(server):
     judge = make_judge(server, template="{criterion}|{completion}")
     done = asyncio.run(rubric(judge, {"short": 1.0, "clear": 3.0}, completion="c"))
     assert done == Done((1.0 * 0.2 + 3.0 * 1.0) / 4.0, {"short": 0.2, "clear": 1.0})
+
+
+JUDGING = """
+from scalerl_jax.environments.endpoint import Judge
+
+JUDGE = Judge(url={url!r}, model="m", template="{{completion}}", key="MY_KEY",
+              best=10.0, retries=1, timeout_s=0.3)
+
+async def score(prompt, completion, reference):
+    return await JUDGE(completion=completion)
+"""
+
+
+@pytest.mark.parametrize(
+    "reply, words",
+    [
+        ((200, said("Good: 7")), ""),
+        ((200, said("I like it")), "JudgeError: the judge's answer 'I like it' has no"),
+        ((200, said("")), "JudgeError: the judge's answer '' has no match"),
+        ((200, b"<html>"), "answered what is no completion: b'<html>'"),
+        ((429, b""), "failed 2 times: status 429"),
+        ((SILENCE, b""), "failed 2 times: timed out"),
+    ],
+)
+def test_a_judge_that_fails_leaves_its_completion_unjudged(
+    server, tmp_path, monkeypatch, reply, words
+):
+    monkeypatch.setenv("MY_KEY", "k")
+    server.replies = [reply]
+    url = f"http://127.0.0.1:{server.server_address[1]}/v1"
+    file = tmp_path / "mine.py"
+    file.write_text(JUDGING.format(url=url))
+    reward = RewardConfig(timeout_s=60.0, num_workers=1, variables=("MY_KEY",))
+    own = read_own(f"{file}:score", reward)
+    with contextlib.closing(make_pool(reward, unnamed="math", own=own)) as pool:
+        pool.submit(0, "any", ["a"], {"answer": None})
+        pool.wait(120.0)
+        ((_, (verdict,)),) = pool.poll()
+    assert server.asked[0][2] == "Bearer k"
+    assert words in verdict.detail and "\n" not in verdict.detail
+    status, value = ("verifier_error", None) if words else ("wrong", 0.7)
+    assert (verdict.status, verdict.reward) == (status, value)

@@ -10,10 +10,11 @@ from scalerl_jax.environments.function_text import text_of
 
 HALF, WORDS = 0.5, {"a": [1, 2]}
 LOCK = object()
+completion = word = LOCK  # a notebook's other cells name things so
 
 
 def helper(x):
-    return x * HALF
+    return sum(x for word in [1]) * HALF
 
 
 def score(prompt, completion, reference):

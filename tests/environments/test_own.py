@@ -42,6 +42,8 @@ SOURCE = """
             return hostile(prompt, completion, reference)
         if completion == "fork" and os.fork() == 0:
             return 0.25
+        if completion == "package":
+            import no_such_package
         if completion == "print":
             print("printed")
             os.write(2, b"written")
@@ -129,6 +131,10 @@ def test_what_a_function_does_wrong_is_said_of_its_own_completion(file, capfd):
         "exit": ("verifier_error", "line 17: SystemExit: 3"),
         "die": ("verifier_error", "the verifier process ended with exit code 4"),
         "recurse": ("verifier_error", "RecursionError: maximum recursion depth"),
+        "package": (
+            "verifier_error",
+            "ModuleNotFoundError: No module named 'no_",
+        ),
         "fork": ("correct", ""),
         "print": ("correct", ""),
         "nan": ("bad_reward", "the reward is nan, and must be a finite number"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scalerl_jax.run import directory as run_directory
-from scalerl_jax.run.directory import open_run_directory
+from scalerl_jax.run.directory import keep_environment, open_run_directory
 from scalerl_jax.run.record import versions
 
 SETTINGS = {
@@ -167,7 +167,7 @@ def test_a_full_disk_is_named_and_leaves_no_half_record(tmp_path):
 
 HOLDER = """
 import os, sys, time
-from scalerl_jax.run.directory import open_run_directory
+from scalerl_jax.run.directory import keep_environment, open_run_directory
 run = open_run_directory(sys.argv[1], settings={}, free_settings=())
 reader, writer = os.pipe()
 if os.fork() == 0:  # a child that outlives its parent must not keep the lock
@@ -205,3 +205,15 @@ def test_a_lock_holds_within_a_process_too(tmp_path):
     with open_it(tmp_path), pytest.raises(RuntimeError, match="another process"):
         open_it(tmp_path)
     open_it(tmp_path).close()
+
+
+def test_a_changed_reward_file_is_kept_beside_the_one_that_a_run_began_with(tmp_path):
+    file = tmp_path / "environment.py"
+    assert keep_environment(tmp_path, "mine = 1") is None
+    assert keep_environment(tmp_path, "mine = 2") is None, "no run has begun"
+    (tmp_path / "metrics.jsonl").touch()
+    assert keep_environment(tmp_path, "mine = 2") is None
+    before = keep_environment(tmp_path, "mine = 3")
+    # printf 'mine = 2' | sha256sum
+    assert before == tmp_path / "environment-d0190e6b.py"
+    assert (before.read_text(), file.read_text()) == ("mine = 2", "mine = 3")

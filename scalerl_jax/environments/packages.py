@@ -1,0 +1,144 @@
+"""Environments in packages for `verifiers`, which are called "env:PACKAGE".
+
+A package is imported in processes of its own only.  One of these,
+
+    python -m scalerl_jax.environments.packages NAME FILE
+
+writes the tasks as rows of prompts, without their answers.  Each verifier process
+scores, for which the package becomes a file of a reward function, like a user's own
+(`own_file`).
+"""
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from scalerl_jax.config import PACKAGES, RewardConfig
+from scalerl_jax.environments.own_file import check_variables
+from scalerl_jax.environments.package_names import read_name
+from scalerl_jax.environments.verdict import MAX_START_S, OwnReward
+from scalerl_jax.formats.bounded import read_text
+from scalerl_jax.process.child_environment import child_environment
+
+_REFUSED = 3  # exit status of the process whose file says why there are no rows
+_MOST_REASON = 2**12  # characters
+_SOURCE = '''"""Tasks of packages, scored by verifiers {version}: {packages}."""
+
+from scalerl_jax.environments.tasksets import Tasksets
+
+score = Tasksets({names!r}, end_of_thinking={end_of_thinking!r}).score
+'''
+
+
+@functools.cache
+def tasks_file(name: str, directory: Path, variables: tuple[str, ...]) -> Path:
+    """Return a file of the prompts of a package's tasks, JSON lines, newly written.
+
+    Args:
+        name: "env:PACKAGE", as of a run's setting.
+        directory: in which the file is made.
+        variables: of the environment, for the package; it is given no others.
+
+    Raises:
+        ValueError: the package cannot be used; says why.
+    """
+    read_name(name)
+    check_variables(variables)
+    folder = directory.expanduser() / "tasksets"
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.jsonl"
+    with tempfile.TemporaryDirectory(dir=folder) as made:
+        rows = Path(made) / "rows"
+        if why_not := _write(name, rows, variables):
+            raise ValueError(f"environment = {name!r} cannot be used: {why_not}")
+        os.replace(rows, file)
+    return file
+
+
+def _write(name: str, rows: Path, variables: Sequence[str]) -> str:
+    """Have a process write the rows; return why there are none, or ""."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "scalerl_jax.environments.packages", name, str(rows)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,  # no line of a package among those of a run
+        stderr=subprocess.DEVNULL,
+        env=child_environment(**{each: os.environ[each] for each in variables}),
+        start_new_session=True,
+    )
+    try:
+        status = process.wait(timeout=MAX_START_S)
+    except subprocess.TimeoutExpired:
+        return f"it took more than {MAX_START_S:g} s to load its tasks"
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if status == _REFUSED:
+        return read_text(rows, most=4 * _MOST_REASON)
+    return f"its process ended with exit code {status}" if status else ""
+
+
+def own_of(
+    names: Sequence[str], reward: RewardConfig, *, end_of_thinking: str
+) -> OwnReward:
+    """Return the reward function that scores the tasks of these packages.
+
+    Its text says the versions, by which a run that goes on is told of other ones.
+
+    Raises:
+        ValueError: a variable is missing.
+    """
+    assert all(name.startswith(PACKAGES) for name in names), names
+    check_variables(reward.variables)
+    packages = dict.fromkeys(read_name(name).package for name in names)
+    text = _SOURCE.format(
+        version=_version("verifiers"),
+        packages=", ".join(f"{each} {_version(each)}".strip() for each in packages),
+        names=tuple(names),
+        end_of_thinking=end_of_thinking,
+    )
+    return OwnReward(
+        file=names[0],
+        text=text,
+        functions=("score",),
+        weights=(1.0,),
+        max_magnitude=reward.max_magnitude,
+        max_concurrent=reward.max_concurrent,
+        variables=reward.variables,
+    )
+
+
+def _version(package: str) -> str:
+    """Return the version of an installed package; "" where none is known."""
+    try:
+        return importlib.metadata.version(package.rpartition("/")[2])
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def main(name: str, file: Path) -> int:
+    """Write the rows of a package, or why there are none; return the exit status."""
+    try:
+        from scalerl_jax.environments import tasksets  # it brings verifiers
+
+        rows = "".join(f"{json.dumps(row)}\n" for row in tasksets.rows_of(name))
+    except BaseException as error:  # noqa: BLE001  whatever a package does
+        said = str(error).strip().splitlines()[:1]
+        told = isinstance(error, ValueError | ImportError)
+        kind = [] if told else [type(error).__name__]
+        file.write_text(": ".join([*kind, *said])[:_MOST_REASON])
+        return _REFUSED
+    file.write_text(rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], Path(sys.argv[2])))

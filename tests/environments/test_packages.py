@@ -1,0 +1,274 @@
+"""Environments of packages: what is asked, scored, and refused by name."""
+
+import contextlib
+import importlib.util
+import json
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import small_run
+
+from scalerl_jax import wiring
+from scalerl_jax.config import RewardConfig
+from scalerl_jax.environments import packages
+from scalerl_jax.environments.package_names import PackageName, read_name
+from scalerl_jax.environments.run_verifiers import make_pool
+from scalerl_jax.wiring.prompts import check_environment, load_prompts
+from scalerl_jax.wiring.sampling import make_checked_tokenizer
+
+HERE = Path(__file__).parent / "tasksets"
+PAGE = small_run.ROOT / "docs" / "environments.md"
+needs_verifiers = pytest.mark.skipif(
+    importlib.util.find_spec("verifiers") is None,
+    reason="verifiers is not installed: make test-verifiers",
+)
+FAST = RewardConfig(timeout_s=60.0, num_workers=1)
+
+
+@pytest.fixture(autouse=True)
+def paths(monkeypatch):
+    """Child processes import from the folders of this one."""
+    monkeypatch.syspath_prepend(str(HERE))
+    packages.tasks_file.cache_clear()
+
+
+def test_a_name_has_a_package_a_count_and_settings():
+    assert read_name("env:mine") == PackageName("mine", None, {})
+    assert read_name("env:me/my-env@20(split='test', n=3)") == PackageName(
+        "me/my-env", 20, {"split": "test", "n": 3}
+    )
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("env:", "must be env:PACKAGE, env:PACKAGE@COUNT or env:PACKAGE(setting=value"),
+        ("env:../up", "must be env:PACKAGE"),
+        ("env:a@0", "must be env:PACKAGE"),
+        ("env:a b", "must be env:PACKAGE"),
+        ("env:a(split=open('x'))", "is no number, text, list, True, False or None"),
+        ("env:a('x')", "gives a value without its setting's name"),
+        ("env:a(n=1e12)", "must be within 1,000,000,000 of 0"),
+        ("env:" + "a" * 500, "in 500 characters at most"),
+    ],
+)
+def test_a_name_that_is_none_is_refused(name, words):
+    with pytest.raises(ValueError, match="environment = ['\"]env:") as error:
+        read_name(name)
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"eval.sets": ("gsm8k",)}, "eval.sets holds 'gsm8k' with config.environment"),
+        (
+            {"environment": "", "data.tasks": ("env:a",)},
+            "data.tasks holds 'env:a' with config.environment = ; the environment of",
+        ),
+    ],
+)
+def test_prompts_of_others_are_refused(changes, words):
+    with pytest.raises(ValueError) as error:
+        small_run.make_config({"environment": "env:mine"} | changes)
+    assert words in str(error.value)
+
+
+def test_a_machine_without_verifiers_is_told_what_to_install(tmp_path, monkeypatch):
+    (tmp_path / "verifiers").mkdir()
+    (tmp_path / "verifiers" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ValueError, match=r"cannot be used: .*pip install 'verifiers>"):
+        packages.tasks_file("env:mine", tmp_path, ())
+
+
+def run_config(tmp_path, environment, changes):
+    settings = {"environment": environment, "data.directory": str(tmp_path)}
+    return small_run.make_config(settings | changes)
+
+
+@needs_verifiers
+def test_prompts_are_those_of_the_splits_and_no_answer_comes_with_them(
+    tmp_path, monkeypatch
+):
+    """Of the package that the documentation shows."""
+    _, _, shown = PAGE.read_text().partition("`my_words.py` is one")
+    (tmp_path / "my_words.py").write_text(shown.split("```")[1].removeprefix("python"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    test = "env:my_words(split='test')"
+    changes = {"eval.sets": (test,), "data.train_prompts": 0}
+    config = run_config(tmp_path, "env:my_words", changes)
+    assert config.data.tasks == ("env:my_words",)
+    own = check_environment(config)
+    tokenizer = make_checked_tokenizer(config, wiring.make_architecture(config))
+    loaded = load_prompts(config, tokenizer)
+    assert len(loaded.train) == 6
+    (stone,), sun = loaded.held_out, loaded.train[0]
+    assert (stone.text, sun.text) == (
+        *("backward: stone<think>", "backward: sun<think>"),
+    )
+    kept = [file.read_text() for file in tmp_path.rglob("*.jsonl")]
+    assert len(kept) == 2, "a file of each split"
+    assert not [text for text in kept if "enots" in text or "nus" in text]
+    found = judge(
+        own,
+        (sun, ["so</think>nus", "nus", "</think> nu?"]),
+        (stone, ["</think>enots"]),
+    )
+    # Right: 1 + 0.5 * 1; two of three letters: 0.5 * 2 / 3; all of it thought: 0.
+    assert [each.status for each in found] == ["correct", "wrong", "wrong", "correct"]
+    assert [each.reward for each in found] == pytest.approx([1.5, 0.0, 1 / 3, 1.5])
+    assert [each.parts for each in found] == [
+        {"right": 1.0, "letters": 1.0, "metric.thought": 2.0},
+        {"right": 0.0, "letters": 0.0, "metric.thought": 3.0},
+        {"right": 0.0, "letters": pytest.approx(2 / 3), "metric.thought": 0.0},
+        {"right": 1.0, "letters": 1.0, "metric.thought": 0.0},
+    ]
+
+
+def judge(own, *asked):
+    """The verdicts on completions of prompts."""
+    found = {}
+    with contextlib.closing(make_pool(FAST, unnamed="math", own=own)) as pool:
+        for key, (prompt, completions) in enumerate(asked):
+            pool.submit(key, prompt.task, completions, prompt.reference)
+        while pool.pending:
+            pool.wait(120.0)
+            found |= {each.key: each.verdicts for each in pool.poll()}
+    return [verdict for key in sorted(found) for verdict in found[key]]
+
+
+class Asked:
+    """What a prompt has, of which a test says the reference."""
+
+    task = "any"
+
+    def __init__(self, row):
+        self.reference = {"verifier": "own", "answer": row["reference"]}
+
+
+@needs_verifiers
+def test_scores_have_their_names_and_a_failure_is_no_score(tmp_path):
+    name = "env:count_letters@3"
+    rows = packages.tasks_file(name, tmp_path, ()).read_text().splitlines()
+    second = json.loads(rows[1])
+    assert [each["role"] for each in second["messages"]] == ["system", "user"]
+    assert len(rows) == 3 and second["messages"][1]["content"] == "How many a in abab?"
+    own = packages.own_of((name,), FAST, end_of_thinking="")
+    other = {"reference": {**second["reference"], "task": 0}}
+    *right, broken, counted, silent, changed, stranger = judge(
+        own,
+        (Asked(second), ["2", "3", "broken", "counted", "silent"]),
+        (Asked(other), ["2"]),
+        (Asked({"reference": "2"}), ["2"]),
+    )
+    assert [each.parts for each in right] == [
+        {"near": 1.0, "asked": 1.0},
+        {"near": 0.5, "asked": 1.0},
+    ]
+    for verdict, words in (
+        (broken, "CountTask scoring: ZeroDivisionError: the scorer divides by 0"),
+        (counted, "reads trace.num_output_tokens, which is not known of a single turn"),
+        (silent, "Refused: CountTask has recorded no reward"),
+        (changed, "Refused: task 0 of env:count_letters@3 is not the one whose prompt"),
+        (stranger, "Refused: the prompt is of no package; name env:PACKAGE"),
+    ):
+        assert verdict.status == "verifier_error" and words in verdict.detail
+        assert "\n" not in verdict.detail
+
+
+TASKSET = """
+    import verifiers.v1 as vf
+
+    __all__ = ["Mine"]
+
+    class Data(vf.TaskData):
+        pass
+
+    class MyTask(vf.Task[Data]):
+        @vf.reward
+        async def right(self, trace) -> float:
+            return 1.0
+        {task}
+
+    class Mine(vf.Taskset[MyTask, vf.TasksetConfig]):
+        def load(self):
+            return [MyTask(Data({data}), self.config.task)]
+        {taskset}
+"""
+
+
+@needs_verifiers
+@pytest.mark.parametrize(
+    "parts, words",
+    [
+        ({"task": "NEEDS_CONTAINER = True"}, "MyTask needs a container, and there is"),
+        ({"task": "async def setup(self, trace, runtime): ..."}, "MyTask.setup() prep"),
+        (
+            {"task": "@vf.metric\n        async def a(self, runtime): return 1.0"},
+            "MyTask.a() reads a container, and there is none",
+        ),
+        (
+            {"task": "@classmethod\n        def toolsets(cls, config): return [1]"},
+            "MyTask gives the policy tools, and it has one turn",
+        ),
+        (
+            {"taskset": "@classmethod\n        def toolsets(cls, config): return [1]"},
+            "MyTask gives the policy tools, and it has one turn",
+        ),
+        (
+            {"task": "@vf.stop\n        async def s(self, trace: vf.Trace): ..."},
+            "MyTask.s() is a @vf.stop, of several turns",
+        ),
+        ({"task": "right = None"}, "MyTask has no @vf.reward"),
+        ({"taskset": "INFINITE = True"}, "tasks without end; say how many: env:"),
+        ({"data": ""}, "task 0 has no prompt: a user begins, and there is none"),
+        ({"data": "prompt='a', image='ubuntu'"}, "task 0 has image = 'ubuntu', and"),
+        ({"data": "prompt='a', network_allow=[]"}, "task 0 has network_allow, and"),
+        ({"source": "import verifiers.v1 as vf\n__all__ = []"}, "names no subclass of"),
+        ({"source": "def load_environment(): ..."}, "is of verifiers before 0.4"),
+        (
+            {"source": "import no_such"},
+            "the module 'no_such' is not installed, which",
+        ),
+        ({"source": "raise KeyError('a\\nb')"}, "KeyError: "),
+        (
+            {"settings": "(task={'judges': [{'id': 'reference'}]})"},
+            "MyTask asks a judge of verifiers, over the network",
+        ),
+        ({"settings": "(split='a')"}, "split: Extra inputs are not permitted; its set"),
+        (
+            {
+                "source": "from verifiers.v1 import SingleAgentEnv\n"
+                "class Several(SingleAgentEnv): ...\n__all__ = ['Several']"
+            },
+            "has Several, an environment of its own, perhaps of several turns",
+        ),
+    ],
+)
+def test_what_asks_for_more_than_a_turn_is_refused_by_name(
+    tmp_path, monkeypatch, parts, words
+):
+    name = f"mine_{len(sys.modules)}"  # of a module that is imported once
+    filled = {"task": "", "taskset": "", "data": "prompt='a'"} | parts
+    source = parts.get("source") or textwrap.dedent(TASKSET.format(**filled))
+    (tmp_path / f"{name}.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    said = tmp_path / "said"
+    assert packages.main(f"env:{name}{parts.get('settings', '')}", said) == 3
+    assert words in said.read_text() and "\n" not in said.read_text()
+
+
+@needs_verifiers
+def test_a_package_that_ends_its_process_is_told_by_its_exit_code(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "leaving.py").write_text("import os; os._exit(5)")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ValueError) as error:
+        packages.tasks_file("env:leaving", tmp_path, ())
+    assert str(error.value) == (
+        "environment = 'env:leaving' cannot be used: its process ended with exit code 5"
+    )

@@ -58,7 +58,8 @@ class Learner:
 
     def update(self, groups: Sequence[Group]) -> None:
         """One optimizer step on rollouts as the queue hands them over."""
-        batch = self.assemble(groups, learner_version=0).packed
+        assembled = self.assemble(groups, learner_version=0)
+        batch = self.assemble.complete(assembled, {}).packed
         assert batch is not None, "every group has a variance"
         self.train(batch)
 
@@ -225,11 +226,11 @@ def row_of_segments(vocab: int, *, row_tokens: int, segment: int) -> PackedBatch
             mask=np.ones(segment, bool),
             behavior_logprobs=np.full(segment, -np.log(vocab), np.float32),
             staleness=np.zeros(segment, np.int32),
-            advantage=1.0,
         )
         for _ in range(row_tokens // segment)
     ]
-    return pack(sequences, row_tokens=row_tokens, rows_per_microbatch=1)
+    batch = pack(sequences, row_tokens=row_tokens, rows_per_microbatch=1).batch
+    return batch.replace(advantages=np.ones_like(batch.advantages))
 
 
 def measure_tokens(options: argparse.Namespace) -> None:

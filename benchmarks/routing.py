@@ -124,7 +124,7 @@ class Bench:
             [as_sequence(*each) for each in self.sampled],
             row_tokens=batch.row_tokens,
             rows_per_microbatch=batch.rows_per_microbatch,
-        )
+        ).batch
 
 
 def routed_apart(bench: Bench) -> tuple[float, float]:

@@ -22,7 +22,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 import numpy as np
 from jaxtyping import Float
 
-from scalerl_jax.types import Group, PackedBatch, Prompt
+from scalerl_jax.types import Group, PackedBatch, Prompt, Scores
 from scalerl_jax.weights.manifest import Manifest
 from scalerl_jax.weights.publication import Published
 
@@ -95,8 +95,8 @@ class Learner(Protocol):
         """
         ...
 
-    def annotate(self, state: State, batches: list[PackedBatch]) -> list[PackedBatch]:
-        """Return a window's batches with the scores that the objective reads."""
+    def annotate(self, state: State, batches: list[PackedBatch]) -> list[Scores]:
+        """Return the scores of a window's batches that the objective reads."""
         ...
 
     def publish(self, state: State, *, pinned: bool = False) -> Publication:

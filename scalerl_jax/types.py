@@ -20,6 +20,8 @@ from jaxtyping import Array, Bool, Float, Int, UInt
 PyTree = Any
 # A NumPy array on its way to the device, or a JAX array: jitted functions take both.
 AnyArray = Any
+# By name, a value for each token of a batch.
+Scores = dict[str, Float[np.ndarray, "M R S"]]
 
 
 @struct.dataclass(kw_only=True)
@@ -136,7 +138,7 @@ class PackedBatch:
     positions: Int[Array, "M R S"]  # from 0 in each segment
     targets: Int[Array, "M R S"]  # a valid id everywhere, padding included
     weights: Float[Array, "M R S"]  # what a token counts for; sums to 1 over all
-    advantages: Float[Array, "M R S"]
+    advantages: Float[Array, "M R S"]  # 0 until they are computed
     behavior_logprobs: Float[Array, "M R S"]  # nats
     staleness: Int[Array, "M R S"]  # learner's version - token's version
     mask: Bool[Array, "M R S"]  # True where a sampled token is predicted
@@ -147,9 +149,6 @@ class PackedBatch:
     # log-probabilities in nats of other params, a token's regulariser factor, a
     # critic's values at the start of the window and the returns to learn.
     scores: Mapping[str, Float[Array, "M R S"]] = struct.field(default_factory=dict)
-    # Present while `advantages` still holds rewards: the rollout n * G + g; -1 on
-    # padding.
-    rollout: Int[Array, "M R S"] | None = None
     # Experts to replay for each token, uint8 or uint16; the dtype's maximum: none.
     experts: UInt[Array, "M R S L k"] | None = None
     # With sharing, tokens, positions and experts are streams [M D U], segment_ids are

@@ -231,7 +231,6 @@ def demonstration_stream(
             mask=np.ones(length, bool),
             behavior_logprobs=np.zeros(length, np.float32),
             staleness=np.zeros(length, np.int32),
-            advantage=1.0,
         )
 
 
@@ -283,7 +282,7 @@ def train(
             sequences,
             row_tokens=config.row_tokens,
             rows_per_microbatch=config.rows_per_microbatch,
-        )
+        ).batch
         state, metrics = step(state, batch)
         skipped += metrics["skipped"]
         if number % 100 == 0 or number == config.num_steps:

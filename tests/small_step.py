@@ -12,7 +12,12 @@ from small_model import SMALL
 
 from scalerl_jax.algo.advantages import prompt_weights, sample_weights, token_weights
 from scalerl_jax.algo.losses import cispo_loss
-from scalerl_jax.batching.packing import TrainSequence, abstract_microbatch, pack
+from scalerl_jax.batching.packing import (
+    TrainSequence,
+    abstract_microbatch,
+    laid_out,
+    pack,
+)
 from scalerl_jax.learner.forward import Forward
 from scalerl_jax.learner.head import Head
 from scalerl_jax.learner.optimizer import make_optimizer, make_schedule
@@ -69,6 +74,19 @@ def start_params():
     )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RatedSequence(TrainSequence):
+    """A sequence whose advantage, or reward, a test knows before it is packed."""
+
+    advantage: float
+
+
+def rated(packed, sequences):
+    """The packed batch of these sequences, with their advantages."""
+    known = np.array([each.advantage for each in sequences])
+    return packed.batch.replace(advantages=laid_out(known, packed.sequence))
+
+
 @functools.cache
 def make_sequences(aggregation="prompt"):
     """Four groups of two rollouts, of uneven lengths; some tokens forced or stale."""
@@ -80,7 +98,7 @@ def make_sequences(aggregation="prompt"):
         mask[:completion] = rng.random(completion) > 0.2
         mask[completion - 1] = True
         sequences.append(
-            TrainSequence(
+            RatedSequence(
                 tokens=rng.integers(0, 16, prompt + completion).astype(np.int32),
                 prompt_length=prompt,
                 weights=np.zeros(completion),
@@ -130,8 +148,13 @@ class Bench:
 
     def batch(self, aggregation="prompt", *, packing=True, sequences=None):
         """The rollouts in this layout."""
+        sequences = sequences or make_sequences(aggregation)
+        return rated(self.pack(sequences, packing=packing), sequences)
+
+    def pack(self, sequences, *, packing=True):
+        """Any sequences in this layout."""
         return pack(
-            sequences or make_sequences(aggregation),
+            sequences,
             row_tokens=self.row_tokens,
             rows_per_microbatch=self.rows,
             packing=packing,

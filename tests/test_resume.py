@@ -220,7 +220,8 @@ with small_run.built(config, directory) as run, open(sys.argv[3], "w") as file:
 
         return begin
 
-    record.state, record.restore = assemble.state, assemble.restore
+    for name in ("complete", "state", "restore"):
+        setattr(record, name, getattr(assemble, name))
     run.assemble = record
     run.generators.evaluator = marked("evaluation", run.generators.evaluator)
     run.learner.checkpointer.save = marked("save", run.learner.checkpointer.save)

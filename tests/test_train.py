@@ -312,7 +312,7 @@ class SetRewards:
         self._assemble, self._equal = assemble, equal
         self.batches = 0
         self.tokens = []
-        self.state = assemble.state
+        self.state, self.complete = assemble.state, assemble.complete
 
     def __call__(self, groups, *, learner_version):
         self.batches += 1

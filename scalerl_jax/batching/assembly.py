@@ -1,7 +1,11 @@
 """Assembly of N groups into the batch of one optimizer step, and its metrics.
 
-Filters, advantages and token weights are computed over the whole batch, before it is
-cut into microbatches.
+    pack:        the groups become rows, each token with its weight
+    score:       the learner gives each token what the objective's terms read of it
+    advantages:  made of the rewards and the scores
+
+Filters, token weights and advantages are of the whole batch, whatever its cut into
+microbatches.
 
 A window is a set of groups taken together and cut into batches of N.  Its optimizer
 steps go epoch by epoch, as in PPO: each epoch covers all batches of the window, the
@@ -15,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from scalerl_jax.algo.advantages import (
     RunningStatistics,
@@ -23,13 +27,15 @@ from scalerl_jax.algo.advantages import (
     normalize_by_running,
 )
 from scalerl_jax.batching.packing import (
+    Packed,
     TrainSequence,
     computed_tokens,
+    laid_out,
     train_sequences,
 )
 from scalerl_jax.batching.replay import Replay
 from scalerl_jax.environments.verdict import figures_of_parts, lacks_verdict
-from scalerl_jax.types import Group, PackedBatch, Rollout
+from scalerl_jax.types import Group, PackedBatch, Rollout, Scores
 
 # Statuses of rollouts that were judged neither right nor wrong.
 _NO_VERDICTS = (
@@ -42,16 +48,35 @@ _NO_VERDICTS = (
 )
 _ORDER = 4  # tag of this random draw; `data` uses other numbers
 
-# rewards [B], judged [B], kept [B] -> advantages [B], zero where not kept
-Advantages = Callable[[Array, Array, Array], Array]
 # mask [B, T] -> weights [B, T] that sum to 1
 Weigh = Callable[[Array], Array]
 # rewards [B], lengths [B], passed [B] -> rewards [B]
 ShapeRewards = Callable[[Array, Array, Array], Array]
 # passed [B], judged [B] -> scores [B] of the rollouts
 OfVerdicts = Callable[[Array, Array], Array]
-# sequences -> packed batch: a partial `packing.pack` or `stream_packing.pack_shared`
-Pack = Callable[[Sequence[TrainSequence]], PackedBatch]
+# A partial `packing.pack` or `stream_packing.pack_shared`.
+Pack = Callable[[Sequence[TrainSequence]], Packed]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rewards:
+    """Rewards and verdicts of a batch's B rollouts, and where their tokens stand."""
+
+    rewards: Float[np.ndarray, " B"]
+    passed: Bool[np.ndarray, " B"]
+    judged: Bool[np.ndarray, " B"]
+    kept: Bool[np.ndarray, " B"]  # these enter normalisation and loss
+    # The rollout n * G + g of each prediction of the packed batch; -1 where there is
+    # none.
+    rollout: Int[np.ndarray, "M R S"]
+
+    def on_tokens(self, values: Float[np.ndarray, " B"]) -> Float[np.ndarray, "M R S"]:
+        """Return the value of each token's rollout, of `values`; 0 on padding."""
+        return laid_out(values, self.rollout)
+
+
+# A batch with its scores, its rewards -> the batch with its advantages.
+Advantages = Callable[[PackedBatch, Rewards], PackedBatch]
 
 
 class RunningNormalization:
@@ -93,7 +118,9 @@ class Batch:
     """N groups to train on: as taken from the queue, and packed for the device."""
 
     groups: Sequence[Group]
-    packed: PackedBatch | None  # None where no rollout has a gradient
+    # None where no rollout has a gradient; advantages are 0 until they are computed.
+    packed: PackedBatch | None
+    rewards: Rewards | None  # None as `packed`
     sequences: Sequence[TrainSequence]  # the packed ones
     train_tokens: int  # completion tokens with a weight
     row_tokens: int  # prompt and completion tokens computed, padding left out
@@ -115,10 +142,9 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Assembler:
-    """Makes batches of groups by the objective's functions, and packs them."""
+    """Makes batches of groups by the objective's functions."""
 
-    # None: rewards stand in for advantages until the window's annotation.
-    advantages: Advantages | None
+    advantages: Advantages
     weigh: Weigh
     zero_variance_filter: bool
     mask_cut_off: bool
@@ -142,15 +168,38 @@ class Assembler:
             self.running.restore(state)
 
     def __call__(self, groups: Sequence[Group], *, learner_version: int) -> Batch:
-        """Return the packed batch of N groups for the step from `learner_version`."""
-        sequences = self._sequences(groups, learner_version=learner_version)
-        packed = self.pack(sequences) if sequences else None
+        """Return the packed batch of N groups for the step from `learner_version`.
+
+        `complete` gives it scores and advantages.
+        """
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        judged = np.array([rollout.judged for rollout in rollouts])
+        passed = np.array([rollout.passed for rollout in rollouts])
+        rewards = np.array([rollout.reward for rollout in rollouts], np.float32)
+        kept = self._kept(rollouts, rewards, judged)
+        by_rollout = train_sequences(
+            groups,
+            weights=self._weights(rollouts, kept),
+            learner_version=learner_version,
+            experts=None if self.replay is None else self.replay.experts(groups),
+        )
+        sequences, packed, of_batch = [*by_rollout.values()], None, None
+        if sequences:
+            packed, places = self.pack(sequences)
+            of_batch = Rewards(
+                rewards=self._shaped(rollouts, rewards, passed),
+                passed=passed,
+                judged=judged,
+                kept=kept,
+                rollout=np.where(places >= 0, np.array([*by_rollout])[places], -1),
+            )
         lengths = np.array([sequence.row_length for sequence in sequences])
         trained = sum(len(sequence.weights) for sequence in sequences)
         context = (lengths * (lengths + 1)).sum() / max(lengths.sum(), 1) / 2
         return Batch(
             groups=groups,
             packed=packed,
+            rewards=of_batch,
             sequences=sequences,
             train_tokens=sum(int(sequence.mask.sum()) for sequence in sequences),
             row_tokens=0 if packed is None else computed_tokens(packed),
@@ -159,41 +208,43 @@ class Assembler:
             expert_load={} if self.replay is None else self.replay.load(sequences),
         )
 
-    def _sequences(
-        self, groups: Sequence[Group], *, learner_version: int
-    ) -> list[TrainSequence]:
-        """Return the rollouts that carry any weight, with their advantages."""
-        rollouts = [rollout for group in groups for rollout in group.rollouts]
-        judged = np.array([rollout.judged for rollout in rollouts])
-        passed = np.array([rollout.passed for rollout in rollouts])
-        rewards = np.array([rollout.reward for rollout in rollouts], np.float32)
-        kept = self._kept(rollouts, rewards, judged)
-        if self.shape_rewards is not None:
-            lengths = [len(rollout.completion_tokens) for rollout in rollouts]
-            arrays = (rewards, np.array(lengths, np.int32), passed)
-            rewards = np.asarray(self.shape_rewards(*map(jnp.asarray, arrays)))
-        advantages = rewards
-        if self.advantages is not None:
-            arrays = map(jnp.asarray, (rewards, judged, kept))
-            advantages = np.asarray(self.advantages(*arrays))
-        scores = {
-            name: np.asarray(score(jnp.asarray(passed), jnp.asarray(judged)))
+    def complete(self, batch: Batch, scores: Scores) -> Batch:
+        """Return a packed batch with its scores, and advantages made of them.
+
+        `scores` are the learner's; those of verdicts are added.  Batches are completed
+        once, in their order: a running scale counts each.
+        """
+        if batch.packed is None or batch.rewards is None:
+            return batch
+        rewards = batch.rewards
+        verdicts = jnp.asarray(rewards.passed), jnp.asarray(rewards.judged)
+        of_verdicts = {
+            name: rewards.on_tokens(np.asarray(score(*verdicts)))
             for name, score in self.scores.items()
         }
+        packed = dataclasses.replace(batch.packed, scores={**scores, **of_verdicts})
+        return dataclasses.replace(batch, packed=self.advantages(packed, rewards))
+
+    def _weights(
+        self, rollouts: Sequence[Rollout], kept: np.ndarray
+    ) -> Float[np.ndarray, "B T"]:
+        """Return what each token counts for; 0 on tokens that are not trained on."""
         # T is always the longest allowed completion, so that shapes never change.
         mask = np.zeros((len(rollouts), self.max_completion_tokens), bool)
-        for row in np.flatnonzero(kept):
+        for row in np.flatnonzero(kept).tolist():
             own = rollouts[row].completion_mask
             mask[row, : len(own)] = own
-        return train_sequences(
-            groups,
-            advantages=advantages,
-            weights=np.asarray(self.weigh(jnp.asarray(mask))),
-            learner_version=learner_version,
-            scores=scores,
-            rollouts=None if self.advantages is not None else np.flatnonzero(kept),
-            experts=None if self.replay is None else self.replay.experts(groups),
-        )
+        return np.asarray(self.weigh(jnp.asarray(mask)))
+
+    def _shaped(
+        self, rollouts: Sequence[Rollout], rewards: np.ndarray, passed: np.ndarray
+    ) -> np.ndarray:
+        """Return the rewards [B] with what the lengths of the rollouts add to them."""
+        if self.shape_rewards is None:
+            return rewards
+        lengths = [len(rollout.completion_tokens) for rollout in rollouts]
+        arrays = (rewards, np.array(lengths, np.int32), passed)
+        return np.asarray(self.shape_rewards(*map(jnp.asarray, arrays)))
 
     def _kept(
         self, rollouts: Sequence[Rollout], rewards: np.ndarray, judged: np.ndarray
@@ -297,7 +348,7 @@ class Pass:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Window:
-    """The batches of a window, assembled at policy version `version`."""
+    """The batches of a window, packed at policy version `version`."""
 
     batches: Sequence[Batch]
     version: int
@@ -306,13 +357,16 @@ class Window:
         """Return the packed arrays of the batches that have a gradient."""
         return [each.packed for each in self.batches if each.packed is not None]
 
-    def annotated(self, packed: Sequence[PackedBatch]) -> "Window":
-        """Return the window with other arrays in place of `packed()`."""
-        rest = iter(packed)
+    def completed(
+        self, scores: Sequence[Scores], complete: Callable[[Batch, Scores], Batch]
+    ) -> "Window":
+        """Return the window with scores and advantages, given scores of `packed()`.
+
+        `complete` is an `Assembler`'s.
+        """
+        of_packed = iter(scores)
         batches = [
-            each
-            if each.packed is None
-            else dataclasses.replace(each, packed=next(rest))
+            each if each.packed is None else complete(each, next(of_packed))
             for each in self.batches
         ]
         return dataclasses.replace(self, batches=batches)
@@ -348,7 +402,7 @@ def open_window(
     version: int,
     assemble: Callable[..., Batch],
 ) -> Window:
-    """Return the window of `groups`, which are in ticket order.
+    """Return the window of `groups`, which are in ticket order, packed.
 
     `assemble` is an `Assembler` or has its signature.  If there are more groups than
     `num_batches` of `num_prompts`, the surplus are zero-variance groups that refills

@@ -5,11 +5,12 @@ token weights are computed before, and a segment attends to itself alone.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jaxtyping import Float, Int, Shaped
 
 from scalerl_jax.model.attention import MAX_SEGMENTS
 from scalerl_jax.types import Group, PackedBatch, Sharing
@@ -25,11 +26,6 @@ class TrainSequence:
     mask: np.ndarray  # bool [T]
     behavior_logprobs: np.ndarray  # float32 [T], nats
     staleness: np.ndarray  # int32 [T], learner's version - token's version
-    advantage: float
-    # Set if the objective reads them: scores of the sequence that all of its tokens
-    # have, by their names in `PackedBatch`; and its rollout's index in the batch.
-    scores: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    rollout: int | None = None
     experts: np.ndarray | None = None  # to replay at each position; see `types.Rollout`
 
     @property
@@ -37,51 +33,55 @@ class TrainSequence:
         """Positions in a row: all tokens but the last, which predicts nothing."""
         return len(self.tokens) - 1
 
-    def write(self, out: dict[str, np.ndarray], where: Any, *, number: int) -> None:
+    def write(
+        self, out: dict[str, np.ndarray], where: Any, *, number: int, place: int
+    ) -> None:
         """Write the fields of this sequence's predictions into arrays of `lay_out`.
 
-        `where` is the index of its first position; `number`, from 1, is its id in its
-        row.
+        Args:
+            out: the arrays.
+            where: index of the sequence's positions in them.
+            number: its id in its row, from 1.
+            place: its place among the sequences that are packed, from 0.
         """
+        out["sequence"][where] = place
         out["sequence_ids"][where] = number
         out["targets"][where] = self.tokens[self.prompt_length :]
         out["weights"][where] = self.weights
         out["mask"][where] = self.mask
         out["behavior_logprobs"][where] = self.behavior_logprobs
         out["staleness"][where] = self.staleness
-        out["advantages"][where] = self.advantage
-        for name, score in self.scores.items():
-            out[name][where] = score
-        if self.rollout is not None:
-            out["rollout"][where] = self.rollout
 
 
-def as_batch(arrays: dict[str, Any], sharing: Sharing | None = None) -> PackedBatch:
-    """Make a batch of arrays by name; those that are no field of its are scores."""
-    fields = {each.name for each in dataclasses.fields(PackedBatch)}
-    scores = {name: arrays[name] for name in sorted(arrays.keys() - fields)}
-    own = {name: array for name, array in arrays.items() if name not in scores}
-    return PackedBatch(**own, scores=scores, sharing=sharing)
+class Packed(NamedTuple):
+    """A batch of sequences, and the sequence of each of its predictions."""
+
+    batch: PackedBatch  # its advantages are 0, and it has no scores
+    # Place among the sequences that were packed; -1 where no token is predicted.
+    sequence: Int[np.ndarray, "M R S"]
 
 
-def lay_out(
-    shape: tuple[int, ...], sequences: Sequence[TrainSequence]
-) -> dict[str, np.ndarray]:
-    """Return padding-filled arrays for the fields of predictions in `PackedBatch`.
+def laid_out(
+    values: Shaped[np.ndarray, " n"], places: Int[np.ndarray, "M R S"]
+) -> Float[np.ndarray, "M R S"]:
+    """Return the value at each place in `values`; 0 where the place is -1."""
+    return np.where(places >= 0, values[places], 0).astype(np.float32)
 
-    Scores and the rollout's index are there if the first sequence has them; then all
-    have them.
-    """
+
+def as_packed(arrays: dict[str, Any], sharing: Sharing | None = None) -> Packed:
+    """Make a batch of the arrays of its fields and of `Packed.sequence`, by name."""
+    sequence = arrays.pop("sequence")
+    return Packed(PackedBatch(**arrays, sharing=sharing), sequence)
+
+
+def lay_out(shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+    """Return padding-filled arrays for all that `Packed` has for each prediction."""
     floats = ("weights", "advantages", "behavior_logprobs")
     integers = ("targets", "staleness", "sequence_ids")
     out: dict[str, Any] = {name: np.zeros(shape, np.float32) for name in floats}
     out |= {name: np.zeros(shape, np.int32) for name in integers}
     out["mask"] = np.zeros(shape, bool)
-    first = sequences[0] if sequences else None
-    if first is not None:
-        out |= {name: np.zeros(shape, np.float32) for name in first.scores}
-    if first is not None and first.rollout is not None:
-        out["rollout"] = np.full(shape, np.int32(-1))
+    out["sequence"] = np.full(shape, np.int32(-1))
     return out
 
 
@@ -102,46 +102,31 @@ def no_experts(
 def train_sequences(
     groups: Sequence[Group],
     *,
-    advantages: np.ndarray,
     weights: np.ndarray,
     learner_version: int,
-    scores: Mapping[str, np.ndarray] | None = None,
-    rollouts: np.ndarray | None = None,
     experts: Sequence[np.ndarray] | None = None,
-) -> list[TrainSequence]:
-    """Return the rollouts of groups that carry any weight, as train sequences.
+) -> dict[int, TrainSequence]:
+    """Return the rollouts of groups that carry any weight, by their index in [0, B).
 
     Args:
         groups: N groups with B rollouts in all.
-        advantages: float [B].
         weights: float [B, T], zero on tokens that are not trained on.
         learner_version: version of the params that the step starts from.
-        scores: float [B] each, by name: what the terms of the objective read.
-        rollouts: indices [n] of the rollouts to take, whatever their weights; the
-            sequences then keep these indices.
         experts: B arrays [P - 1 + T, layers, k], if routing is replayed.
     """
     known = [(group.prompt.tokens, each) for group in groups for each in group.rollouts]
-    rows = np.flatnonzero(weights.any(axis=1)) if rollouts is None else rollouts
-    sequences = []
-    for row in rows.tolist():
+    sequences = {}
+    for row in np.flatnonzero(weights.any(axis=1)).tolist():
         prompt, rollout = known[row]
         own = weights[row, : len(rollout.completion_tokens)]
-        sequences.append(
-            TrainSequence(
-                tokens=np.concatenate([prompt, rollout.completion_tokens]),
-                prompt_length=len(prompt),
-                weights=own,
-                mask=rollout.completion_mask & (own > 0),
-                behavior_logprobs=rollout.behavior_logprobs,
-                staleness=learner_version - rollout.policy_versions,
-                advantage=float(advantages[row]),
-                scores={
-                    name: float(score[row]) for name, score in (scores or {}).items()
-                },
-                rollout=None if rollouts is None else row,
-                experts=None if experts is None else experts[row],
-            )
+        sequences[row] = TrainSequence(
+            tokens=np.concatenate([prompt, rollout.completion_tokens]),
+            prompt_length=len(prompt),
+            weights=own,
+            mask=rollout.completion_mask & (own > 0),
+            behavior_logprobs=rollout.behavior_logprobs,
+            staleness=learner_version - rollout.policy_versions,
+            experts=None if experts is None else experts[row],
         )
     return sequences
 
@@ -152,7 +137,7 @@ def pack(
     row_tokens: int,
     rows_per_microbatch: int,
     packing: bool = True,
-) -> PackedBatch:
+) -> Packed:
     """Lay sequences end to end in rows, and these in as few microbatches as needed.
 
     The batch is [M, R, S] with R = `rows_per_microbatch` and S = `row_tokens`.
@@ -171,7 +156,7 @@ def pack(
     filled = -(-len(rows) // rows_per_microbatch)
     shape = (filled * rows_per_microbatch, row_tokens)
     integers = ("tokens", "segment_ids", "positions")
-    out = lay_out(shape, sequences)
+    out = lay_out(shape)
     out |= {name: np.zeros(shape, np.int32) for name in integers}
     out |= no_experts(sequences, shape)
     for row, members in enumerate(rows):
@@ -185,13 +170,13 @@ def pack(
                 out["experts"][row, start:end] = sequence.experts
             # A prediction's fields stand at the position that makes it.
             predictions = slice(start + sequence.prompt_length - 1, end)
-            sequence.write(out, (row, predictions), number=segment)
+            sequence.write(out, (row, predictions), number=segment, place=number)
             start = end
     arrays: dict[str, Any] = {
         name: array.reshape(filled, rows_per_microbatch, *array.shape[1:])
         for name, array in out.items()
     }
-    return as_batch(arrays)
+    return as_packed(arrays)
 
 
 def computed_tokens(batch: PackedBatch) -> int:
@@ -205,7 +190,7 @@ def abstract_microbatch(*, row_tokens: int, rows_per_microbatch: int) -> PackedB
     """Return shapes and dtypes of a microbatch [R, S] that `pack` makes."""
     empty = pack([], row_tokens=row_tokens, rows_per_microbatch=rows_per_microbatch)
     return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), empty
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), empty.batch
     )
 
 

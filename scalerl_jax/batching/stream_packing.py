@@ -13,13 +13,17 @@ import jax
 import numpy as np
 
 from scalerl_jax.batching.packing import (
+    Packed,
     TrainSequence,
-    as_batch,
+    as_packed,
     lay_out,
     no_experts,
 )
 from scalerl_jax.model.attention import MAX_SEGMENTS
 from scalerl_jax.types import PackedBatch, Sharing
+
+# Sequences, each with its place among all that are packed.
+_Numbered = list[tuple[int, TrainSequence]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,6 +47,7 @@ class _Member:
     """A sequence in a stream."""
 
     sequence: TrainSequence
+    number: int  # its place among all sequences
     group: int  # number of its group, whose sequences share the prompt
     row: int
     start: int  # in its row
@@ -60,7 +65,7 @@ class _Stream:
         self.prompts: dict[int, int] = {}  # number of the group -> place of its prompt
         self.members: list[_Member] = []
 
-    def add(self, sequence: TrainSequence, group: int) -> bool:
+    def add(self, number: int, sequence: TrainSequence, group: int) -> bool:
         """Place a sequence if row, prompts and completions have room; say whether."""
         shape, prompt = self.shape, _shared_part(sequence)
         own, known = len(sequence.weights), group in self.prompts
@@ -84,6 +89,7 @@ class _Stream:
         self.members.append(
             _Member(
                 sequence=sequence,
+                number=number,
                 group=group,
                 row=row,
                 start=shape.row_tokens - self.space[row],
@@ -102,7 +108,7 @@ def _shared_part(sequence: TrainSequence) -> np.ndarray:
 
 def pack_shared(
     sequences: Sequence[TrainSequence], shape: StreamShape, *, streams: int
-) -> PackedBatch:
+) -> Packed:
     """Lay sequences in microbatches [M, ...] of `streams` streams, greedily in few.
 
     Sequences of one prompt are kept in one stream as far as it holds them.  Tokens,
@@ -112,11 +118,12 @@ def pack_shared(
         ValueError: a sequence is longer than an empty stream has room for.
     """
     filled: list[_Stream] = []
-    groups: dict[bytes, list[TrainSequence]] = {}
-    for sequence in sequences:
-        groups.setdefault(_shared_part(sequence).tobytes(), []).append(sequence)
+    groups: dict[bytes, _Numbered] = {}
+    for number, sequence in enumerate(sequences):
+        of_prompt = groups.setdefault(_shared_part(sequence).tobytes(), [])
+        of_prompt.append((number, sequence))
     by_size = sorted(
-        groups.values(), key=lambda group: -sum(each.row_length for each in group)
+        groups.values(), key=lambda group: -sum(each.row_length for _, each in group)
     )
     parts = [
         group[start : start + shape.group_size]
@@ -128,16 +135,13 @@ def pack_shared(
     while len(filled) % streams:
         filled.append(_Stream(shape))
     arrays = [
-        _arrays(stream, sequences)
-        | _experts(stream, no_experts(sequences, (shape.tokens,)))
+        _arrays(stream) | _experts(stream, no_experts(sequences, (shape.tokens,)))
         for stream in filled
     ]
     return _stacked(arrays, shape, streams)
 
 
-def _stacked(
-    arrays: list[dict[str, Any]], shape: StreamShape, streams: int
-) -> PackedBatch:
+def _stacked(arrays: list[dict[str, Any]], shape: StreamShape, streams: int) -> Packed:
     """Stack the arrays of M * streams streams into a batch [M, ...]."""
     stacked: dict[str, Any] = {
         name: np.stack([each[name] for each in arrays]).reshape(
@@ -150,30 +154,31 @@ def _stacked(
             -1, streams * shape.rows, shape.row_tokens
         )
     sharing = {name: stacked.pop(name) for name in ("source", "place", "copies")}
-    return as_batch(stacked, Sharing(**sharing))
+    return as_packed(stacked, Sharing(**sharing))
 
 
 def abstract_streams(shape: StreamShape, *, streams: int) -> PackedBatch:
     """Return shapes and dtypes of a microbatch of `pack_shared`."""
-    arrays = _stacked([_arrays(_Stream(shape), ())] * streams, shape, streams)
+    packed = _stacked([_arrays(_Stream(shape))] * streams, shape, streams)
     return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), arrays
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), packed.batch
     )
 
 
 def _place_group(
-    filled: list[_Stream], group: list[TrainSequence], number: int, shape: StreamShape
+    filled: list[_Stream], group: _Numbered, number: int, shape: StreamShape
 ) -> None:
     """Put a group's sequences, longest first, into the first streams with room."""
-    left = sorted(group, key=lambda each: -each.row_length)
+    left = sorted(group, key=lambda each: -each[1].row_length)
     for stream in filled:
-        left = [sequence for sequence in left if not stream.add(sequence, number)]
+        left = [each for each in left if not stream.add(*each, number)]
     while left:
         stream = _Stream(shape)
-        rest = [sequence for sequence in left if not stream.add(sequence, number)]
+        rest = [each for each in left if not stream.add(*each, number)]
         if len(rest) == len(left):
+            _, longest = left[0]
             raise ValueError(
-                f"a rollout of {left[0].prompt_length} + {len(left[0].weights)} tokens "
+                f"a rollout of {longest.prompt_length} + {len(longest.weights)} tokens "
                 f"does not fit in a stream of batch.shared_tokens = "
                 f"{shape.shared_tokens}, batch.own_tokens = {shape.own_tokens} and "
                 f"rows of batch.row_tokens = {shape.row_tokens}; raise them"
@@ -182,12 +187,12 @@ def _place_group(
         left = rest
 
 
-def _arrays(stream: _Stream, sequences: Sequence[TrainSequence]) -> dict[str, Any]:
-    """Return one stream's fields of `PackedBatch` and `Sharing`, as arrays."""
+def _arrays(stream: _Stream) -> dict[str, Any]:
+    """Return one stream's fields of `Packed`, `PackedBatch` and `Sharing`, by name."""
     shape = stream.shape
     own, tokens = (shape.own_tokens,), (shape.tokens,)
     rows = (shape.rows, shape.row_tokens)
-    out: dict[str, Any] = lay_out(own, sequences)
+    out: dict[str, Any] = lay_out(own)
     out |= {name: np.zeros(tokens, np.int32) for name in ("tokens", "positions")}
     out |= {name: np.zeros(rows, np.int32) for name in ("segment_ids", "source")}
     out["place"] = np.full(tokens, -1, np.int32)
@@ -217,7 +222,8 @@ def _arrays(stream: _Stream, sequences: Sequence[TrainSequence]) -> dict[str, An
         out["positions"][mine] = np.arange(len(prompt), sequence.row_length)
         out["place"][mine] = in_rows[len(prompt) :]
         first_target = member.place - shape.shared_tokens
-        sequence.write(out, slice(first_target, first_target + count), number=number)
+        targets = slice(first_target, first_target + count)
+        sequence.write(out, targets, number=number, place=member.number)
     return out
 
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 import ray
 from ray.exceptions import RayError
 
@@ -42,7 +41,7 @@ from scalerl_jax.parallel.xla import is_broken_off, keep_programs
 from scalerl_jax.process.ending import first_line
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.sampler.lockstep import Call
-from scalerl_jax.types import Group, PackedBatch, Prompt
+from scalerl_jax.types import Group, PackedBatch, Prompt, Scores
 from scalerl_jax.weights.bucket_channel import make_channel
 from scalerl_jax.weights.manifest import Manifest
 from scalerl_jax.weights.sending import Sender
@@ -207,7 +206,6 @@ class LearnerRank(RoleProcess):
             arch,
             mesh,
             to_sampler=None,  # `publish` sends its shards
-            assemble=wiring.make_assembler(config, arch),
             checkpointer=wiring.make_checkpointer(config, self._directory),
             progress=Progress(),
         )
@@ -231,9 +229,9 @@ class LearnerRank(RoleProcess):
         self._state, metrics, fault = self._learner.step(self._state, batch)
         return metrics, fault, self._leaving.is_set()
 
-    def annotate(self, batches: list[PackedBatch]) -> list[PackedBatch]:
-        """Return a window's batches with the scores that the objective reads."""
-        return jax.tree.map(np.asarray, self._learner.annotate(self._state, batches))
+    def annotate(self, batches: list[PackedBatch]) -> list[Scores]:
+        """Return the scores of a window's batches that the objective reads."""
+        return self._learner.annotate(self._state, batches)
 
     def score(self, batch: PackedBatch) -> Any:
         """Return the log-probability of every target of a batch, in nats."""

@@ -26,9 +26,10 @@ from scalerl_jax.cluster.session import Cluster, check_process
 from scalerl_jax.config import Config
 from scalerl_jax.contract import Restored
 from scalerl_jax.learner.checkpoint import Checkpointer
+from scalerl_jax.objective.terms import needs_of
 from scalerl_jax.parallel.xla import is_broken_off
 from scalerl_jax.process.ending import first_line
-from scalerl_jax.types import Group, PackedBatch
+from scalerl_jax.types import Group, PackedBatch, Scores
 from scalerl_jax.weights.manifest import Manifest, PublishReport, merge
 
 _log = logging.getLogger(__name__)
@@ -155,8 +156,10 @@ class LearnerProcesses:
             )
         return self.version, metrics, fault
 
-    def annotate(self, state: int, batches: list[PackedBatch]) -> list[PackedBatch]:
-        """Return a window's batches with the scores that the objective reads."""
+    def annotate(self, state: int, batches: list[PackedBatch]) -> list[Scores]:
+        """Return the scores of a window's batches that the objective reads."""
+        if not needs_of(self._config).of_params:
+            return [{} for _ in batches]
         return self.call("annotate", batches)[0]
 
     def score(self, state: int, batch: PackedBatch) -> Float[np.ndarray, "M R S"]:

@@ -36,7 +36,6 @@ from scalerl_jax.contract import Instructions, Link, ReplicaReport
 from scalerl_jax.controller.run_state import RunState
 from scalerl_jax.environments.verdict import OwnReward
 from scalerl_jax.model.architecture import Architecture
-from scalerl_jax.objective.assembly import make_penalty
 from scalerl_jax.process.background import repeated
 from scalerl_jax.run.directory import STATUS_FILE, RunDirectory
 from scalerl_jax.run.progress import Progress
@@ -88,13 +87,6 @@ def run_on_ray(
 
 def _refuse_settings(config: Config) -> None:
     """Refuse settings that several processes cannot keep."""
-    scale = config.objective.advantage_normalization
-    if scale == "running" and make_penalty(config) is not None:
-        raise ValueError(
-            "objective.advantage_normalization = 'running' with objective.kl_in = "
-            "'reward' has statistics in the learner's processes, which no checkpoint "
-            "keeps; take another normalization with --ray, or kl_in = 'loss'"
-        )
     if config.generators.placement == "shared":
         raise ValueError(
             "generators.placement = 'shared' needs the learner's own process; leave "

@@ -94,7 +94,7 @@ class MismatchCheck:
             [as_sequence(prompt, completion) for prompt, completion in sampled],
             row_tokens=self.row_tokens,
             rows_per_microbatch=self.rows_per_microbatch,
-        )
+        ).batch
         mask = np.asarray(batch.mask)
         difference = self.score(state, batch)[mask] - batch.behavior_logprobs[mask]
         difference = difference.astype(np.float64)
@@ -116,6 +116,5 @@ def as_sequence(prompt: Prompt, completion: Completion) -> TrainSequence:
         mask=completion.mask,
         behavior_logprobs=completion.full_logprobs,
         staleness=np.zeros(length, np.int32),
-        advantage=0.0,
         experts=completion.experts,
     )

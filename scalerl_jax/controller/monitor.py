@@ -205,7 +205,7 @@ class RunMonitor:
         return None
 
     def open(self, groups: list[Group], state: State, version: int) -> Window:
-        """Return the batches of the groups, assembled and scored for their steps."""
+        """Return the batches of the groups, ready for their steps."""
         run, batch = self._run, self._config.batch
         window = open_window(
             groups,
@@ -223,7 +223,8 @@ class RunMonitor:
             )
         started = time.monotonic()
         with run.activity("train"), explained("the train step", self._config):
-            window = window.annotated(run.learner.annotate(state, window.packed()))
+            scores = run.learner.annotate(state, window.packed())
+            window = window.completed(scores, run.assemble.complete)
             if run.trace:
                 for text in run.trace(window, state):
                     self._progress.note(text)

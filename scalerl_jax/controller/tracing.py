@@ -8,12 +8,13 @@ computes the rollout's part of the step once more, and makes no step.
 import dataclasses
 from collections.abc import Callable, Sequence
 
+import jax
 import numpy as np
 
-from scalerl_jax.batching.assembly import Assembler, Window
+from scalerl_jax.batching.assembly import Batch, Window
 from scalerl_jax.batching.packing import TrainSequence, pack
 from scalerl_jax.contract import Learner, State
-from scalerl_jax.types import Group, Rollout
+from scalerl_jax.types import PackedBatch, Rollout
 
 _SHOWN = 12  # tokens in the table
 
@@ -24,7 +25,6 @@ class Tracer:
 
     prompt_id: int
     learner: Learner
-    assemble: Assembler
     decode: Callable[[list[int]], str]
     row_tokens: int
     rows_per_microbatch: int
@@ -32,24 +32,21 @@ class Tracer:
     def __call__(self, window: Window, state: State) -> list[str]:
         """Return a text for each of the prompt's groups in a window.
 
-        `state` is the train state that the window's first step starts from.
+        `state` is the train state that the window's first step starts from; the window
+        is completed.
         """
         return [
-            self._one(group, batch.sequences, state, version=window.version, step=step)
+            self._one(batch, number, state, version=window.version, step=step)
             for step, batch in enumerate(window.batches, start=window.version + 1)
-            for group in batch.groups
+            for number, group in enumerate(batch.groups)
             if group.prompt.prompt_id == self.prompt_id
         ]
 
     def _one(
-        self,
-        group: Group,
-        sequences: Sequence[TrainSequence],
-        state: State,
-        *,
-        version: int,
-        step: int,
+        self, batch: Batch, number: int, state: State, *, version: int, step: int
     ) -> str:
+        """Return the text of the first rollout of a batch's group."""
+        group = batch.groups[number]
         rollout, prompt = group.rollouts[0], group.prompt
         versions = rollout.policy_versions
         oldest, finished = group.oldest_version, group.finished_version
@@ -66,45 +63,37 @@ class Tracer:
             f"with {version}: staleness {version - oldest} = "
             f"{finished - oldest} in flight + {version - finished} queued",
         ]
-        sequence = _find(sequences, prompt.tokens, rollout)
+        sequence = _find(batch.sequences, prompt.tokens, rollout)
         if sequence is None:
             return "\n".join([*lines, "  batch       filtered: it has no weight"])
-        weight = sequence.weights.sum()
+        alone = _alone(batch, number * len(group.rollouts))
         lines.append(
-            f"  batch       {'reward' if self._waits else 'advantage'} "
-            f"{sequence.advantage:+.4f}, weight {weight:.3e}, "
-            f"{sequence.mask.sum()} tokens trained on"
+            f"  batch       advantage {alone.advantages[alone.mask].mean():+.4f}, "
+            f"weight {alone.weights.sum():.3e}, {alone.mask.sum()} tokens trained on"
         )
-        return "\n".join(lines + self._loss(sequence, state))
+        return "\n".join(lines + self._loss(sequence, alone, state))
 
-    @property
-    def _waits(self) -> bool:
-        """Return whether advantages come later, by a critic or a KL penalty."""
-        return self.assemble.advantages is None
-
-    def _loss(self, sequence: TrainSequence, state: State) -> list[str]:
+    def _loss(
+        self, sequence: TrainSequence, alone: PackedBatch, state: State
+    ) -> list[str]:
         packed = pack(
             [sequence],
             row_tokens=self.row_tokens,
             rows_per_microbatch=self.rows_per_microbatch,
-        )
+        ).batch
         own = np.asarray(packed.sequence_ids) > 0
         trained = self.learner.score(state, packed)[own]
         sampled = sequence.behavior_logprobs
         ratio = np.exp((trained - sampled)[sequence.mask].astype(np.float64))
+        found = self.learner.examine(state, alone)
         lines = [
             f"  ratio       min {ratio.min():.4f}, mean {ratio.mean():.4f}, max "
             f"{ratio.max():.4f}",
+            f"  loss        {found['loss']:+.4e}, ratio at its bound in "
+            f"{found['ratio/capped_share']:.1%} of its tokens, norm of its own "
+            f"gradient {found['grad_norm']:.3e}",
+            "  token       id         sampler    learner    difference",
         ]
-        if not self._waits:
-            (batch,) = self.learner.annotate(state, [self.assemble.pack([sequence])])
-            found = self.learner.examine(state, batch)
-            lines.append(
-                f"  loss        {found['loss']:+.4e}, ratio at its bound in "
-                f"{found['ratio/capped_share']:.1%} of its tokens, norm of its own "
-                f"gradient {found['grad_norm']:.3e}"
-            )
-        lines.append("  token       id         sampler    learner    difference")
         tokens = sequence.tokens[sequence.prompt_length :]
         for place in range(min(len(tokens), _SHOWN)):
             text = repr(self.decode([int(tokens[place])]))
@@ -117,6 +106,17 @@ class Tracer:
         if len(tokens) > _SHOWN:
             lines.append(f"  ... and {len(tokens) - _SHOWN} tokens more")
         return lines
+
+
+def _alone(batch: Batch, rollout: int) -> PackedBatch:
+    """Return the microbatch of a rollout, in which nothing else has any weight."""
+    assert batch.packed is not None and batch.rewards is not None, "it is packed"
+    own = batch.rewards.rollout == rollout
+    here = slice(first := int(own.any(axis=(1, 2)).argmax()), first + 1)
+    found, own = jax.tree.map(lambda leaf: leaf[here], (batch.packed, own))
+    return dataclasses.replace(
+        found, weights=np.where(own, found.weights, 0.0), mask=found.mask & own
+    )
 
 
 def _find(

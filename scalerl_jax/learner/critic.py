@@ -21,7 +21,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from scalerl_jax.algo.values import clipped_value_loss, final_rewards, gae, whiten
+from scalerl_jax.algo.values import clipped_value_loss
 from scalerl_jax.learner.forward import Forward
 from scalerl_jax.learner.step import (
     Accumulate,
@@ -236,52 +236,3 @@ def _all_finite(sums: Accumulated, finite: Array | bool) -> Array:
 def _unless(finite: Array, sums: Accumulated) -> Accumulated:
     """Return the sums, with a NaN loss, which skips the update, if not `finite`."""
     return dataclasses.replace(sums, loss=jnp.where(finite, sums.loss, jnp.nan))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CriticAdvantages:
-    """Makes advantages and returns of a batch from values before its first step."""
-
-    values: Callable[[PyTree, PackedBatch], np.ndarray]  # token values, [M, R, S]
-    gamma: float
-    gae_lambda: float
-    eps: float | None  # whitened over the sampled tokens of the batch; None: as is
-    # Penalty subtracted from each token's reward, [M, R, S]; None: no penalty.
-    penalties: Callable[[PackedBatch], np.ndarray] | None = None
-
-    def __call__(self, params: PyTree, batch: PackedBatch) -> PackedBatch:
-        """Return the batch [M, R, S] with values, returns and advantages of its tokens.
-
-        `batch.advantages` must hold each completion's reward on all of its tokens; the
-        last sampled token gets it.
-        """
-        values = self.values(params, batch)
-        penalties = self.penalties(batch) if self.penalties else np.zeros_like(values)
-        rows = (batch.advantages, penalties, values, batch.sequence_ids, batch.mask)
-        # Microbatch by microbatch: the shape is always the same, so one program.
-        advantages = np.stack(
-            [self._of_rows(*each) for each in zip(*rows, strict=True)]
-        )
-        returns = advantages + values
-        if self.eps is not None:
-            arrays = map(jnp.asarray, (advantages, batch.mask))
-            advantages = np.asarray(whiten(*arrays, eps=self.eps))
-        scores = {**batch.scores, "values": values, "returns": returns}
-        return dataclasses.replace(batch, advantages=advantages, scores=scores)
-
-    @functools.cached_property
-    def _of_rows(self) -> Callable[..., Float[Array, "R S"]]:
-        @jax.jit
-        def of_rows(
-            rewards: Array, penalties: Array, values: Array, ids: Array, mask: Array
-        ) -> Array:
-            return gae(
-                final_rewards(rewards, ids, mask) - penalties,
-                values,
-                ids,
-                mask,
-                gamma=self.gamma,
-                gae_lambda=self.gae_lambda,
-            )
-
-        return of_rows

@@ -29,7 +29,7 @@ from scalerl_jax.model.architecture import batch_sharding
 from scalerl_jax.objective.balance import LoadBalancing
 from scalerl_jax.objective.loss import Objective, Scalars, summarize
 from scalerl_jax.parallel.mesh import compiler_options
-from scalerl_jax.types import Group, PackedBatch, PyTree
+from scalerl_jax.types import Group, PackedBatch, PyTree, Scores
 
 
 @struct.dataclass(kw_only=True)
@@ -396,7 +396,7 @@ class TrainStep:
 
 # State at the start of a window, its batches -> the batches with the scores that the
 # objective reads.
-Annotate = Callable[[TrainState, list[PackedBatch]], list[PackedBatch]]
+Annotate = Callable[[TrainState, list[PackedBatch]], list[Scores]]
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -435,10 +435,8 @@ class LocalLearner:
         )
         return state, metrics, fault
 
-    def annotate(
-        self, state: TrainState, batches: list[PackedBatch]
-    ) -> list[PackedBatch]:
-        """Return a window's batches with the scores that the objective reads."""
+    def annotate(self, state: TrainState, batches: list[PackedBatch]) -> list[Scores]:
+        """Return the scores of a window's batches that the objective reads."""
         return self.annotate_window(state, batches)
 
     def publish(self, state: TrainState, *, pinned: bool = False) -> Publication:

@@ -1,16 +1,15 @@
 """Batches and advantages from a Config: filters, weights, packing, replay."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from jaxtyping import Array
 
 from scalerl_jax.algo.advantages import add_overlong_penalty
-from scalerl_jax.algo.regularizers import easy_prompts
 from scalerl_jax.batching.assembly import (
     Advantages,
     Assembler,
-    OfVerdicts,
     Pack,
     RunningNormalization,
 )
@@ -21,14 +20,19 @@ from scalerl_jax.batching.stream_packing import (
     abstract_streams,
     pack_shared,
 )
-from scalerl_jax.config import Config, ObjectiveConfig
+from scalerl_jax.config import Config
 from scalerl_jax.model.architecture import Architecture
-from scalerl_jax.objective.scores import KlPenalty
+from scalerl_jax.objective.advantages import (
+    CriticAdvantages,
+    GroupAdvantages,
+    KlPenalty,
+)
 from scalerl_jax.objective.terms import (
     AGGREGATIONS,
     BASELINES,
     KL_ESTIMATORS,
     NORMALIZATIONS,
+    terms_of,
     with_keywords,
 )
 from scalerl_jax.types import PackedBatch
@@ -37,10 +41,26 @@ from scalerl_jax.types import PackedBatch
 def make_advantages(
     config: Config, running: RunningNormalization | None = None
 ) -> Advantages:
-    """Return a map of rewards to advantages: a baseline, then a scale.
+    """Return the map of a batch's rewards and scores to its advantages.
 
-    The scale is `running` if there is one.
+    The scale of groups' advantages is `running` if there is one.
     """
+    objective, penalty = config.objective, make_penalty(config)
+    if objective.advantage != "critic":
+        return GroupAdvantages(of_rewards=_of_groups(config, running), penalty=penalty)
+    by_batch = objective.advantage_normalization == "batch"
+    return CriticAdvantages(
+        gamma=config.critic.gamma,
+        gae_lambda=config.critic.gae_lambda,
+        eps=objective.advantage_eps if by_batch else None,
+        penalty=penalty,
+    )
+
+
+def _of_groups(
+    config: Config, running: RunningNormalization | None
+) -> Callable[[Array, Array, Array], Array]:
+    """Return a map of rewards [B] to advantages [B]: a baseline, then a scale."""
     objective, group_size = config.objective, config.batch.group_size
     baseline = BASELINES[objective.advantage]
     scale = running or NORMALIZATIONS[objective.advantage_normalization]
@@ -56,11 +76,6 @@ def make_advantages(
         return with_keywords(scale, known)(centered, kept)
 
     return advantages
-
-
-def scored_first(objective: ObjectiveConfig) -> bool:
-    """Whether advantages depend on scores of the window."""
-    return objective.advantage == "critic" or objective.kl_in == "reward"
 
 
 def make_penalty(config: Config) -> KlPenalty | None:
@@ -79,15 +94,8 @@ def make_assembler(config: Config, arch: Architecture) -> Assembler:
     objective, sampler = config.objective, config.sampler
     group_size = config.batch.group_size
     running = shape_rewards = None
-    scores: dict[str, OfVerdicts] = {}
     if objective.advantage_normalization == "running":
         running = RunningNormalization(eps=objective.advantage_eps)
-    if objective.regularize == "easy":
-        scores["regularization"] = functools.partial(
-            easy_prompts,
-            group_size=group_size,
-            from_pass_rate=objective.regularize_from_pass_rate,
-        )
     if objective.overlong_cache_tokens:
         shape_rewards = functools.partial(
             add_overlong_penalty,
@@ -96,9 +104,7 @@ def make_assembler(config: Config, arch: Architecture) -> Assembler:
             correct_only=objective.overlong_on == "correct",
         )
     return Assembler(
-        advantages=None
-        if scored_first(objective)
-        else make_advantages(config, running),
+        advantages=make_advantages(config, running),
         weigh=with_keywords(
             AGGREGATIONS[objective.aggregation],
             {"group_size": group_size, "max_tokens": sampler.max_completion_tokens},
@@ -106,7 +112,12 @@ def make_assembler(config: Config, arch: Architecture) -> Assembler:
         zero_variance_filter=objective.zero_variance_filter,
         mask_cut_off=objective.cut_off_completions == "mask",
         shape_rewards=shape_rewards,
-        scores=scores,
+        scores={
+            name: score
+            for term in terms_of(config)
+            if term.on
+            for name, score in term.of_verdicts.items()
+        },
         running=running,
         group_size=group_size,
         max_completion_tokens=sampler.max_completion_tokens,

@@ -44,12 +44,13 @@ from scalerl_jax.algo.regularizers import (
     regularized,
 )
 from scalerl_jax.algo.values import clipped_value_loss, gae
-from scalerl_jax.batching.assembly import RunningNormalization
+from scalerl_jax.batching.assembly import OfVerdicts, RunningNormalization
 from scalerl_jax.batching.replay import replayed_experts
 from scalerl_jax.config import LOSSES, Config, InterruptionConfig, ObjectiveConfig
 from scalerl_jax.data.curriculum import CurriculumStream
 from scalerl_jax.data.prompts import PromptStream
 from scalerl_jax.model.transformer import head_logits
+from scalerl_jax.objective.advantages import KlPenalty
 from scalerl_jax.objective.balance import LoadBalancing
 from scalerl_jax.objective.loss import Objective
 from scalerl_jax.objective.measures import (
@@ -57,7 +58,6 @@ from scalerl_jax.objective.measures import (
     measures_of_anchor,
     measures_of_loss,
 )
-from scalerl_jax.objective.scores import KlPenalty
 from scalerl_jax.types import PackedBatch, Tokens
 
 T = TypeVar("T")
@@ -94,15 +94,16 @@ NORMALIZATIONS: dict[str, Callable[..., Any]] = {
 KL_ESTIMATORS: dict[str, KlEstimator] = {"k1": kl_k1, "k2": kl_k2, "k3": kl_k3}
 
 # A value per token that a batch carries for a term -> what makes it: a forward pass of
-# the policy at the start of the window, of the reference or of the critic, or the
-# groups, whose verdicts are known when the batch is assembled.
-SCORES: dict[str, Literal["policy", "reference", "critic", "groups"]] = {
+# the policy at the start of the window, of the reference or of the critic; the verdicts
+# of the token's group (`Term.of_verdicts`); or the map that makes the advantages.
+SCORES: dict[str, Literal["policy", "reference", "critic", "groups", "advantages"]] = {
     "proximal": "policy",
     "reference": "reference",
     "regularization": "groups",
     "values": "critic",
-    "returns": "critic",
+    "returns": "advantages",
 }
+_PASSES = ("policy", "reference", "critic")  # makers that are a model's forward pass
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -121,6 +122,7 @@ class Term:
     # What it needs: values per token, by names of `SCORES`, and what the learner or
     # its model must have beside the policy.
     scores: tuple[str, ...] = ()
+    of_verdicts: Mapping[str, OfVerdicts] = dataclasses.field(default_factory=dict)
     beside: Literal["", "reference", "critic", "router"] = ""
 
 
@@ -139,9 +141,9 @@ class Needs:
         return sum(SCORES[name] in ("policy", "reference") for name in self.scores)
 
     @property
-    def annotated(self) -> bool:
-        """Whether the window is scored by any params before its first step."""
-        return any(SCORES[name] != "groups" for name in self.scores)
+    def of_params(self) -> tuple[str, ...]:
+        """Scores that the learner gives a window before its first step."""
+        return tuple(name for name in self.scores if SCORES[name] in _PASSES)
 
 
 def needs_of(config: Config) -> Needs:
@@ -217,7 +219,7 @@ def terms_of(config: Config) -> Iterator[Term]:
     else:
         yield from _of_groups(config.objective)
     yield from _of_model(config)
-    yield from _of_tokens(config.objective)
+    yield from _of_tokens(config)
 
 
 def _term(
@@ -325,7 +327,8 @@ def _of_model(config: Config) -> Iterator[Term]:
     )
 
 
-def _of_tokens(objective: ObjectiveConfig) -> Iterator[Term]:
+def _of_tokens(config: Config) -> Iterator[Term]:
+    objective = config.objective
     entry = LOSSES[objective.loss]
     yield _term(
         "Weights",
@@ -355,10 +358,11 @@ def _of_tokens(objective: ObjectiveConfig) -> Iterator[Term]:
         cap > 0,
         changes=functools.partial(corrected, max_importance_ratio=cap),
     )
-    yield from _of_regularizers(objective)
+    yield from _of_regularizers(config)
 
 
-def _of_regularizers(objective: ObjectiveConfig) -> Iterator[Term]:
+def _of_regularizers(config: Config) -> Iterator[Term]:
+    objective = config.objective
     estimator = KL_ESTIMATORS.get(objective.kl_estimator, KL_ESTIMATORS["k3"])
     kl, entropy = objective.kl_coefficient, objective.entropy_coefficient
 
@@ -391,4 +395,11 @@ def _of_regularizers(objective: ObjectiveConfig) -> Iterator[Term]:
         "regularize regularize_from_pass_rate",
         objective.regularize == "easy",
         scores=("regularization",),
+        of_verdicts={
+            "regularization": functools.partial(
+                easy_prompts,
+                group_size=config.batch.group_size,
+                from_pass_rate=objective.regularize_from_pass_rate,
+            )
+        },
     )

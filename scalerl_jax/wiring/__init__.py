@@ -106,7 +106,6 @@ def make_run(
         arch,
         learner_mesh,
         to_sampler=to_sampler,
-        assemble=books.assemble,
         checkpointer=make_checkpointer(config, directory, bucket),
         progress=progress,
     )
@@ -161,7 +160,7 @@ class RunBooks:
             assemble=self.assemble,
             mismatch=mismatch,
             evaluations=BesideRun(generators) if config.eval.concurrent else in_loop,
-            trace=make_trace(config, learner, self.assemble, tokenizer),
+            trace=make_trace(config, learner, tokenizer),
             flops=make_flops(config, self.arch),
             learning_rates=make_learning_rates(config),
             why_no_answers=functools.partial(why_no_answers, config),
@@ -219,7 +218,6 @@ def make_local_learner(
     mesh: Mesh,
     *,
     to_sampler: Callable[[PyTree, Array], Publication] | None,
-    assemble: Assembler,
     checkpointer: Checkpointer,
     progress: Progress,
 ) -> tuple[LocalLearner, TrainState]:
@@ -234,7 +232,7 @@ def make_local_learner(
         layout=abstract_state(config, arch, mesh),
         train_step=step,
         diagnose=make_diagnosis(config, forward, step),
-        annotate_window=make_annotate(config, forward, mesh, assemble),
+        annotate_window=make_annotate(config, forward, mesh),
         to_sampler=to_sampler,
         score_batch=plain_scorer(forward),
         checkpointer=checkpointer,
@@ -243,7 +241,7 @@ def make_local_learner(
 
 
 def make_trace(
-    config: Config, learner: LocalLearner, assemble: Assembler, tokenizer: Tokenizer
+    config: Config, learner: LocalLearner, tokenizer: Tokenizer
 ) -> Tracer | None:
     """Return the tracer of rollouts of debug.trace_prompt; None if that is not set."""
     if config.debug.trace_prompt < 0:
@@ -252,7 +250,6 @@ def make_trace(
     return Tracer(
         prompt_id=config.debug.trace_prompt,
         learner=learner,
-        assemble=assemble,
         decode=tokenizer.decode_all,
         row_tokens=config.batch.row_tokens,
         rows_per_microbatch=config.batch.rows_per_microbatch,

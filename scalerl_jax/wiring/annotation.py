@@ -11,10 +11,8 @@ import jax
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from scalerl_jax.batching.assembly import Assembler
 from scalerl_jax.config import Config
 from scalerl_jax.learner.critic import (
-    CriticAdvantages,
     PairedStep,
     critic_params,
     make_critic_accumulate,
@@ -30,8 +28,8 @@ from scalerl_jax.learner.step import (
     init_state,
     state_layout,
 )
-from scalerl_jax.learner.window_scores import PARAMS, Annotator, Scorer
-from scalerl_jax.objective.assembly import make_advantages, make_pack, make_penalty
+from scalerl_jax.learner.window_scores import Annotator, Scorer
+from scalerl_jax.objective.assembly import make_pack
 from scalerl_jax.objective.terms import SCORES, needs_of
 from scalerl_jax.types import PackedBatch, PyTree
 
@@ -106,49 +104,26 @@ def make_paired_step(
 
 
 def make_annotator(
-    config: Config,
-    forward: Forward,
-    mesh: Mesh,
-    *,
-    state: TrainState,
-    assemble: Assembler,
+    config: Config, forward: Forward, mesh: Mesh, *, state: TrainState
 ) -> Annotator:
     """Make the annotator of a window's batches, its programs compiled.
 
     `state` may be abstract.
     """
-    objective, needs = config.objective, needs_of(config)
-    batch = make_pack(config, forward.arch)[1]
-    shapes = {"batch": batch, "mesh": mesh}
-    score = Scorer(
-        lambda params, batch: forward.logprobs(params, batch)[0],
-        params=state.params,
-        **shapes,
-    )
-    passes = [name for name in needs.scores if SCORES[name] in ("policy", "reference")]
-    params = {name: PARAMS[name] for name in passes}
-    if params:
+    names = needs_of(config).of_params
+    shapes = {"batch": make_pack(config, forward.arch)[1], "mesh": mesh}
+    scorers: dict[str, Scorer] = {}
+    if of_policy := [name for name in names if SCORES[name] != "critic"]:
+        # The reference has the policy's shapes and shardings: one program for both.
+        score = Scorer(
+            lambda params, batch: forward.logprobs(params, batch)[0],
+            params=state.params,
+            **shapes,
+        )
         score.compile()
-    penalty, critic = make_penalty(config), None
+        scorers |= dict.fromkeys(of_policy, score)
     if state.critic is not None:
         compute = functools.partial(token_values, forward=forward)
-        values = Scorer(compute, params=state.critic.params, **shapes)
-        values.compile()
-        by_batch = objective.advantage_normalization == "batch"
-        critic = CriticAdvantages(
-            values=values,
-            gamma=config.critic.gamma,
-            gae_lambda=config.critic.gae_lambda,
-            eps=objective.advantage_eps if by_batch else None,
-            # With a critic the KL penalty is subtracted token by token.
-            penalties=penalty.of_tokens if penalty else None,
-        )
-        penalty = None
-    return Annotator(
-        score=score,
-        params=params,
-        penalty=penalty,
-        advantages=make_advantages(config, assemble.running) if penalty else None,
-        group_size=config.batch.group_size,
-        critic=critic,
-    )
+        scorers["values"] = Scorer(compute, params=state.critic.params, **shapes)
+        scorers["values"].compile()
+    return Annotator(scorers=scorers)

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from scalerl_jax.batching.assembly import Assembler
 from scalerl_jax.config import Config, OptimizerConfig, naming
 from scalerl_jax.learner.forward import Forward, LearnerFlops
 from scalerl_jax.learner.freezing import freeze, without_gradient
@@ -273,12 +272,10 @@ def make_diagnosis(
     return diagnose
 
 
-def make_annotate(
-    config: Config, forward: Forward, mesh: Mesh, assemble: Assembler
-) -> Annotate:
+def make_annotate(config: Config, forward: Forward, mesh: Mesh) -> Annotate:
     """Return a function that scores a window's batches before its first step."""
-    if not needs_of(config).annotated:
-        return lambda state, batches: batches
+    if not needs_of(config).of_params:
+        return lambda state, batches: [{} for _ in batches]
 
     state = abstract_state(config, forward.arch, mesh)
-    return make_annotator(config, forward, mesh, state=state, assemble=assemble)
+    return make_annotator(config, forward, mesh, state=state)

@@ -10,7 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalerl_jax.algo import advantages
-from scalerl_jax.algo.advantages import add_overlong_penalty, group_advantages
+from scalerl_jax.algo.advantages import (
+    add_overlong_penalty,
+    group_advantages,
+    prompt_weights,
+)
 from scalerl_jax.algo.regularizers import easy_prompts
 from scalerl_jax.batching.assembly import (
     Assembler,
@@ -18,6 +22,7 @@ from scalerl_jax.batching.assembly import (
     group_metrics,
 )
 from scalerl_jax.batching.packing import pack
+from scalerl_jax.objective.advantages import GroupAdvantages
 from scalerl_jax.types import Group, Prompt, Rollout
 
 G = 2
@@ -95,10 +100,10 @@ def batch_advantages(rewards, judged, kept):
     return advantages.normalize_by_batch(centered, kept, eps=0.0)
 
 
-def assembler(**changes):
+def assembler(*, advantages=batch_advantages, penalty=None, **changes):
     fields = dict(
-        advantages=batch_advantages,
-        weigh=functools.partial(advantages.prompt_weights, group_size=G),
+        advantages=GroupAdvantages(of_rewards=advantages, penalty=penalty),
+        weigh=functools.partial(prompt_weights, group_size=G),
         zero_variance_filter=True,
         mask_cut_off=False,
         group_size=G,
@@ -106,6 +111,13 @@ def assembler(**changes):
         pack=functools.partial(pack, **ROWS),
     )
     return Assembler(**(fields | changes))
+
+
+def assembled(groups, *, learner_version, given=None, **changes):
+    """The batch of these groups, complete."""
+    assemble = assembler(**changes)
+    batch = assemble(groups, learner_version=learner_version)
+    return assemble.complete(batch, given or {})
 
 
 def by_token(batch):
@@ -127,7 +139,7 @@ def assert_tokens(found, expected):
 
 
 def test_a_batch_by_hand():
-    assembled = assembler()(GROUPS, learner_version=5)
+    batch = assembled(GROUPS, learner_version=5)
     # Advantages 1, -1 and 3, -3: the std of all four is sqrt(5).  Two prompts are
     # kept: a token of the first counts 1 / 2 / 5, one of the third 1 / 2 / 4.
     std = np.sqrt(5.0)
@@ -135,27 +147,27 @@ def test_a_batch_by_hand():
     expected |= {20: (0.1, -1 / std, 3), 21: (0.1, -1 / std, 2), 22: (0.1, -1 / std, 2)}
     expected |= {50: (0.125, 3 / std, 2)}
     expected |= {token: (0.125, -3 / std, 2) for token in (60, 62, 63)}
-    assert_tokens(by_token(assembled.packed), expected)
-    assert assembled.train_tokens == 9
-    assert assembled.wasted_tokens == 5  # both completions of the second group
+    assert_tokens(by_token(batch.packed), expected)
+    assert batch.train_tokens == 9
+    assert batch.wasted_tokens == 5  # both completions of the second group
     # Positions: prompt of 2 and completions of 2, 3, 1, 4, less the last token each.
-    assert assembled.row_tokens == 3 + 4 + 2 + 5
+    assert batch.row_tokens == 3 + 4 + 2 + 5
     # Position i of a segment sees i + 1 tokens.
     sums = (1 + 2 + 3) + (1 + 2 + 3 + 4) + (1 + 2) + (1 + 2 + 3 + 4 + 5)
-    np.testing.assert_allclose(assembled.mean_context, sums / 14)
+    np.testing.assert_allclose(batch.mean_context, sums / 14)
 
 
 def test_masked_cut_off_completions_enter_neither_normalisation_nor_loss():
-    assembled = assembler(mask_cut_off=True)(GROUPS, learner_version=5)
+    batch = assembled(GROUPS, learner_version=5, mask_cut_off=True)
     # Kept: 1, -1, 3, of root mean square (1 + 1 + 9) / 3; the reward of the cut-off
     # completion still is in the mean of its group.
     std = np.sqrt(11 / 3)
     expected = {token: (0.1, 1 / std, 5) for token in (10, 11)}
     expected |= {20: (0.1, -1 / std, 3), 21: (0.1, -1 / std, 2), 22: (0.1, -1 / std, 2)}
     expected |= {50: (0.5, 3 / std, 2)}
-    assert_tokens(by_token(assembled.packed), expected)
-    assert assembled.wasted_tokens == 5 + 4
-    assert assembled.train_tokens == 6
+    assert_tokens(by_token(batch.packed), expected)
+    assert batch.wasted_tokens == 5 + 4
+    assert batch.train_tokens == 6
 
 
 def cut_off(group, *places):
@@ -188,7 +200,7 @@ def test_where_all_wrong_answers_are_cut_off_the_right_ones_have_advantage_1(nam
     # Rewards 1 and -1 in both groups, and the mean that is taken off is 0.
     other = make_group(make_rollout(1, -1.0, first=80), make_rollout(3, 1.0, first=90))
     groups = [cut_off(MIXED, 1), cut_off(other, 0)]
-    found = assembler(mask_cut_off=True, advantages=scaled)(groups, learner_version=5)
+    found = assembled(groups, learner_version=5, mask_cut_off=True, advantages=scaled)
     tokens = by_token(found.packed)
     assert tokens.keys() == {10, 11, 90, 91, 92}
     for _, advantage, _ in tokens.values():
@@ -198,19 +210,15 @@ def test_where_all_wrong_answers_are_cut_off_the_right_ones_have_advantage_1(nam
 
 
 def test_masked_completions_are_nothing_to_a_critic():
-    assembled = assembler(
-        advantages=None, zero_variance_filter=False, mask_cut_off=True
-    )(GROUPS, learner_version=5)
-    assert set(assembled.packed.rollout.flat) == {-1, 0, 1, 2, 3, 4}
+    found = assembled(
+        GROUPS, learner_version=5, zero_variance_filter=False, mask_cut_off=True
+    )
+    assert set(found.rewards.rollout.flat) == {-1, 0, 1, 2, 3, 4}
 
 
 def test_a_batch_of_masked_completions_alone_is_none():
-    group = cut_off(MIXED, 0, 1)
-    for scaled in (batch_advantages, None):
-        assembled = assembler(mask_cut_off=True, advantages=scaled)(
-            [group], learner_version=5
-        )
-        assert assembled.packed is None and assembled.wasted_tokens == 5
+    found = assembled([cut_off(MIXED, 0, 1)], learner_version=5, mask_cut_off=True)
+    assert found.packed is None and found.wasted_tokens == 5
 
 
 def unjudged(group, *places, reward=0.0):
@@ -239,7 +247,9 @@ def test_an_unjudged_rollout_is_in_nothing_that_is_trained(reward):
         centered = group_advantages(rewards, judged, group_size=4)
         return advantages.normalize_by_batch(centered, kept, eps=0.0)
 
-    assembled = assembler(
+    batch = assembled(
+        [unjudged(FOUR, 2, reward=reward)],
+        learner_version=0,
         group_size=4,
         advantages=scaled,
         weigh=functools.partial(advantages.prompt_weights, group_size=4),
@@ -248,15 +258,15 @@ def test_an_unjudged_rollout_is_in_nothing_that_is_trained(reward):
                 easy_prompts, group_size=4, from_pass_rate=0.6
             )
         },
-    )([unjudged(FOUR, 2, reward=reward)], learner_version=0)
+    )
     # Of 1, -1, 1 the mean is 1/3; the root mean square of what is left sqrt(8/9).
     std = np.sqrt(8 / 9)
     expected = {10: (1 / 4, 2 / 3 / std, 0), 40: (1 / 4, 2 / 3 / std, 0)}
     expected |= {token: (1 / 4, -4 / 3 / std, 0) for token in (20, 21)}
-    assert_tokens(by_token(assembled.packed), expected)
-    assert assembled.wasted_tokens == 3
+    assert_tokens(by_token(batch.packed), expected)
+    assert batch.wasted_tokens == 3
     # A pass rate of 2/3, where 2 of 4 would be hard from 0.6 on.
-    assert assembled.packed.scores["regularization"][assembled.packed.mask].all()
+    assert batch.packed.scores["regularization"][batch.packed.mask].all()
 
 
 @pytest.mark.parametrize("places", [(1,), (0, 1)], ids=["one left", "none left"])
@@ -264,12 +274,12 @@ def test_an_unjudged_rollout_is_in_nothing_that_is_trained(reward):
 def test_a_group_with_fewer_than_two_verdicts_pulls_at_nothing(places, filtered):
     group = unjudged(MIXED, *places)
     assert not group.has_reward_variance
-    found = assembler(zero_variance_filter=filtered)([group, CUT], learner_version=5)
+    found = assembled([group, CUT], learner_version=5, zero_variance_filter=filtered)
     tokens = by_token(found.packed)
     left = {10, 11} if places == (1,) and not filtered else set()
     assert tokens.keys() == {50, 60, 62, 63} | left
     assert all(tokens[token][1] == 0.0 for token in left)
-    alone = assembler(zero_variance_filter=filtered)([group], learner_version=5)
+    alone = assembled([group], learner_version=5, zero_variance_filter=filtered)
     assert (alone.packed is None) == (not left)
 
 
@@ -283,25 +293,27 @@ def test_a_group_is_rated_by_its_judged_rollouts():
 
 
 def test_without_the_filter_equal_groups_count_and_pull_at_nothing():
-    assembled = assembler(zero_variance_filter=False)(GROUPS, learner_version=5)
-    found = by_token(assembled.packed)
+    batch = assembled(GROUPS, learner_version=5, zero_variance_filter=False)
+    found = by_token(batch.packed)
     std = np.sqrt((1 + 1 + 9 + 9) / 6)
     np.testing.assert_allclose(found[10], (1 / 3 / 5, 1 / std, 5), rtol=1e-6)
     np.testing.assert_allclose(found[30], (1 / 3 / 5, 0.0, 1), rtol=1e-6)
-    assert assembled.wasted_tokens == 0
-    assert assembled.train_tokens == 14
+    assert batch.wasted_tokens == 0
+    assert batch.train_tokens == 14
 
 
 @pytest.mark.parametrize("least, factor", [(0.75, 0.0), (0.5, 1.0)])
 def test_regularisers_are_on_from_a_pass_rate(least, factor):
     group = make_group(make_rollout(1, 1.0, first=10), make_rollout(2, -1.0, first=20))
-    found = assembler(
+    found = assembled(
+        [group],
+        learner_version=0,
         scores={
             "regularization": functools.partial(
                 easy_prompts, group_size=G, from_pass_rate=least
             )
-        }
-    )([group], learner_version=0)
+        },
+    )
     on_tokens = found.packed.scores["regularization"][found.packed.mask]
     assert (on_tokens == factor).all()  # one of two passed
 
@@ -314,42 +326,61 @@ def test_lengths_enter_the_reward_and_make_no_group_worth_its_gradient(
     shape = functools.partial(
         add_overlong_penalty, max_tokens=6, cache_tokens=4, correct_only=correct_only
     )
-    assembled = assembler(
+    batch = assembled(
+        [MIXED, EQUAL],
+        learner_version=5,
         shape_rewards=shape,
         advantages=lambda rewards, judged, kept: group_advantages(
             rewards, judged, group_size=G
         ),
-    )([MIXED, EQUAL], learner_version=5)
-    found = by_token(assembled.packed)
+    )
+    found = by_token(batch.packed)
     np.testing.assert_allclose(found[10][1], (1.0 - second) / 2)
     np.testing.assert_allclose(found[20][1], (second - 1.0) / 2)
     assert 30 not in found and 40 not in found
 
 
 def test_regularisers_are_scaled_by_the_pass_rate_of_the_group():
-    assembled = assembler(
+    batch = assembled(
+        GROUPS,
+        learner_version=5,
         zero_variance_filter=False,
         scores={
             "regularization": functools.partial(
                 easy_prompts, group_size=G, from_pass_rate=0.75
             )
         },
-    )(GROUPS, learner_version=5)
-    batch = assembled.packed
-    easy = {int(token) for token in batch.targets[batch.scores["regularization"] > 0]}
+    )
+    factors = batch.packed.scores["regularization"]
+    easy = {int(token) for token in batch.packed.targets[factors > 0]}
     assert easy == {30, 40, 41, 42, 43}  # of EQUAL, which passed always
-    assert set(batch.scores["regularization"].flat) == {0.0, 1.0}
+    assert set(factors.flat) == {0.0, 1.0}
 
 
-def test_rewards_wait_for_the_annotation_with_the_places_of_all_that_is_kept():
+def test_what_is_packed_has_no_advantages_until_it_is_complete():
+    batch = assembler()(GROUPS, learner_version=5)
+    assert not batch.packed.advantages.any() and batch.packed.scores == {}
+    assert {int(place) for place in batch.rewards.rollout.flat} == {-1, 0, 1, 4, 5}
+    assert set(batch.packed.targets[batch.rewards.rollout == 5]) == {60, 61, 62, 63}
+    given = {"proximal": np.zeros(batch.packed.mask.shape, np.float32)}
+    complete = assembler().complete(batch, given)
+    assert complete.packed.scores == given and complete.packed.advantages.any()
+    assert complete.groups is batch.groups and complete.rewards is batch.rewards
+
+
+def test_the_reward_of_a_completion_without_a_sampled_token_is_in_its_groups_mean():
     forced = make_rollout(1, 1.0, first=70, completion_mask=np.zeros(1, bool))
     group = make_group(forced, make_rollout(2, -1.0, first=80))
-    batch = assembler(advantages=None)([EQUAL, group], learner_version=5).packed
-    assert {int(place) for place in batch.rollout.flat} == {-1, 2, 3}
-    assert set(batch.targets[batch.rollout == 2]) == {70}
-    assert set(batch.advantages[batch.rollout == 2]) == {1.0}
-    assert set(batch.advantages[batch.rollout == 3]) == {-1.0}
-    assert not batch.mask[batch.rollout == 2].any()
+    found = assembled(
+        [EQUAL, group],
+        learner_version=5,
+        advantages=lambda rewards, judged, kept: group_advantages(
+            rewards, judged, group_size=G
+        ),
+    )
+    assert {int(place) for place in found.rewards.rollout.flat} == {-1, 3}
+    tokens = by_token(found.packed)
+    assert {values[1] for values in tokens.values()} == {-1.0}
 
 
 @settings(deadline=None, max_examples=5)
@@ -370,8 +401,8 @@ def test_no_order_of_groups_or_rollouts_changes_a_token(order, swapped, weigh):
         GROUPS[place].replace(rollouts=GROUPS[place].rollouts[:: -1 if swap else 1])
         for place, swap in zip(order, swapped, strict=True)
     ]
-    found = assembler(weigh=weigh)(groups, learner_version=5).packed
-    expected = assembler(weigh=weigh)(GROUPS, learner_version=5).packed
+    found = assembled(groups, learner_version=5, weigh=weigh).packed
+    expected = assembled(GROUPS, learner_version=5, weigh=weigh).packed
     assert_tokens(by_token(found), by_token(expected))
 
 
@@ -384,13 +415,15 @@ def test_running_statistics_go_on_after_a_checkpoint_as_if_nothing_had_been():
 
         return assembler(advantages=scaled, running=running)
 
+    def tokens(assemble, group):
+        batch = assemble([group], learner_version=5)
+        return by_token(assemble.complete(batch, {}).packed)
+
     through, before, after = fresh(), fresh(), fresh()
     for each in (through, before):
-        each([MIXED], learner_version=5)
+        tokens(each, MIXED)
     after.restore(json.loads(json.dumps(before.state())))
-    found, expected = (
-        by_token(each([CUT], learner_version=5).packed) for each in (after, through)
-    )
+    found, expected = (tokens(each, CUT) for each in (after, through))
     assert found == expected
     # 1, -1 and then 3, -3: of all four.
     np.testing.assert_allclose(found[50][1], 3 / np.sqrt(5.0), rtol=1e-6)
@@ -405,29 +438,29 @@ def test_running_squares_about_a_mean_become_those_about_0():
 
 @pytest.mark.parametrize("packing", [True, False])
 def test_packing_changes_no_token(packing):
-    plain = assembler()(GROUPS, learner_version=5)
-    other = assembler(pack=packing_as(packing))(GROUPS, learner_version=5)
+    plain = assembled(GROUPS, learner_version=5)
+    other = assembled(GROUPS, learner_version=5, pack=packing_as(packing))
     assert by_token(other.packed) == by_token(plain.packed)
     assert len(other.packed.tokens) == (1 if packing else 2)  # two or four rows
 
 
 def test_weights_of_the_batch_sum_to_1():
-    batch = assembler()(GROUPS, learner_version=5).packed
+    batch = assembled(GROUPS, learner_version=5).packed
     np.testing.assert_allclose(batch.weights.sum(), 1.0, rtol=1e-6)
     assert (batch.weights > 0).tolist() == batch.mask.tolist()
 
 
 def test_where_every_group_is_of_equal_rewards_there_is_no_batch():
-    assembled = assembler()([EQUAL, EQUAL], learner_version=5)
-    assert assembled.packed is None
-    assert assembled.train_tokens == assembled.row_tokens == 0
-    assert assembled.wasted_tokens == 10
-    assert assembled.mean_context == 0.0
+    batch = assembled([EQUAL, EQUAL], learner_version=5)
+    assert batch.packed is None
+    assert batch.train_tokens == batch.row_tokens == 0
+    assert batch.wasted_tokens == 10
+    assert batch.mean_context == 0.0
 
 
 def test_microbatches_have_the_shape_of_the_settings_and_are_as_many_as_filled():
     for groups, microbatches in ([MIXED], 1), (GROUPS, 2), (GROUPS * 2, 4):
-        batch = assembler(pack=packing_as(False))(groups, learner_version=5).packed
+        batch = assembled(groups, learner_version=5, pack=packing_as(False)).packed
         shapes = {leaf.shape for leaf in jax.tree.leaves(batch)}
         assert shapes == {(microbatches, 2, 12)}
 

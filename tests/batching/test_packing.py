@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from scalerl_jax.batching.packing import (
     TrainSequence,
     abstract_microbatch,
+    laid_out,
     pack,
     train_sequences,
 )
@@ -61,19 +62,15 @@ GROUPS = (
 def test_train_sequences_by_hand():
     weights = np.zeros((4, 5), np.float32)
     weights[0, :2] = weights[1, [0, 3]] = weights[3, :3] = 0.1  # 2: a filtered rollout
-    sequences = train_sequences(
-        GROUPS,
-        advantages=np.array([2.0, -1.0, 9.0, 0.5]),
-        weights=weights,
-        learner_version=5,
-    )
+    sequences = train_sequences(GROUPS, weights=weights, learner_version=5)
+    assert [*sequences] == [0, 1, 3]
+    sequences = [*sequences.values()]
     assert [each.tokens.tolist() for each in sequences] == [
         [5, 6, 7, 1, 2],
         [5, 6, 7, 9, 8, 3, 2],
         [4, 2, 2, 2],
     ]
     assert [each.prompt_length for each in sequences] == [3, 3, 1]
-    assert [each.advantage for each in sequences] == [2.0, -1.0, 0.5]
     assert [each.staleness.tolist() for each in sequences] == [[2, 1], [1] * 4, [1] * 3]
     assert sequences[0].behavior_logprobs.tolist() == [-1.0, -2.0]
     assert sequences[1].mask.tolist() == [True, False, False, True]
@@ -94,7 +91,6 @@ def train_sequence(draw):
         mask=mask,
         behavior_logprobs=-rng.random(length).astype(np.float32),
         staleness=rng.integers(0, 5, length).astype(np.int32),
-        advantage=float(np.float32(rng.normal())),
     )
 
 
@@ -123,8 +119,9 @@ def read_segments(batch):
             yield row, places
 
 
-def as_read(batch, row, places):
+def as_read(packed, row, places):
     """(token, predicted token, weight, ...) of each position of a segment."""
+    batch, sequence = packed
     return [
         (
             int(batch.positions[row][place]),
@@ -134,18 +131,18 @@ def as_read(batch, row, places):
             bool(batch.mask[row][place]),
             float(batch.behavior_logprobs[row][place]),
             int(batch.staleness[row][place]),
-            float(batch.advantages[row][place]),
+            int(sequence[row][place]),
         )
         for place in places
     ]
 
 
-def as_meant(sequence):
+def as_meant(number, sequence):
     """The same of a sequence: token i predicts token i + 1 of the completion."""
     lines = []
     for place in range(len(sequence.tokens) - 1):
         predicted = place + 1 - sequence.prompt_length  # place in the completion
-        values = (0, 0.0, False, 0.0, 0, 0.0)
+        values = (0, 0.0, False, 0.0, 0, -1)
         if predicted >= 0:
             values = (
                 int(sequence.tokens[place + 1]),
@@ -153,7 +150,7 @@ def as_meant(sequence):
                 bool(sequence.mask[predicted]),
                 float(sequence.behavior_logprobs[predicted]),
                 int(sequence.staleness[predicted]),
-                sequence.advantage,
+                number,
             )
         lines.append((place, int(sequence.tokens[place]), *values))
     return lines
@@ -164,9 +161,10 @@ def as_meant(sequence):
 def test_every_sequence_is_in_the_rows_exactly_once(
     sequences, row_tokens, rows, packing
 ):
-    batch = pack_all(sequences, row_tokens=row_tokens, rows=rows, packing=packing)
-    read = [as_read(batch, *segment) for segment in read_segments(batch)]
-    assert sorted(read) == sorted(as_meant(sequence) for sequence in sequences)
+    packed = pack_all(sequences, row_tokens=row_tokens, rows=rows, packing=packing)
+    batch = packed.batch
+    read = [as_read(packed, *segment) for segment in read_segments(batch)]
+    assert sorted(read) == sorted(as_meant(*each) for each in enumerate(sequences))
     if not packing:
         assert batch.segment_ids.max() == 1
 
@@ -176,8 +174,10 @@ def test_every_sequence_is_in_the_rows_exactly_once(
 def test_padding_is_empty_and_every_microbatch_is_filled(
     sequences, row_tokens, rows, packing
 ):
-    batch = pack_all(sequences, row_tokens=row_tokens, rows=rows, packing=packing)
+    packed = pack_all(sequences, row_tokens=row_tokens, rows=rows, packing=packing)
+    batch = packed.batch
     padding = batch.segment_ids == 0
+    assert (packed.sequence[padding] == -1).all()
     for name in ("weights", "mask", "advantages", "tokens", "targets", "positions"):
         assert not getattr(batch, name)[padding].any(), name
     filled = batch.segment_ids.any(axis=(1, 2))
@@ -189,7 +189,7 @@ def test_padding_is_empty_and_every_microbatch_is_filled(
 @settings(deadline=None, max_examples=80)
 @given(SEQUENCES, st.integers(11, 40))
 def test_packing_never_opens_a_row_that_was_not_needed(sequences, row_tokens):
-    batch = pack_all(sequences, row_tokens=row_tokens, rows=1, packing=True)
+    batch = pack_all(sequences, row_tokens=row_tokens, rows=1, packing=True).batch
     used = (batch.segment_ids[:, 0] > 0).sum(axis=1)
     # First fit: no two rows would fit into one.
     assert all(a + b > row_tokens for i, a in enumerate(used) for b in used[i + 1 :])
@@ -203,42 +203,47 @@ def of_length(row_length):
         mask=np.ones(row_length, bool),
         behavior_logprobs=np.zeros(row_length, np.float32),
         staleness=np.zeros(row_length, np.int32),
-        advantage=1.0,
     )
 
 
 def test_the_longest_go_first_into_the_first_row_with_room():
-    batch = pack(
+    packed = pack(
         [of_length(length) for length in (2, 7, 3, 5)],
         row_tokens=10,
         rows_per_microbatch=1,
     )
-    assert batch.tokens[:, 0].tolist() == [
+    assert packed.batch.tokens[:, 0].tolist() == [
         [7] * 7 + [3] * 3,
         [5] * 5 + [2] * 2 + [0] * 3,
+    ]
+    assert packed.sequence[:, 0].tolist() == [
+        [1] * 7 + [2] * 3,
+        [3] * 5 + [0] * 2 + [-1] * 3,
+    ]
+    of_sequences = laid_out(np.array([0.5, 1.5, 2.5, 3.5]), packed.sequence)
+    assert of_sequences[:, 0].tolist() == [
+        [1.5] * 7 + [2.5] * 3,
+        [3.5] * 5 + [0.5] * 2 + [0.0] * 3,
     ]
 
 
 def test_a_rollout_longer_than_a_row_is_refused():
     (sequence,) = train_sequences(
-        GROUPS[:1],
-        advantages=np.zeros(2),
-        weights=np.array([[0.0] * 5, [1.0] * 5]),
-        learner_version=4,
-    )
+        GROUPS[:1], weights=np.array([[0.0] * 5, [1.0] * 5]), learner_version=4
+    ).values()
     pack([sequence], row_tokens=6, rows_per_microbatch=1)
     with pytest.raises(ValueError, match=r"7 tokens .* batch.row_tokens = 5"):
         pack([sequence], row_tokens=5, rows_per_microbatch=1)
 
 
 def test_a_row_has_no_more_segments_than_attention_can_be_told_of():
-    batch = pack([of_length(1)] * 300, row_tokens=400, rows_per_microbatch=2)
+    batch = pack([of_length(1)] * 300, row_tokens=400, rows_per_microbatch=2).batch
     assert batch.segment_ids.max(axis=-1).tolist() == [[128, 128], [44, 0]]
 
 
 def test_the_shapes_of_a_microbatch_are_those_that_are_packed():
     shapes = dict(row_tokens=10, rows_per_microbatch=2)
-    batch = pack([of_length(7)] * 5, **shapes)
+    batch = pack([of_length(7)] * 5, **shapes).batch
     assert batch.tokens.shape == (3, 2, 10)
     described = jax.tree.map(
         lambda leaf: (leaf.shape, leaf.dtype), abstract_microbatch(**shapes)

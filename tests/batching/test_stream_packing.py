@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 from small_model import SMALL
+from small_step import RatedSequence, rated
 
 from scalerl_jax.algo.losses import cispo_loss
-from scalerl_jax.batching.packing import TrainSequence, pack
+from scalerl_jax.batching.packing import pack
 from scalerl_jax.batching.stream_packing import StreamShape, pack_shared
 from scalerl_jax.learner.forward import Forward
 from scalerl_jax.learner.head import Head
@@ -44,7 +45,7 @@ def make_sequences(groups, *, seed=0):
             tokens = [*prompt, *rng.integers(0, 16, length)]
             mask = rng.random(length) > 0.2
             sequences.append(
-                TrainSequence(
+                RatedSequence(
                     tokens=np.array(tokens, np.int32),
                     prompt_length=prompt_length,
                     weights=np.where(mask, 1.0 / total, 0.0).astype(np.float32),
@@ -60,18 +61,19 @@ def make_sequences(groups, *, seed=0):
 GROUPS = [(5, (3, 8, 1)), (1, (4, 6)), (7, (9, 2, 5)), (3, (11,))]
 
 
-def fields_of_predictions(batch):
+def fields_of_predictions(packed):
     """What every prediction of a batch has, in an order of its own."""
+    batch, sequence = packed
     mask = batch.mask
     columns = [
-        batch.targets, batch.weights, batch.advantages, batch.behavior_logprobs,
+        batch.targets, batch.weights, sequence, batch.behavior_logprobs,
         batch.staleness,
     ]  # fmt: skip
     return sorted(zip(*(np.asarray(x)[mask].tolist() for x in columns), strict=True))
 
 
 def test_each_prompt_stands_once_in_a_stream_and_whole_in_every_row():
-    batch = pack_shared(make_sequences([(5, (3, 8, 1))]), SHAPE, streams=1)
+    batch = pack_shared(make_sequences([(5, (3, 8, 1))]), SHAPE, streams=1).batch
     sharing = jax.tree.map(lambda x: x[0], batch.sharing)
     assert batch.tokens.shape == (1, 1, 36)
     # 4 shared tokens; 8 + 3 + 1 own ones, each from the prompt's last token on.
@@ -106,7 +108,7 @@ def test_no_prediction_is_lost_or_doubled(groups, streams):
     shared = pack_shared(sequences, SHAPE, streams=streams)
     plain = pack(sequences, row_tokens=20, rows_per_microbatch=2)
     assert fields_of_predictions(shared) == fields_of_predictions(plain)
-    assert shared.tokens.shape[1] == streams
+    assert shared.batch.tokens.shape[1] == streams
 
 
 def test_a_rollout_that_no_stream_has_room_for_is_refused():
@@ -116,7 +118,7 @@ def test_a_rollout_that_no_stream_has_room_for_is_refused():
 
 def test_spread_and_collect_are_each_others_transposes():
     """<spread(x), y> = <x, its gradient>, and the same for collect."""
-    batch = pack_shared(make_sequences(GROUPS), SHAPE, streams=1)
+    batch = pack_shared(make_sequences(GROUPS), SHAPE, streams=1).batch
     sharing = jax.tree.map(lambda x: jnp.asarray(x[0]), batch.sharing)
     rng = np.random.default_rng(3)
     x, more_x = rng.normal(size=(2, 1, 36, 3)).astype(np.float32)
@@ -189,9 +191,9 @@ def step_on(batch, axes, *, remat="none", scan_layers=True):
 
 @functools.cache
 def expected():
-    return step_on(
-        pack(make_sequences(GROUPS), row_tokens=20, rows_per_microbatch=2), {}
-    )
+    sequences = make_sequences(GROUPS)
+    packed = pack(sequences, row_tokens=20, rows_per_microbatch=2)
+    return step_on(rated(packed, sequences), {})
 
 
 @pytest.mark.parametrize(
@@ -205,8 +207,9 @@ def expected():
 )
 def test_a_shared_prompt_changes_no_gradient(axes, options):
     streams = axes.get("data", 1) * axes.get("fsdp", 1)
-    batch = pack_shared(make_sequences(GROUPS), SHAPE, streams=streams)
-    found = step_on(batch, axes, **options)
+    sequences = make_sequences(GROUPS)
+    packed = pack_shared(sequences, SHAPE, streams=streams)
+    found = step_on(rated(packed, sequences), axes, **options)
     jax.tree.map(
         lambda ours, theirs: np.testing.assert_allclose(
             ours, theirs, rtol=1e-5, atol=3e-6

@@ -16,11 +16,12 @@ def assemble(groups, *, learner_version):
         [prediction_of(group.ticket) for group in groups],
         row_tokens=len(groups),
         rows_per_microbatch=1,
-    )
+    ).batch
     useful = any(group.has_reward_variance for group in groups)
     return Batch(
         groups=groups,
         packed=packed if useful else None,
+        rewards=None,
         sequences=(),
         train_tokens=0,
         row_tokens=0,
@@ -37,7 +38,6 @@ def prediction_of(target):
         mask=np.ones(1, bool),
         behavior_logprobs=np.zeros(1, np.float32),
         staleness=np.zeros(1, np.int32),
-        advantage=1.0,
     )
 
 
@@ -113,14 +113,19 @@ def test_a_batch_without_a_gradient_is_looked_at_once():
     assert [each.last for each in alone] == [True]
 
 
-def test_annotations_go_to_the_batches_that_have_a_gradient():
+def test_scores_go_to_the_batches_that_have_a_gradient():
     window = make_window("110011", num_batches=3)
-    packed = [
-        dataclasses.replace(each, advantages=np.full_like(each.advantages, number))
+
+    def complete(batch, scores):
+        packed = dataclasses.replace(batch.packed, advantages=scores["own"])
+        return dataclasses.replace(batch, packed=packed)
+
+    scores = [
+        {"own": np.full_like(each.advantages, number)}
         for number, each in enumerate(window.packed())
     ]
-    marked = window.annotated(packed)
-    found = [batch.packed for batch in marked.batches]
+    completed = window.completed(scores, complete)
+    found = [batch.packed for batch in completed.batches]
     assert found[1] is None
     for number, tickets, each in ((0, [0, 1], found[0]), (1, [4, 5], found[2])):
         assert each.targets.tolist() == [[tickets]]

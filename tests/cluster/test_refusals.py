@@ -70,16 +70,6 @@ def test_on_cpus_there_are_as_many_devices_as_are_asked_for():
             id="ranks that are not even",
         ),
         pytest.param(
-            {
-                "objective.advantage_normalization": "running",
-                "objective.kl_in": "reward",
-                "objective.kl_coefficient": 0.1,
-                "objective.kl_estimator": "k3",
-            },
-            "objective.advantage_normalization = 'running'",
-            id="statistics that no checkpoint keeps",
-        ),
-        pytest.param(
             {"generators.placement": "shared"},
             "generators.placement = 'shared'",
             id="shared devices",

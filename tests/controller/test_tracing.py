@@ -84,7 +84,8 @@ def traced(traced_run):
 
 def own_norm(run, groups, rollout, state, version):
     """The norm of the gradient of the whole batch, all but a rollout's weights at 0."""
-    batch = run.assemble(groups, learner_version=version).packed
+    assembled = run.assemble(groups, learner_version=version)
+    batch = run.assemble.complete(assembled, {}).packed
     if batch is None:
         return None
     keep = np.zeros(batch.weights.shape, bool)

@@ -20,6 +20,7 @@ from small_step import (
     CISPO,
     LONGEST,
     PLAIN,
+    RatedSequence,
     assert_trees_close,
     assert_trees_equal,
     bench,
@@ -28,6 +29,8 @@ from small_step import (
     start_params,
 )
 
+from scalerl_jax.algo.regularizers import kl_k1
+from scalerl_jax.batching.assembly import Rewards
 from scalerl_jax.batching.packing import TrainSequence, abstract_microbatch, pack
 from scalerl_jax.batching.stream_packing import (
     StreamShape,
@@ -36,7 +39,6 @@ from scalerl_jax.batching.stream_packing import (
 )
 from scalerl_jax.learner.checkpoint import Checkpointer
 from scalerl_jax.learner.critic import (
-    CriticAdvantages,
     PairedStep,
     make_critic_accumulate,
     make_critic_update,
@@ -55,6 +57,7 @@ from scalerl_jax.learner.step import (
 from scalerl_jax.learner.window_scores import Scorer
 from scalerl_jax.model.architecture import param_shardings
 from scalerl_jax.model.transformer import abstract_params, hidden_states
+from scalerl_jax.objective.advantages import CriticAdvantages, KlPenalty
 from scalerl_jax.wiring.annotation import abstract_critic, make_critic
 
 CLOSE = dict(rtol=1e-5, atol=3e-6)
@@ -81,6 +84,43 @@ def annotated(microbatch):
     return dataclasses.replace(
         microbatch, scores={"values": numbers, "returns": numbers}
     )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rewarded:
+    """A packed batch, and the rewards of its sequences."""
+
+    batch: object
+    rewards: Rewards
+
+    @property
+    def by_token(self):
+        return self.rewards.on_tokens(self.rewards.rewards)
+
+
+def rewarded(packed, sequences):
+    """The sequences' advantages are their rewards."""
+    all_of_them = np.ones(len(sequences), bool)
+    rewards = np.array([each.advantage for each in sequences], np.float32)
+    verdicts = dict.fromkeys(("passed", "judged", "kept"), all_of_them)
+    return Rewarded(
+        batch=packed.batch,
+        rewards=Rewards(rewards=rewards, rollout=packed.sequence, **verdicts),
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scored:
+    """The scores of a critic, then advantages and returns."""
+
+    values: object  # params, batch -> values of its tokens
+    make: CriticAdvantages
+
+    def __call__(self, params, given, others=None):
+        values = self.values(params, given.batch)
+        scores = {**(others or {}), "values": values}
+        batch = dataclasses.replace(given.batch, scores=scores)
+        return self.make(batch, given.rewards)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,7 +163,8 @@ class Critics:
             batch=self.microbatch,
             mesh=self.mesh,
         )
-        return CriticAdvantages(values=scorer, gamma=GAMMA, gae_lambda=LAMBDA, eps=None)
+        make = CriticAdvantages(gamma=GAMMA, gae_lambda=LAMBDA, eps=None)
+        return Scored(values=scorer, make=make)
 
     @property
     def programs(self):
@@ -158,9 +199,12 @@ class Critics:
         )
 
     def batch(self, sequences=None, **options):
+        sequences = sequences or make_sequences()
         if self.shared:
-            return pack_shared(make_sequences(), shape=STREAMS, streams=1)
-        return self.of.batch(sequences=sequences, **options)
+            packed = pack_shared(sequences, shape=STREAMS, streams=1)
+        else:
+            packed = self.of.pack(sequences, **options)
+        return rewarded(packed, sequences)
 
 
 @functools.cache
@@ -353,7 +397,7 @@ def test_advantages_and_step_are_those_of_the_slow_critic(layout, packing):
 def hand_batch(values):
     """Two rollouts in a row: one with a forced token in its middle, one of a token."""
     sequences = [
-        TrainSequence(
+        RatedSequence(
             tokens=np.arange(1, 1 + len(mask) + 2, dtype=np.int32),
             prompt_length=2,
             weights=np.where(mask, 0.25, 0.0),
@@ -364,10 +408,10 @@ def hand_batch(values):
         )
         for mask, reward in (([True, False, True], 1.0), ([True], -1.0))
     ]
-    batch = bench(rows=1, row_tokens=8).batch(sequences=sequences)
-    given = np.zeros(batch.mask.shape, np.float32)
-    given[batch.sequence_ids > 0] = values
-    return batch, given
+    given = rewarded(bench(rows=1, row_tokens=8).pack(sequences), sequences)
+    of_tokens = np.zeros(given.batch.mask.shape, np.float32)
+    of_tokens[given.batch.sequence_ids > 0] = values
+    return given, of_tokens
 
 
 @pytest.mark.parametrize(
@@ -384,15 +428,20 @@ def hand_batch(values):
     ],
 )
 def test_advantages_by_hand(gamma, gae_lambda, penalty, expected):
-    batch, values = hand_batch([0.5, 9.0, 0.25, 0.5])
-    advantages = CriticAdvantages(
+    given, values = hand_batch([0.5, 9.0, 0.25, 0.5])
+    advantages = Scored(
         values=lambda params, batch: np.where(batch.mask, values, 0.0),
-        gamma=gamma,
-        gae_lambda=gae_lambda,
-        eps=None,
-        penalties=lambda batch: np.full(batch.mask.shape, penalty, np.float32),
+        make=CriticAdvantages(
+            gamma=gamma,
+            gae_lambda=gae_lambda,
+            eps=None,
+            penalty=KlPenalty(estimator=kl_k1, coefficient=penalty),
+        ),
     )
-    found = advantages(None, batch)
+    # k1 of -1 and -2 is 1: a sampled token pays the coefficient.
+    batch = given.batch
+    scores = {"reference": np.full(batch.mask.shape, -2.0, np.float32)}
+    found = advantages(None, given, scores)
     np.testing.assert_allclose(found.advantages[batch.mask], expected, atol=1e-6)
     returns = np.array(expected) + [0.5, 0.25, 0.5]
     np.testing.assert_allclose(found.scores["returns"][batch.mask], returns, atol=1e-6)
@@ -402,14 +451,15 @@ def test_advantages_by_hand(gamma, gae_lambda, penalty, expected):
 
 def test_whitening_is_over_the_sampled_tokens_of_the_whole_batch():
     these = critics(**SHORT_ROWS)
-    batch = these.batch()
-    assert len(batch.tokens) == 2
+    given = these.batch()
+    assert len(given.batch.tokens) == 2
     params = these.state().critic.params
-    plain = these.advantages(params, batch)
-    whitened = dataclasses.replace(these.advantages, eps=1e-8)(params, batch)
-    raw = plain.advantages[batch.mask]
+    plain = these.advantages(params, given)
+    whiten = dataclasses.replace(these.advantages.make, eps=1e-8)
+    whitened = dataclasses.replace(these.advantages, make=whiten)(params, given)
+    raw = plain.advantages[plain.mask]
     np.testing.assert_allclose(
-        whitened.advantages[batch.mask], (raw - raw.mean()) / raw.std(), rtol=1e-4
+        whitened.advantages[plain.mask], (raw - raw.mean()) / raw.std(), rtol=1e-4
     )
     np.testing.assert_array_equal(whitened.scores["returns"], plain.scores["returns"])
 
@@ -422,7 +472,7 @@ def test_a_critic_starts_as_the_policy_with_values_of_zero():
     head = critic.params["value_head"]
     assert_trees_equal(critic.params, trunk | {"value_head": np.zeros(head.shape)})
     assert head.dtype == jnp.float32
-    values = these.advantages.values(critic.params, these.batch())
+    values = these.advantages.values(critic.params, these.batch().batch)
     assert not values.any()
     theirs, ours = (
         {
@@ -543,11 +593,10 @@ def test_minibatches_hold_every_rollout_once_and_equally_many(lengths, rows, cou
             mask=np.arange(length) != 1,  # the second token is forced
             behavior_logprobs=np.zeros(length),
             staleness=np.zeros(length, np.int32),
-            advantage=0.0,
         )
         for number, length in enumerate(lengths)
     ]
-    batch = pack(sequences, row_tokens=12, rows_per_microbatch=rows)
+    batch = pack(sequences, row_tokens=12, rows_per_microbatch=rows).batch
     parts = list(minibatches(batch, count))
     assert len(parts) == min(count, len(lengths))
     found = [np.unique(part.targets[part.mask]) for part in parts]
@@ -628,7 +677,7 @@ def test_the_first_steps_leave_the_policy_as_it_was():
 def test_the_critic_learns_which_prompts_are_rewarded():
     rng = np.random.default_rng(5)
     sequences = [
-        TrainSequence(
+        RatedSequence(
             tokens=np.array([place % 4, *rng.integers(4, 16, 4)], np.int32),
             prompt_length=1,
             weights=np.full(4, 1 / 64),
@@ -641,15 +690,16 @@ def test_the_critic_learns_which_prompts_are_rewarded():
     ]
     these = critics(optimizer=QUICK, **TWO_DEVICES)
     critic = these.state(head=np.zeros(ARCH.hidden_size, np.float32)).critic
-    packed = these.batch(sequences)
+    given = these.batch(sequences)
+    mask = given.batch.mask
     shares = []
     for _ in range(60):
-        batch = these.advantages(critic.params, packed)
+        batch = these.advantages(critic.params, given)
         critic, metrics = these.alone(critic, batch)
         shares.append(float(metrics["value/explained_variance"]))
     assert shares[0] == 0.0  # all values are 0
-    rewards = packed.advantages[packed.mask]
-    values = these.advantages.values(critic.params, packed)[packed.mask]
+    rewards = given.by_token[mask]
+    values = these.advantages.values(critic.params, given.batch)[mask]
     assert 1.0 - (rewards - values).var() / rewards.var() > 0.9
     assert np.abs(values - rewards).max() < 0.3
 

@@ -17,13 +17,14 @@ from hypothesis import strategies as st
 from small_step import GROUP, LENGTHS, assert_trees_close, make_sequences, mesh_of
 
 from scalerl_jax.algo import advantages
-from scalerl_jax.batching.packing import pack
+from scalerl_jax.batching.packing import laid_out, pack
 from scalerl_jax.batching.stream_packing import StreamShape, pack_shared
 from scalerl_jax.config import LOSSES, Config, ObjectiveConfig
 from scalerl_jax.model.architecture import batch_sharding
 from scalerl_jax.objective.terms import make_objective
 
 MOST = max(completion for _, completion in LENGTHS)
+EVERY = range(len(LENGTHS))
 WEIGHTINGS = {
     "constant": functools.partial(advantages.constant_weights, max_tokens=MOST),
     "prompt": functools.partial(advantages.prompt_weights, group_size=GROUP),
@@ -87,22 +88,29 @@ def objective_of(loss, *, regularized=True):
 
 @functools.cache
 def sequences_of(aggregation):
-    """The small step's rollouts, their places in the batch and their regularisation."""
+    """The small step's rollouts with the weights of an aggregation."""
     masks = np.zeros((len(LENGTHS), MOST), bool)
     for row, sequence in zip(masks, make_sequences(), strict=True):
         row[: len(sequence.mask)] = sequence.mask
     counts = np.asarray(WEIGHTINGS[aggregation](jnp.asarray(masks)))
     return tuple(
-        dataclasses.replace(
-            sequence,
-            weights=row[: len(sequence.mask)],
-            rollout=number,
-            scores={"regularization": float(number % 3)},
-        )
-        for number, (sequence, row) in enumerate(
-            zip(make_sequences(), counts, strict=True)
-        )
+        dataclasses.replace(sequence, weights=row[: len(sequence.mask)])
+        for sequence, row in zip(make_sequences(), counts, strict=True)
     )
+
+
+def in_layout(layout, aggregation, order=EVERY):
+    """The batch, its scores by rollout included, and the rollout of each prediction."""
+    sequences = sequences_of(aggregation)
+    batch, places = LAYOUTS[layout]([sequences[number] for number in order])
+    rollouts = np.where(places >= 0, np.array(order)[places], -1)
+    advantages = np.array([each.advantage for each in sequences])
+    factors = np.arange(len(LENGTHS)) % 3
+    batch = batch.replace(
+        advantages=laid_out(advantages, rollouts),
+        scores={"regularization": laid_out(factors, rollouts)},
+    )
+    return batch, rollouts
 
 
 @functools.cache
@@ -122,21 +130,21 @@ def token_values():
     }
 
 
-def places(batch, number):
+def places(rollouts, number):
     """Where the tokens of a rollout stand, in their order."""
-    return tuple(np.argwhere(batch.rollout == number).T)
+    return tuple(np.argwhere(rollouts == number).T)
 
 
-def laid_out(batch, values):
-    out = np.zeros(batch.weights.shape, np.float32)
+def at_tokens(rollouts, values):
+    out = np.zeros(rollouts.shape, np.float32)
     for number, row in enumerate(values):
-        out[places(batch, number)] = row
+        out[places(rollouts, number)] = row
     return out
 
 
-def scored(batch):
-    """The batch as its annotation leaves it, and log-probabilities and entropies."""
-    found = {name: laid_out(batch, rows) for name, rows in token_values().items()}
+def scored(batch, rollouts):
+    """The batch with all its scores, and log-probabilities and entropies."""
+    found = {name: at_tokens(rollouts, rows) for name, rows in token_values().items()}
     given = found.pop("logprobs"), found.pop("entropy")
     return batch.replace(scores={**batch.scores, **found}), given
 
@@ -162,14 +170,14 @@ def summed(objective, batch, logprobs, entropy):
     return total, (add, jax.tree.map(lambda *parts: jnp.stack(parts).max(), *maxima))
 
 
-def result(loss, batch):
+def result(loss, batch, rollouts):
     """Loss, metrics, and gradients by rollout, of a batch in some layout."""
-    batch, given = scored(batch)
+    batch, given = scored(batch, rollouts)
     function = functools.partial(summed, objective_of(loss), batch)
     gradient = jax.value_and_grad(function, argnums=(0, 1), has_aux=True)
     (value, seen), grads = gradient(*(jnp.asarray(each) for each in given))
     by_rollout = [
-        np.asarray(grad)[places(batch, number)]
+        np.asarray(grad)[places(rollouts, number)]
         for number in range(len(LENGTHS))
         for grad in grads
     ]
@@ -178,7 +186,7 @@ def result(loss, batch):
 
 @functools.cache
 def expected(loss, aggregation):
-    return result(loss, LAYOUTS["a row each"](sequences_of(aggregation)))
+    return result(loss, *in_layout("a row each", aggregation))
 
 
 @pytest.mark.parametrize("loss, aggregation", sorted(PAIRS))
@@ -187,8 +195,7 @@ def expected(loss, aggregation):
 def test_no_layout_and_no_order_changes_loss_metrics_or_gradient(
     loss, aggregation, layout, order
 ):
-    sequences = [sequences_of(aggregation)[number] for number in order]
-    found = result(loss, LAYOUTS[layout](sequences))
+    found = result(loss, *in_layout(layout, aggregation, order))
     assert_trees_close(found, expected(loss, aggregation), rtol=2e-5, atol=1e-6)
 
 
@@ -204,9 +211,7 @@ def test_both_sides_of_every_bound_are_met(loss):
 
 @every_loss
 def test_wild_values_where_nothing_is_trained_on_change_nothing(loss):
-    batch, (logprobs, entropy) = scored(
-        LAYOUTS["mostly padding"](sequences_of("prompt"))
-    )
+    batch, (logprobs, entropy) = scored(*in_layout("mostly padding", "prompt"))
     off = ~batch.mask
     rng = np.random.default_rng(0)
     nonsense = rng.choice(np.array([np.nan, np.inf, -np.inf, 1e30]), off.shape)
@@ -234,7 +239,7 @@ def test_wild_values_where_nothing_is_trained_on_change_nothing(loss):
 
 @every_loss
 def test_without_an_advantage_there_is_no_gradient(loss):
-    batch, (logprobs, entropy) = scored(LAYOUTS["two rows"](sequences_of("sample")))
+    batch, (logprobs, entropy) = scored(*in_layout("two rows", "sample"))
     batch = batch.replace(advantages=np.zeros_like(batch.advantages))
     plain = objective_of(loss, regularized=False)
     gradient = jax.grad(functools.partial(summed, plain, batch), has_aux=True)
@@ -243,7 +248,7 @@ def test_without_an_advantage_there_is_no_gradient(loss):
 
 @every_loss
 def test_elementwise_losses_and_no_others_look_at_one_token_alone(loss):
-    batch, (logprobs, entropy) = scored(LAYOUTS["two rows"](sequences_of("token")))
+    batch, (logprobs, entropy) = scored(*in_layout("two rows", "token"))
     others = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), (entropy, batch))
 
     def total(logprobs):
@@ -262,7 +267,7 @@ def test_elementwise_losses_and_no_others_look_at_one_token_alone(loss):
 
 @pytest.mark.slow
 def test_eight_devices_give_what_one_gives():
-    batch, given = scored(LAYOUTS["mostly padding"](sequences_of("prompt")))
+    batch, given = scored(*in_layout("mostly padding", "prompt"))
     arguments = jax.tree.map(lambda leaf: leaf[0], (batch, *given))
 
     def every(batch, logprobs, entropy):

@@ -51,9 +51,9 @@ def make_batch():
         mask=np.array([True, False, True, True]),
         behavior_logprobs=np.full(4, -2.0, np.float32),
         staleness=np.zeros(4, np.int32),
-        advantage=1.0,
     )
-    return pack([sequence] * 4, **ROWS)
+    batch = pack([sequence] * 4, **ROWS).batch
+    return batch.replace(advantages=np.ones_like(batch.advantages))
 
 
 def masked(batch):

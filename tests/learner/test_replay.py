@@ -16,6 +16,7 @@ import optax
 import pytest
 import small_run
 from small_model import small_architecture
+from small_step import RatedSequence, rated
 
 from scalerl_jax import wiring
 from scalerl_jax.algo.losses import cispo_loss
@@ -78,7 +79,7 @@ def make_sequences(groups=GROUPS, *, replay=True):
         for length in lengths:
             ids = np.concatenate([of_prompt, random_ids(rng, length)])
             sequences.append(
-                TrainSequence(
+                RatedSequence(
                     tokens=np.array([*prompt, *rng.integers(0, 16, length)], np.int32),
                     prompt_length=prompt_length,
                     weights=np.full(length, 1 / total, np.float32),
@@ -140,14 +141,19 @@ def loss_alone(params, sequences):
     return total
 
 
-def packings():
-    return {
+LAYOUTS = ("packed", "padded", "shared")
+
+
+def packed(layout, sequences):
+    """The batch of these sequences in one of the layouts."""
+    pack_in = {
         "packed": functools.partial(pack, row_tokens=16, rows_per_microbatch=2),
         "padded": functools.partial(
             pack, row_tokens=16, rows_per_microbatch=3, packing=False
         ),
         "shared": functools.partial(pack_shared, shape=SHAPE, streams=1),
-    }
+    }[layout]
+    return rated(pack_in(sequences), sequences)
 
 
 def forward(mesh, **changes):
@@ -186,7 +192,7 @@ def expected():
 
 @pytest.mark.parametrize("layout", ["packed", "shared"])
 def test_loss_and_gradient_are_those_of_the_given_experts(expected, layout):
-    batch = packings()[layout](make_sequences())
+    batch = packed(layout, make_sequences())
     remat = "full" if layout == "packed" else "none"
     loss, grads = accumulated(batch, remat=remat)
     assert loss == pytest.approx(float(expected[0]), abs=2e-6)
@@ -195,14 +201,14 @@ def test_loss_and_gradient_are_those_of_the_given_experts(expected, layout):
         np.testing.assert_allclose(ours, wanted, atol=3e-6, err_msg=str(path))
     # The router learns, and from other experts there is another loss.
     assert float(jnp.abs(grads["layers"]["router"]).max()) > 1e-5
-    apart = packings()[layout](make_sequences(replay=False))
+    apart = packed(layout, make_sequences(replay=False))
     assert apart.experts is None
     assert abs(accumulated(apart, remat=remat)[0] - loss) > 1e-4
 
 
-@pytest.mark.parametrize("layout", packings())
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_padding_has_nothing_to_replay(layout):
-    batch = packings()[layout](make_sequences())
+    batch = packed(layout, make_sequences())
     there = batch.segment_ids > 0
     if batch.sharing is not None:
         there = batch.sharing.place >= 0
@@ -218,7 +224,7 @@ def test_padding_has_nothing_to_replay(layout):
 
 def test_scores_of_a_window_replay_too():
     sequences = make_sequences()
-    batch = packings()["packed"](sequences)
+    batch = packed("packed", sequences)
     mesh = make_mesh(jax.devices()[:1])
     on_mesh = jax.device_put(params(), jax.NamedSharding(mesh, jax.P()))
     found = plain_scorer(forward(mesh))(on_mesh, batch)
@@ -242,7 +248,6 @@ def test_the_check_at_the_start_tells_what_replay_leaves_of_the_difference():
         mask=np.ones(length, bool),
         behavior_logprobs=np.zeros(length, np.float32),
         staleness=np.zeros(length, np.int32),
-        advantage=0.0,
         experts=random_ids(rng, prompt_length - 1 + length),
     )
     rows = jax.jit(lambda params: alone(params, [sequence]))(params())

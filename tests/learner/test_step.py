@@ -19,6 +19,7 @@ from small_step import (
     CAP,
     LONGEST,
     WEIGHTINGS,
+    RatedSequence,
     assert_trees_close,
     assert_trees_equal,
     bench,
@@ -29,7 +30,6 @@ from small_step import (
     start_params,
 )
 
-from scalerl_jax.batching.packing import TrainSequence
 from scalerl_jax.learner.step import (
     Accumulated,
     init_state,
@@ -160,7 +160,7 @@ def test_the_metrics_are_those_of_the_whole_batch():
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_a_rewarded_token_gets_likelier_and_a_punished_one_does_not(sign):
-    sequence = TrainSequence(
+    sequence = RatedSequence(
         tokens=np.array([3, 7, 5], np.int32),
         prompt_length=2,
         weights=np.ones(1, np.float32),

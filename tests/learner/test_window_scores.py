@@ -14,7 +14,7 @@ from scalerl_jax.algo.regularizers import kl_k1, kl_k2
 from scalerl_jax.batching.packing import abstract_microbatch
 from scalerl_jax.learner.step import TrainState
 from scalerl_jax.learner.window_scores import PARAMS, Annotator, Scorer
-from scalerl_jax.objective.scores import KlPenalty
+from scalerl_jax.objective.advantages import KlPenalty
 from scalerl_jax.parallel.mesh import make_mesh
 
 MESH = make_mesh(jax.devices()[:1])
@@ -49,18 +49,22 @@ def centered(rewards, judged, kept):
     return unnormalized(advantages, kept)
 
 
+def completed(assemble, groups):
+    """The batch of these groups with scores of a reference of 1, and its advantages."""
+    annotate = Annotator(scorers={"reference": scorer()})
+    batch = assemble(groups, learner_version=5)
+    (scores,) = annotate(state(reference=put(1.0)), [batch.packed])
+    return assemble.complete(batch, scores).packed
+
+
 def test_log_probabilities_are_of_the_params_asked_for():
-    annotate = Annotator(score=scorer(), params=PARAMS)
+    assert PARAMS.keys() == {"proximal", "reference", "values"}
+    annotate = Annotator(scorers=dict.fromkeys(("proximal", "reference"), scorer()))
     batch = assembler()([MIXED, CUT], learner_version=5).packed
-    (found,) = annotate(state(1.0, reference=put(2.0)), [batch])
+    (scores,) = annotate(state(1.0, reference=put(2.0)), [batch])
     mask = batch.mask
-    np.testing.assert_allclose(
-        found.scores["proximal"][mask], -batch.targets[mask] / 10
-    )
-    np.testing.assert_allclose(
-        found.scores["reference"][mask], -batch.targets[mask] / 5
-    )
-    np.testing.assert_array_equal(found.advantages, batch.advantages)
+    np.testing.assert_allclose(scores["proximal"][mask], -batch.targets[mask] / 10)
+    np.testing.assert_allclose(scores["reference"][mask], -batch.targets[mask] / 5)
 
 
 @pytest.mark.parametrize(
@@ -72,17 +76,11 @@ def test_log_probabilities_are_of_the_params_asked_for():
     ],
 )
 def test_the_kl_of_a_rollout_is_taken_off_its_reward(estimator, first, second):
-    annotate = Annotator(
-        score=scorer(),
-        params={"reference": PARAMS["reference"]},
-        penalty=KlPenalty(estimator=estimator, coefficient=0.5),
-        advantages=centered,
-        group_size=G,
+    assemble = assembler(
+        advantages=centered, penalty=KlPenalty(estimator=estimator, coefficient=0.5)
     )
     # The group of equal verdicts has left, and its place is kept.
-    batch = assembler(advantages=None)([EQUAL, MIXED], learner_version=5).packed
-    (found,) = annotate(state(reference=put(1.0)), [batch])
-    assert found.rollout is None
+    found = completed(assemble, [EQUAL, MIXED])
     rewards = 1.0 - 0.5 * first, -1.0 - 0.5 * second
     tokens = by_token(found)
     np.testing.assert_allclose(tokens[10][1], (rewards[0] - rewards[1]) / 2, rtol=1e-5)
@@ -90,16 +88,10 @@ def test_the_kl_of_a_rollout_is_taken_off_its_reward(estimator, first, second):
 
 
 def test_a_hard_prompt_keeps_its_reward():
-    annotate = Annotator(
-        score=scorer(),
-        params={"reference": PARAMS["reference"]},
-        penalty=KlPenalty(estimator=kl_k1, coefficient=0.5),
-        group_size=G,
-    )
     assemble = assembler(
-        advantages=None, scores={"regularization": lambda passed, judged: jnp.zeros(G)}
+        advantages=centered,
+        penalty=KlPenalty(estimator=kl_k1, coefficient=0.5),
+        scores={"regularization": lambda passed, judged: jnp.zeros(G)},
     )
-    batch = assemble([MIXED], learner_version=5).packed
-    (found,) = annotate(state(reference=put(1.0)), [batch])
-    # Without advantages of a group they stay rewards, for a critic to judge.
+    found = completed(assemble, [MIXED])
     assert {values[1] for values in by_token(found).values()} == {1.0, -1.0}

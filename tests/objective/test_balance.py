@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from small_mesh import mesh_of
 from small_model import small_architecture
-from small_step import make_sequences
+from small_step import make_sequences, rated
 
 from scalerl_jax import config as config_lib
 from scalerl_jax.batching.packing import pack
@@ -44,7 +44,7 @@ def microbatch(segments, weights):
     """A row of these segments; only what is read has a value."""
     batch = jax.tree.map(
         lambda leaf: leaf[0],
-        pack(make_sequences(), row_tokens=12, rows_per_microbatch=1),
+        pack(make_sequences(), row_tokens=12, rows_per_microbatch=1).batch,
     )
     there = np.asarray(segments)
     return dataclasses.replace(
@@ -113,7 +113,8 @@ def step_of(shape, rows, coefficient, rate):
         init_state(params, optimizer),
         jax.tree.map(lambda leaf: leaf.sharding, layout),
     )
-    batch = pack(make_sequences(), row_tokens=12, rows_per_microbatch=rows)
+    sequences = make_sequences()
+    batch = rated(pack(sequences, row_tokens=12, rows_per_microbatch=rows), sequences)
     balance = LoadBalancing(coefficient=coefficient, bias_rate=rate)
     step = TrainStep(
         make_accumulate(

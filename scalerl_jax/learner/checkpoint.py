@@ -315,15 +315,15 @@ class CheckpointReader:
             ValueError: the checkpoint is of another model or optimizer.
         """
 
-        def load(step: int, path: Folder, manifest: dict[str, Any]) -> Restored:
+        def load(
+            step: int, path: Folder, manifest: dict[str, Any]
+        ) -> Callable[[], Restored]:
             _check_shapes(path, manifest["arrays"], abstract_state)
-            return self._together(
-                lambda: Restored(
-                    step=step,
-                    state=_load(path / contents.STATE, abstract_state),
-                    host=read_json(path / contents.HOST, most=MOST_WHOLE),
-                    groups=contents.read_groups(path),
-                )
+            return lambda: Restored(
+                step=step,
+                state=_load(path / contents.STATE, abstract_state),
+                host=read_json(path / contents.HOST, most=MOST_WHOLE),
+                groups=contents.read_groups(path),
             )
 
         return self._newest(load, arrays=lambda restored: restored.state)
@@ -340,31 +340,30 @@ class CheckpointReader:
 
         def load(
             step: int, path: Folder, manifest: dict[str, Any]
-        ) -> tuple[int, PyTree]:
+        ) -> Callable[[], tuple[int, PyTree]]:
             params = {
                 name: shape
                 for name, shape in manifest["arrays"].items()
                 if name.startswith("params.")
             }
             _check_shapes(path, params, wanted)
-            state = self._together(
-                lambda: _load(path / contents.STATE, wanted, partial=True)
-            )
-            return step, state["params"]
+            state = path / contents.STATE
+            return lambda: (step, _load(state, wanted, partial=True)["params"])
 
         return self._newest(load, arrays=lambda found: {"params": found[1]}, only=name)
 
     def _newest(
         self,
-        load: Callable[[int, Folder, dict[str, Any]], T],
+        load: Callable[[int, Folder, dict[str, Any]], Callable[[], T]],
         *,
         arrays: Callable[[T], PyTree],
         only: str = "",
     ) -> T | None:
         """Load the newest good checkpoint by `load`; None: there is no checkpoint.
 
-        `load` gets step, directory and manifest.  The `arrays` of its result must be
-        finite.  With a name in `only`, no other checkpoint counts.
+        `load` gets step, directory and manifest, and returns what reads the files.  The
+        `arrays` that these give must be finite.  With a name in `only`, no other
+        checkpoint counts.
         """
         reasons = []
         for step, path in self._place.listed(timeout_s=self._timeout_s):
@@ -372,12 +371,20 @@ class CheckpointReader:
                 continue
             manifest, damage = self._verify(path, step)
             if not damage:
-                loaded = load(step, path, manifest)
-                unfit = fitness.unfit_leaf(arrays(loaded))
-                if not unfit:
-                    return loaded
-                del loaded  # there may be no room for the next one beside it
-                damage = f"{unfit} holds numbers that are NaN or infinite"
+                read = load(step, path, manifest)
+                try:
+                    loaded = self._together(read)
+                except Exception:
+                    # Were they damaged after they were checked?
+                    _, damage = self._verify(path, step)
+                    if not damage:
+                        raise
+                else:
+                    unfit = fitness.unfit_leaf(arrays(loaded))
+                    if not unfit:
+                        return loaded
+                    del loaded  # there may be no room for the next one beside it
+                    damage = f"{unfit} holds numbers that are NaN or infinite"
             self.damaged.add(path)
             reasons.append(f"step {step}: {damage}")
             _log.warning("checkpoint %s is not used: %s", path, damage)

@@ -13,6 +13,7 @@ from small_checkpoints import (
     rewrite_state,
 )
 
+from scalerl_jax.learner import checkpoint
 from scalerl_jax.learner.checkpoint import CheckpointReader
 from scalerl_jax.learner.places import CheckpointPlace, sealed
 
@@ -98,6 +99,41 @@ test_a_flipped_bit_is_found = damage_each_file(flip)
 def test_a_checkpoint_under_another_name_is_found(two, reader):
     (two / "step_00000020").rename(two / "step_00000030")
     assert_restored(reader.restore(abstract(make_state())), 10, make_state(10))
+
+
+class FailingDisk(CheckpointPlace):
+    """A place that loses a file of the newest checkpoint once that has been checked."""
+
+    lost = ""
+
+    def known_files(self, path):
+        file = path / self.lost
+        if path.name != "step_00000020" or not file.exists():
+            return None
+        file.unlink()
+        manifest = json.loads((path / "manifest.json").read_text())
+        return manifest["manifest"]["files"]
+
+
+@pytest.mark.parametrize("lost", ["host.json", "groups.npz", "state/manifest.ocdbt"])
+def test_a_file_that_is_lost_after_it_was_checked_is_found_too(two, lost):
+    place = FailingDisk(two)
+    place.lost = lost
+    reader = CheckpointReader(place)
+    assert_restored(reader.restore(abstract(make_state())), 10, make_state(10))
+    assert reader.damaged == {two / "step_00000020"}
+
+
+def test_what_fails_to_read_and_is_not_damaged_is_no_reason_for_an_older_one(
+    two, reader, monkeypatch
+):
+    def no_memory(*_, **__):
+        raise MemoryError("for the state")
+
+    monkeypatch.setattr(checkpoint, "_load", no_memory)
+    with pytest.raises(MemoryError, match="for the state"):
+        reader.restore(abstract(make_state()))
+    assert not reader.damaged
 
 
 def test_all_damaged_is_an_error_that_says_what_and_why(two, reader):

@@ -36,6 +36,15 @@ SETTINGS = {
     "train.num_steps": 4,
 }
 
+# An objective with a state of its own: a scale over all batches so far, of rewards that
+# scores of the window change.
+OF_STATE = {
+    "objective.advantage_normalization": "running",
+    "objective.kl_coefficient": 0.05,
+    "objective.kl_estimator": "k1",
+    "objective.kl_in": "reward",
+}
+
 
 def make_config(changes=None):
     """The settings of a small run, with these changes."""
@@ -120,6 +129,11 @@ def wait_for_rows(process, directory, count, name="metrics.jsonl"):
 def checkpoints(directory):
     """The checkpoints of a run, oldest first."""
     return sorted((Path(directory) / "checkpoints").glob("step_*"))
+
+
+def books(directory):
+    """The controller's books of a run's newest checkpoint."""
+    return json.loads((checkpoints(directory)[-1] / "host.json").read_text())
 
 
 def saved_arrays(checkpoint):

@@ -21,6 +21,7 @@ SYNCHRONOUS = {
     "train.max_skipped_steps": 100,
     "train.num_steps": 12,
     "eval.every": 3,
+    **small_run.OF_STATE,
 }
 
 
@@ -176,6 +177,8 @@ def test_a_synchronous_run_goes_on_bit_for_bit(interrupted):
     assert expected.keys() == found.keys()
     for name, value in expected.items():
         assert value.tobytes() == found[name].tobytes(), name
+    expected, found = (small_run.books(run)["assembler"] for run in runs)
+    assert found == expected and expected["count"] > 0
 
 
 KILLS = int(os.environ.get("SCALERL_JAX_KILLS", "2"))

@@ -11,14 +11,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from scalerl_jax.batching.assembly import (
-    Batch,
-    Pass,
-    Window,
-    group_histograms,
-    group_metrics,
-    open_window,
-)
+from scalerl_jax.batching.assembly import Batch, group_histograms, group_metrics
+from scalerl_jax.batching.window import Pass, Window, open_window
 from scalerl_jax.config import Config
 from scalerl_jax.contract import Publication, State
 from scalerl_jax.controller.evaluations import EvaluationPoint, MadeEvaluation

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
-from scalerl_jax.batching.assembly import Batch, Window
+from scalerl_jax.batching.assembly import Batch
 from scalerl_jax.batching.packing import TrainSequence, pack
+from scalerl_jax.batching.window import Window
 from scalerl_jax.contract import Learner, State
 from scalerl_jax.types import PackedBatch, Rollout
 

@@ -81,7 +81,7 @@ class ArrayFiles:
 
 
 def _run_to_the_end(work: Coroutine[Any, Any, Any]) -> Any:
-    """Run as orbax does, and after a failure wait for what still runs.
+    """Run a coroutine to its end; after a failure wait for the tasks it has begun.
 
     Otherwise each array that fails after the first one finds the loop closed, and its
     thread writes a traceback to stderr.
@@ -101,7 +101,7 @@ def _run_to_the_end(work: Coroutine[Any, Any, Any]) -> Any:
 
 
 def _is_no_echo(record: logging.LogRecord) -> bool:
-    """Return whether a log record does not just repeat an error that `write` raises."""
+    """Return False for a log record that only repeats an error that `write` raises."""
     echoes = "_SignalingThread|async_serialize|in OCDBT database"
     return not re.search(echoes, record.getMessage())
 

@@ -234,5 +234,5 @@ def _all_finite(sums: Accumulated, finite: Array | bool) -> Array:
 
 
 def _unless(finite: Array, sums: Accumulated) -> Accumulated:
-    """Return the sums, with a NaN loss, which skips the update, if not `finite`."""
+    """Return the sums; unless `finite` with a NaN loss, for which an update skips."""
     return dataclasses.replace(sums, loss=jnp.where(finite, sums.loss, jnp.nan))

@@ -56,7 +56,7 @@ def _floating(tree: PyTree) -> list[Array]:
 
 
 def _named(tree: PyTree, *, prefix: str = "") -> dict[str, Array]:
-    """Return the leaves that can be not finite, by name."""
+    """Return the leaves that can hold a NaN or infinity, those of numbers, by name."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {
         f"{prefix}{jax.tree_util.keystr(path, simple=True, separator='.')}": leaf

@@ -153,10 +153,11 @@ def _make_stage(
 
 
 def _cut_mesh(mesh: Mesh, cuts: int) -> tuple[Mesh, tuple[str, ...]]:
-    """Return a mesh of the same devices in order, and those of its axes that cut.
+    """Return a mesh on which the sampler's shards can be cut, and the cutting axes.
 
-    Each axis is split in two, and the first of the two cuts, so that a learner whose
-    heads are cut more finely gathers from neighbours only.  The axes make `cuts` parts.
+    It has the devices of `mesh` in their order, and two axes for each of its own.  The
+    first of the two cuts and the second holds copies, so that a learner whose heads are
+    cut more finely gathers from neighbours only.  All cutting axes make `cuts` parts.
     """
     sizes = dict.fromkeys(_CUT_FIRST, 1)
     for axis in _CUT_FIRST:

@@ -230,7 +230,7 @@ def _make_updated(
     reference_every: int,
     balance: LoadBalancing | None,
 ) -> Callable[[TrainState, Accumulated], TrainState]:
-    """Make a function to the state after a step, whatever its numbers are."""
+    """Make the function from state and sums to the next state, finite or not."""
 
     def updated(state: TrainState, accumulated: Accumulated) -> TrainState:
         params = _float32(state.params)

@@ -127,7 +127,7 @@ def make_assembler(config: Config, arch: Architecture) -> Assembler:
 
 
 def make_pack(config: Config, arch: Architecture) -> tuple[Pack, PackedBatch]:
-    """Return the packing of rollouts, and the shapes of a microbatch of theirs."""
+    """Return what packs rollouts, and the shapes of a microbatch that it makes."""
     batch = config.batch
     if not batch.shared_tokens:
         rows = dict(

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from scalerl_jax.batching.replay import load_metrics
+from scalerl_jax.config import Config
 from scalerl_jax.types import PackedBatch
 
 
@@ -66,3 +67,13 @@ class LoadBalancing:
         bias = old["layers"]["router_bias"].astype(jnp.float32)
         fewer = jnp.sign(taken.mean(axis=-1, keepdims=True) - taken)
         params["layers"]["router_bias"] = bias + self.bias_rate * fewer
+
+
+def make_balance(config: Config) -> LoadBalancing | None:
+    """Return the load balancing of a mixture; None: it is off."""
+    objective = config.objective
+    if not (objective.expert_balance or objective.expert_bias_rate):
+        return None
+    return LoadBalancing(
+        coefficient=objective.expert_balance, bias_rate=objective.expert_bias_rate
+    )

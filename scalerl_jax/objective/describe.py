@@ -6,16 +6,17 @@ so that they cannot say anything else.
 
 import inspect
 import textwrap
+from collections.abc import Sequence
 from operator import attrgetter
 
 from scalerl_jax.config import Config
-from scalerl_jax.objective.terms import terms_of
+from scalerl_jax.objective.terms import Term, terms_of
 
 
 def describe(config: Config) -> str:
-    """Return the text: a formula for all, every term that is on, what is off."""
+    """Return the objective's formula, each term that is on, and names of the others."""
     parts = list(terms_of(config))
-    text = ["The objective", "", *_indented(_whole(config)), ""]
+    text = ["The objective", "", *_indented(_whole(config, parts)), ""]
     for part in parts:
         if not part.on:
             continue
@@ -35,15 +36,14 @@ def _indented(text: str) -> list[str]:
     return textwrap.indent(text, "    ").splitlines()
 
 
-def _whole(config: Config) -> str:
+def _whole(config: Config, terms: Sequence[Term]) -> str:
     """Write the objective of an optimizer step as a formula."""
     objective, batch = config.objective, config.batch
-    token = "loss[t]"
-    factor = "regularization[t] * " if objective.regularize == "easy" else ""
-    if objective.kl_coefficient and objective.kl_in == "loss":
-        token += f" + {factor}{objective.kl_coefficient} * {objective.kl_estimator}[t]"
-    if objective.entropy_coefficient:
-        token += f" - {factor}{objective.entropy_coefficient} * entropy[t]"
+    on = [term for term in terms if term.on]
+    scaled = any("regularization" in term.scores for term in on)
+    token, factor = "loss[t]", "regularization[t] * " if scaled else ""
+    for sign, _, added in (term.formula.partition(" ") for term in on if term.formula):
+        token += f" {sign} {factor}{added}"
     lines = [
         "minimise  sum over the tokens t of a batch of  weight[t] * token[t]",
         f"token[t] = {token}",

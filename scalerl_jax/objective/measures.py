@@ -17,7 +17,7 @@ Measure = Callable[[TokenLoss, Tokens], Array]
 
 
 def measures_of_loss(objective: ObjectiveConfig) -> dict[str, Measure]:
-    """How many tokens the loss leaves out by its clip, mask or cap."""
+    """Return measures of the tokens that a clip, mask or cap of the loss bounds."""
     entry, found = LOSSES[objective.loss], {}
     if entry.clips:
         found["ratio/clipped_share"] = _without_gradient
@@ -34,7 +34,7 @@ def measures_of_loss(objective: ObjectiveConfig) -> dict[str, Measure]:
 
 
 def _without_gradient(loss: TokenLoss, tokens: Tokens) -> Array:
-    """Tell the tokens with an advantage and, by a clip or mask, no gradient."""
+    """Return True on tokens with an advantage and, by a clip or mask, no gradient."""
 
     def total(logprobs: Array) -> Array:
         return loss(dataclasses.replace(tokens, logprobs=logprobs)).sum()
@@ -43,7 +43,7 @@ def _without_gradient(loss: TokenLoss, tokens: Tokens) -> Array:
 
 
 def measures_of_anchor(objective: ObjectiveConfig) -> dict[str, Measure]:
-    """The anchor's distance to the sampler, and which ratios meet their caps."""
+    """Return measures of the anchor's distance to the sampler, and of its caps."""
     own = LOSSES[objective.loss]
     decoupled = own.anchor == "recomputed"
     cap = objective.max_importance_ratio if decoupled else objective.correction_cap

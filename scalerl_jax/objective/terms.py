@@ -118,17 +118,19 @@ class Term:
     # token's regulariser factor scales.
     changes: Callable[[TokenLoss], TokenLoss] | None = None
     added: TokenLoss | None = None
+    formula: str = ""  # of what is added, with its sign: "+ 0.01 * k3[t]"
     measures: Mapping[str, Measure] = dataclasses.field(default_factory=dict)
     # What it needs: values per token, by names of `SCORES`, and what the learner or
     # its model must have beside the policy.
     scores: tuple[str, ...] = ()
+    # What makes those of its scores that come of the verdicts of a token's group.
     of_verdicts: Mapping[str, OfVerdicts] = dataclasses.field(default_factory=dict)
     beside: Literal["", "reference", "critic", "router"] = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
-    """What the terms that are on need, all together."""
+    """The needs of all terms that are on, taken together."""
 
     scores: tuple[str, ...]  # names of `SCORES`, in its order
     reference: bool  # params of the reference policy in the train state
@@ -188,20 +190,10 @@ def make_objective(config: Config) -> Objective:
     )
 
 
-def make_balance(config: Config) -> LoadBalancing | None:
-    """Return the load balancing of a mixture; None: it is off."""
-    objective = config.objective
-    if not (objective.expert_balance or objective.expert_bias_rate):
-        return None
-    return LoadBalancing(
-        coefficient=objective.expert_balance, bias_rate=objective.expert_bias_rate
-    )
-
-
 def with_keywords(
     function: Callable[..., T], values: Mapping[str, Any]
 ) -> Callable[..., T]:
-    """Return the function with the values bound for which it has keywords."""
+    """Bind those of `values` that are names of keyword-only parameters."""
     asked = inspect.signature(function).parameters.values()
     names = [each.name for each in asked if each.kind is each.KEYWORD_ONLY]
     found = {name: values[name] for name in names if name in values}
@@ -365,6 +357,7 @@ def _of_regularizers(config: Config) -> Iterator[Term]:
     objective = config.objective
     estimator = KL_ESTIMATORS.get(objective.kl_estimator, KL_ESTIMATORS["k3"])
     kl, entropy = objective.kl_coefficient, objective.entropy_coefficient
+    in_loss = kl > 0 and objective.kl_in == "loss"
 
     def divergence(tokens: Tokens) -> Array:
         assert tokens.reference_logprobs is not None, "the batch was not annotated"
@@ -375,9 +368,8 @@ def _of_regularizers(config: Config) -> Iterator[Term]:
         estimator,
         "kl_coefficient kl_estimator reference_every",
         kl > 0,
-        added=None
-        if objective.kl_in != "loss"
-        else lambda tokens: kl * divergence(tokens),
+        added=(lambda tokens: kl * divergence(tokens)) if in_loss else None,
+        formula=f"+ {kl} * {objective.kl_estimator}[t]" if in_loss else "",
         measures={"kl/mean": lambda _, tokens: divergence(tokens)},
         scores=("reference",),
         beside="reference",
@@ -388,6 +380,7 @@ def _of_regularizers(config: Config) -> Iterator[Term]:
         "entropy_coefficient",
         entropy > 0,
         added=lambda tokens: entropy_bonus(tokens.entropy, coefficient=entropy),
+        formula=f"- {entropy} * entropy[t]",
     )
     yield _term(
         "Regularisers on easy prompts alone",

@@ -35,8 +35,8 @@ from scalerl_jax.model.sizes import ARCHITECTURES
 from scalerl_jax.model.transformer import abstract_params, init_params
 from scalerl_jax.model.weights import load_params
 from scalerl_jax.objective.assembly import make_pack
+from scalerl_jax.objective.balance import make_balance
 from scalerl_jax.objective.terms import (
-    make_balance,
     make_objective,
     needs_of,
     with_scores,

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from queue_world import make_group
 
-from scalerl_jax.batching.assembly import Batch, open_window
+from scalerl_jax.batching.assembly import Batch
 from scalerl_jax.batching.packing import TrainSequence, pack
+from scalerl_jax.batching.window import open_window
 
 
 def assemble(groups, *, learner_version):

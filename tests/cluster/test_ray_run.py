@@ -25,6 +25,7 @@ SEVERAL = {
     "generators.devices": 2,
     "optimizer.learning_rate": 1e-3,
     "eval.every": 1,
+    **small_run.OF_STATE,
     "compile_cache": os.environ.get("JAX_COMPILATION_CACHE_DIR", ""),
 }
 STEPS = 9
@@ -147,6 +148,8 @@ def test_ranks_and_replicas_that_are_killed_or_leave_change_no_bit(killed, tmp_p
     assert expected.keys() == found.keys()
     for name, leaf in expected.items():
         assert leaf.tobytes() == found[name].tobytes(), name
+    expected, found = (small_run.books(at)["assembler"] for at in (tmp_path, directory))
+    assert found == expected and expected["count"] > 0
     names = ("step", "policy_version", "pass_rate")
     expected, found = (
         [[row[name] for name in names] for row in small_run.rows(at, "evals.jsonl")]
@@ -203,6 +206,7 @@ def test_status_says_how_it_stood(killed):
 @pytest.mark.slow
 def test_its_checkpoint_goes_on_in_one_process(killed):
     directory, *_ = killed
+    before = small_run.books(directory)["assembler"]
     changes = SEVERAL | {"train.num_steps": STEPS + 1, "generators.count": 1}
     process = small_run.start(
         "-m",
@@ -212,6 +216,9 @@ def test_its_checkpoint_goes_on_in_one_process(killed):
     )
     assert f"resumed after step {STEPS}" in finish(process)
     assert [row["step"] for row in small_run.rows(directory)][-1] == STEPS + 1
+    # Its scale goes on too: a batch has 16 rollouts at most.
+    after = small_run.books(directory)["assembler"]
+    assert before["count"] < after["count"] <= before["count"] + 16
 
 
 @pytest.mark.parametrize(

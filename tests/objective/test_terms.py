@@ -3,6 +3,7 @@
 What is refused is in `hostile.tsv`, with the text of each refusal.
 """
 
+import dataclasses
 import inspect
 import typing
 
@@ -10,12 +11,15 @@ import pytest
 
 from scalerl_jax import config as config_lib
 from scalerl_jax.config import LOSSES
+from scalerl_jax.learner.window_scores import PARAMS
 from scalerl_jax.objective.terms import (
     AGGREGATIONS,
     BASELINES,
     KL_ESTIMATORS,
     NORMALIZATIONS,
+    SCORES,
     TOKEN_LOSSES,
+    terms_of,
 )
 
 CLIPPED = {"loss": "clipped", "clip_low": 0.2, "clip_high": 0.28}
@@ -89,6 +93,24 @@ def test_a_filter_under_a_ratio_over_the_sampler_is_refused(objective, on):
 )
 def test_a_filter_beside_no_ratio_over_the_sampler_is_accepted(objective, more):
     assert resolved(objective, more)
+
+
+def test_every_score_has_its_maker_and_a_term():
+    models = ("policy", "reference", "critic")
+    assert PARAMS.keys() == {name for name in SCORES if SCORES[name] in models}
+    terms = [
+        term
+        for advantage in ("group_mean", "critic")
+        for term in terms_of(_of_advantage(advantage))
+    ]
+    of_verdicts = {name for term in terms for name in term.of_verdicts}
+    assert of_verdicts == {name for name in SCORES if SCORES[name] == "groups"}
+    assert {name for term in terms for name in term.scores} == SCORES.keys()
+
+
+def _of_advantage(advantage):
+    objective = config_lib.ObjectiveConfig(advantage=advantage)
+    return dataclasses.replace(config_lib.Config(), objective=objective)
 
 
 def test_every_loss_has_its_function():

@@ -25,6 +25,7 @@ import numpy as np  # noqa: E402
 import scaling_cells  # noqa: E402
 import scaling_claims  # noqa: E402
 import scaling_compare  # noqa: E402
+import scaling_fitters  # noqa: E402
 import scaling_studies  # noqa: E402
 
 from scalerl_jax import scaling  # noqa: E402
@@ -343,6 +344,7 @@ PARTS = {
         scaling_compare.PARTS,
         scaling_cells.PARTS,
         scaling_studies.PARTS,
+        scaling_fitters.PARTS,
     )
     for name, part in parts.items()
 }

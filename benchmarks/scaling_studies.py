@@ -1,8 +1,8 @@
 """How often a study names a winner, rightly and not: a part of `scaling.py`.
 
-Studies of four arms, the others compared with the first one and sharing the error.  Three
-tests are held against each other on the same runs: the spread between runs taken from
-the two arms that are compared; from all arms, as the package does it; and REML, a
+Studies of four arms, the others compared with the first one and sharing the error.
+Three tests are held against each other on the same runs: the spread between runs taken
+from the two arms that are compared; from all arms, as the package does it; and REML, a
 hierarchical fit of all runs with effects of a run on A and on C_mid, R0 and B being the
 arm's.  The curves are those of `scaling_compare.py`.
 """
@@ -47,7 +47,7 @@ EFFECTS = np.array(
 
 
 def studies(num_curves, table):
-    """False winners of whole studies, what intervals hold, and power, of three tests."""
+    """False winners of whole studies, intervals and power, of three tests."""
     count = num_curves
     print(f"### Studies of {NUM_ARMS} arms at 90 %, {count} studies a cell, in %\n")
     print("Two arms alone / all arms (the package's test) / REML\n")
@@ -111,7 +111,7 @@ def _sets(count, spreads, correlation, shared, exponents_spread=3.0):
 
 
 def _rates(generator, shape, spreads, arms, *, correlation, shared, exponents_spread):
-    """Pass rates [count, arms, seeds, n]; runs of one seed share a part of their luck."""
+    """Pass rates [count, arms, seeds, n]; runs of a seed share part of their luck."""
     count, num_arms, seeds = shape
     common = generator.normal(size=(3, count, 1, seeds, 1))
     luck = np.sqrt(1.0 - shared) * generator.normal(size=(3, *shape, 1))
@@ -238,7 +238,7 @@ def _reml(theta, covariances):
 
     theta_run = arm + effect + error, the errors' covariances being those of the fits;
     the spreads of the effects are common to all arms and maximise the restricted
-    likelihood on a grid.  Student's t with the runs less the arms as degrees of freedom.
+    likelihood on a grid.  Student's t, the runs less the arms degrees of freedom.
     """
     count, num_arms, runs = theta.shape[:3]
     best = np.full(count, -np.inf)

@@ -123,9 +123,9 @@ def _spread(
 
     None for one run of each.
 
-    The spread is that of all recipes, or of the two that are compared where theirs is larger,
-    with the degrees of freedom of all: a recipe that spreads further than the rest
-    would else win by it.
+    The spread is that of all recipes, or of the two that are compared where theirs is
+    larger, with the degrees of freedom of all: a recipe that spreads further than the
+    rest would else win by it.
     """
     own, rest = ([each for each in of if len(each) > 1] for of in (pair, others))
     every = [*own, *(_alike(own, rest) if own else rest)]

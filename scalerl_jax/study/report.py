@@ -17,15 +17,15 @@ from scalerl_jax.scaling import text
 from scalerl_jax.scaling.compare import FEWEST_RECIPES, Comparison, Recipe, compare
 from scalerl_jax.scaling.fit import fit_curve
 from scalerl_jax.scaling.forecasts import extrapolate_curve
-from scalerl_jax.scaling.load import load_curves
 from scalerl_jax.scaling.plots import draw_fits, draw_linearised, to_png
 from scalerl_jax.scaling.power import runs_to_decide
+from scalerl_jax.scaling.pruning import Replay, replay
 from scalerl_jax.scaling.recipes import group_runs, rank
 from scalerl_jax.scaling.records import CurveError, Interval
 from scalerl_jax.scaling.report import make_report
 from scalerl_jax.scaling.result import Fit
 from scalerl_jax.study.design import Planned, Study, interleaved
-from scalerl_jax.study.runs import EVALS_FILE, look
+from scalerl_jax.study.runs import EVALS_FILE, look, read_curve
 
 Row = dict[str, Any]
 _FORESEEN_FROM = (0.25, 0.5)  # of the compute: forecasts of the last evaluation
@@ -38,6 +38,7 @@ class Findings:
     fits: Mapping[Planned, Fit]
     pairs: tuple[Comparison, ...]
     left_out: Mapping[str, str]  # why a run has no fit, by its name
+    pruned: Replay | None  # what --prune would have done; None: runs are missing
 
     def of_arm(self, arm: str) -> list[tuple[int, Fit]]:
         """The fits of an arm, by seed."""
@@ -57,8 +58,10 @@ def find(study: Study, root: Path) -> Findings:
         if not (state.folder / EVALS_FILE).exists():
             left_out[planned.name] = state.failure or "not begun"
             continue
+        curve = read_curve(study, state.folder)
         try:
-            (curve,) = load_curves(state.folder, x=study.axis)
+            if isinstance(curve, CurveError):
+                raise curve
             curve = dataclasses.replace(
                 curve, name=planned.name, recipe=planned.arm, warnings=()
             )
@@ -67,14 +70,21 @@ def find(study: Study, root: Path) -> Findings:
             left_out[planned.name] = str(error)
             continue
         if not state.finished:
-            done = f"step {state.step} of {study.steps}"
+            why = f"; it cannot reach {state.behind}" if state.behind else ""
+            done = f"step {state.step} of {study.steps}{why}"
             left_out[planned.name] = f"fitted as far as it is: {done}"
     if not fits:
         raise ValueError(
             f"{root}: no run has enough evaluations for a fit yet: "
             f"{next(iter(left_out.values()))}; scalerl study run goes on with them"
         )
-    return Findings(fits=fits, pairs=_compared(study, fits), left_out=left_out)
+    pruned = None
+    if not left_out:  # of runs that were cut short nobody knows where they had ended
+        runs = [(run.arm, run.seed, fit.whole_curve) for run, fit in fits.items()]
+        pruned = replay(runs)
+    return Findings(
+        fits=fits, pairs=_compared(study, fits), left_out=left_out, pruned=pruned
+    )
 
 
 def _compared(study: Study, fits: Mapping[Planned, Fit]) -> tuple[Comparison, ...]:
@@ -267,7 +277,21 @@ def describe(study: Study, findings: Findings) -> str:
                 f"would decide it in 4 of 5 studies"
             )
     lines += [f"{name}: {why}" for name, why in findings.left_out.items()]
+    lines += pruned_lines(findings.pruned)
     return "\n".join(lines) + "\n"
+
+
+def pruned_lines(found: Replay | None) -> list[str]:
+    """What --prune would have saved in a complete study, and where wrongly."""
+    if found is None:
+        return []
+    wrong = [f"{each.arm}/seed{each.seed}" for each in found.stopped if each.wrong]
+    named = f": {', '.join(wrong)}" if wrong else ""
+    return [
+        f"--prune would have stopped {len(found.stopped)} of {found.num_runs} runs and "
+        f"saved {100 * found.saved:.0f} % of the compute; {len(wrong)} of those ended "
+        f"no lower than the run that they could not reach{named}"
+    ]
 
 
 def _arm_row(arm: str, runs: Iterable[tuple[int, Fit]]) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ of the compute, judged on the later evaluations and on the last one.  `band` is 
 of the later evaluations lie in the 90 % band of the package's sigmoid.
 """
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,8 @@ def fitters(_, table, folder=STUDIES):
             for curve in curves:
                 for name, each in forecasts(curve, share).items():
                     errors.setdefault(name, []).append(each)
+            if not errors:
+                rows.append(("too few evaluations", f"{100 * share:.0f} %", 0, *"---"))
             for name, each in errors.items():
                 later, last, band = np.transpose(each)
                 inside = f"{100 * band.mean():.0f} %" if name == OURS else "-"
@@ -91,8 +94,10 @@ def plain_fit(x, y):
     start = (y[0], min(y.max() + 0.05, 1.0), 1.0, float(np.median(x)))
     limits = ([0.0, 0.0, 0.05, 1e-3 * x[0]], [1.0, 1.0, 10.0, 1e3 * x[-1]])
     try:
-        best, _ = curve_fit(rate, x, y, start, bounds=limits)
-    except (RuntimeError, OptimizeWarning):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", OptimizeWarning)  # of the covariance
+            best, _ = curve_fit(rate, x, y, start, bounds=limits)
+    except RuntimeError:
         return lambda later: np.full(later.shape, y[-1])
     return lambda later: rate(later, *best)
 

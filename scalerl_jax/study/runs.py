@@ -3,6 +3,8 @@
 Everything is read from the runs' own files, so that a study goes on after any end of
 it: a run is finished if its last evaluation is at its last step or beyond its budget.
 Runs are `scalerl train` in processes of their own, which end with the study's.
+
+One file above 400 lines: what starts runs and what stops them go by the same files.
 """
 
 import contextlib

@@ -70,11 +70,12 @@ def test_what_makes_no_study_is_refused_by_name(changes, named):
     ("text", "named"),
     [
         ("raise OSError('no disk')", "base = .*base.py fails: OSError: no disk"),
-        ("def get_config(): return 3", "base.py"),
+        ("def get_config(): return 3", "arm prompt: .* returns int"),
         # Another value at each call: arms would differ in what they do not say.
         (
-            "import random\nfrom scalerl_jax.config import defaults\n"
-            "def get_config():\n    config = defaults()\n"
+            "import random, runpy\n"
+            "def get_config():\n"
+            "    config = runpy.run_path('configs/tiny.py')['get_config']()\n"
             "    config.optimizer.learning_rate = random.uniform(1e-6, 1e-5)\n"
             "    return config\n",
             "differs from the base in more than it says: optimizer.learning_rate",

@@ -25,6 +25,8 @@ import numpy as np  # noqa: E402
 import scaling_cells  # noqa: E402
 import scaling_claims  # noqa: E402
 import scaling_compare  # noqa: E402
+import scaling_fitters  # noqa: E402
+import scaling_studies  # noqa: E402
 
 from scalerl_jax import scaling  # noqa: E402
 from scalerl_jax.scaling.identifiability import (  # noqa: E402
@@ -337,7 +339,13 @@ PARTS = {
     for part in (published, coverage, variants, identified, collapse, windows, speed)
 } | {
     name: functools.partial(part, table=table)
-    for parts in (scaling_claims.PARTS, scaling_compare.PARTS, scaling_cells.PARTS)
+    for parts in (
+        scaling_claims.PARTS,
+        scaling_compare.PARTS,
+        scaling_cells.PARTS,
+        scaling_studies.PARTS,
+        scaling_fitters.PARTS,
+    )
     for name, part in parts.items()
 }
 

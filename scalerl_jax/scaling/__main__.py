@@ -28,6 +28,7 @@ from scalerl_jax.run.writing import replace_file
 from scalerl_jax.scaling import LAWS, Curve, CurveError, Fit, Settings, plots, text
 from scalerl_jax.scaling.bootstrap import fitted_rates
 from scalerl_jax.scaling.checking import DEFAULT_ALARM_LEVEL, DEFAULT_PATIENCE
+from scalerl_jax.scaling.compare import FEWEST_RECIPES
 from scalerl_jax.scaling.differences import RUN_SD
 from scalerl_jax.scaling.flags import (
     ALL_PATHS,
@@ -60,6 +61,7 @@ from scalerl_jax.scaling.flags import (
 from scalerl_jax.scaling.live import BOARD_DIRECTORY, Watch
 from scalerl_jax.scaling.live import watch as follow
 from scalerl_jax.scaling.load import load_columns, when_enough
+from scalerl_jax.scaling.power import plan_power
 from scalerl_jax.scaling.recipes import compare_recipes, group_runs
 from scalerl_jax.scaling.records import Array, TooFewPointsError, to_json
 from scalerl_jax.scaling.report import make_report
@@ -532,6 +534,18 @@ def extrapolate(flags: Flags) -> Answer:
         "FLOPs to spend: gives the model size and tokens; may be given again",
     ),
     Flag("--model-size", COLUMN, "parameters of each model"),
+    Heading(
+        "power",
+        "with --power the runs say how far those of one recipe lie from each other",
+    ),
+    Flag(
+        "--power",
+        POSITIVE,
+        "a difference in A: gives the runs of each recipe that would decide it",
+    ),
+    Flag("--run-sd", WIDTH, "between runs of one recipe, instead of the measured one"),
+    Flag("--paired", SWITCH, "runs of one seed will be compared with each other"),
+    Flag("--recipes", K, "that will be compared (those that are there, 2 at least)"),
 )
 def plan(flags: Flags) -> Answer:
     """Plan from the fit of a curve, or how to spend a budget.
@@ -543,6 +557,8 @@ def plan(flags: Flags) -> Answer:
         return _plan_flops(flags)
     if flags.budget:
         return _plan_rollouts(flags)
+    if flags.power:
+        return _plan_power(flags)
     found = {
         curve.name: scaling.plan(
             fit_one(curve, flags),
@@ -744,6 +760,21 @@ def _plan_flops(flags: Flags) -> Answer:
         )
     said = fitted.said + text.compute_optimal_text(allocations)
     return Answer(said, found.to_record() | {"allocations": allocations})
+
+
+def _plan_power(flags: Flags) -> Answer:
+    """Find the runs that would decide a difference between recipes."""
+    if flags.recipes is not None and flags.recipes < FEWEST_RECIPES:
+        raise CurveError(f"--recipes {flags.recipes}: two are compared at least")
+    recipes = group_runs({fit.curve.name: fit for _, fit in fit_each(flags)})
+    found = plan_power(
+        recipes,
+        flags.power,
+        run_sd=flags.run_sd,
+        paired=flags.paired,
+        num_recipes=flags.recipes,
+    )
+    return Answer(text.power_text(found), found)
 
 
 def _plan_rollouts(flags: Flags) -> Answer:

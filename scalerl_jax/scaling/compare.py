@@ -8,13 +8,20 @@ One file above 400 lines, as the three share the fits that they compare by.
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
 
-from scalerl_jax.scaling.differences import RUN_SD, Difference, RecipeSample, difference
+from scalerl_jax.scaling.differences import (
+    RUN_SD,
+    Difference,
+    RecipeSample,
+    difference,
+    pooled,
+)
 from scalerl_jax.scaling.estimate import estimate
 from scalerl_jax.scaling.fit import fit_alone
 from scalerl_jax.scaling.identifiability import ASYMPTOTE_MARGIN
@@ -31,6 +38,7 @@ from scalerl_jax.scaling.search import A
 from scalerl_jax.scaling.uncertainty import student_quantile
 
 FEWEST_RUNS = 2  # of each recipe, for a winner
+FEWEST_RECIPES = 2  # that are compared
 FIELDS_OF_FIT = (  # that a row of a table repeats
     *("asymptote", "asymptote_interval", "exponent", "exponent_interval"),
     *("midpoint", "midpoint_interval", "identified", "reason"),
@@ -103,6 +111,7 @@ def compare(
     run_sd: float | None = None,
     paired: bool = False,
     num_pairs: int = 1,
+    others: Sequence["Recipe"] = (),
 ) -> Comparison:
     """Compare two recipes by their runs, fitted with the sigmoid over the same x.
 
@@ -117,13 +126,19 @@ def compare(
         run_sd: of A between runs of one recipe, for one run each; by default ScaleRL's.
         paired: a[i] and b[i] are of one seed.
         num_pairs: of recipes that are compared, and share the error.
+        others: recipes over the same x, whose runs say as well how far runs of one lie
+            from each other; where `paired`, those that lack a seed do not count.
     """
     runs = _checked(a, b, names, paired=paired)
     first, end = runs[0][0], min(fit.x_last for fit in (*runs[0], *runs[1]))
     error = (1.0 - first.level) / num_pairs
     spread = RUN_SD if run_sd is None else run_sd
-    by_a, by_b, held = _by_law(runs, 1.0 - 0.5 * error, spread, margin, paired=paired)
-    by_rate = _differ(runs, _rate_at(end), 1.0 - error, spread, paired=paired)
+    if paired:
+        others = [each for each in others if len(each.fits) == len(runs[0])]
+    test = _Test(run_sd=spread, paired=paired, others=others)
+    by_a, by_b, held = _by_law(runs, 1.0 - 0.5 * error, margin, test)
+    rates = [each.rates_at(end) for each in others]
+    by_rate = _differ(runs, _rate_at(end), 1.0 - error, test, rates)
     deciding = by_a or by_rate
     incomparable = _incomparable(runs, names)
     sign, reason = choose(by_a, by_b, by_rate, margin=margin)
@@ -154,8 +169,46 @@ def compare(
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """The runs of a recipe that say how far runs of one lie from each other."""
+
+    fits: tuple[Fit, ...]
+
+    @property
+    def asymptotes(self) -> Array | None:
+        """A of each run [S]; None where a run does not identify it."""
+        if not (_identify(self.fits) and all(fit.climbs for fit in self.fits)):
+            return None
+        return np.array([fit.asymptote for fit in self.fits])
+
+    @functools.cached_property
+    def log_exponents(self) -> Array | None:
+        """Log B of each run [S], with A held at their mean; None: as `asymptotes`."""
+        values = self.asymptotes
+        if values is None:
+            return None
+        held = [hold_asymptote(fit, float(values.mean())) for fit in self.fits]
+        return np.log([fit.exponent for fit in held])
+
+    def rates_at(self, x: float) -> Array | None:
+        """Fitted pass rate of each run [S] at x; None where a run ended before it."""
+        if min(fit.x_last for fit in self.fits) < x:
+            return None
+        return np.array([float(fit.predict(x)) for fit in self.fits])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Test:
+    """How differences are tested, whatever they are of."""
+
+    run_sd: float = RUN_SD
+    paired: bool = False
+    others: Sequence[Recipe] = ()
+
+
 def _by_law(
-    runs: Runs, level: float, run_sd: float, margin: float, *, paired: bool
+    runs: Runs, level: float, margin: float, test: _Test
 ) -> tuple[Difference | None, Difference | None, Runs | None]:
     """Return the differences of A and of log B, and the runs with a shared A held.
 
@@ -164,13 +217,15 @@ def _by_law(
     """
     if not all(_both(runs, _identify)):
         return None, None, None
-    by_a = _differ(runs, _asymptote, level, run_sd, paired=paired)
+    spread = [each.asymptotes for each in test.others]
+    by_a = _differ(runs, _asymptote, level, test, spread)
     if by_a.sign and abs(by_a.value) > margin:
         return by_a, None, None
     held = _hold_mean(runs, _both(runs, _asymptote_of))
     if max(map(len, runs)) == 1:
         return by_a, None, held
-    return by_a, _differ(held, _log_exponent, level, 0.0, paired=paired), held
+    spread = [each.log_exponents for each in test.others]
+    return by_a, _differ(held, _log_exponent, level, test, spread), held
 
 
 def choose(
@@ -293,6 +348,8 @@ def _source(used: Difference, run_sd: float | None, *, paired: bool) -> str:
     if used.degrees is None:
         return "that of ScaleRL's own runs" if run_sd is None else "given"
     of = "pairs of runs" if paired else "runs"
+    if used.num_recipes > FEWEST_RECIPES:
+        of = f"{of} of {used.num_recipes} recipes"
     ending = "" if used.degrees == 1 else "s"
     return f"estimated from the {of}, {used.degrees} degree{ending} of freedom"
 
@@ -374,13 +431,15 @@ def _differ(
     runs: Runs,
     number: Callable[[Fit], tuple[float, Interval]],
     level: float,
-    run_sd: float,
-    *,
-    paired: bool,
+    test: _Test,
+    others: Sequence[Array | None] = (),
 ) -> Difference:
     """Return the difference of one number between the runs of two recipes.
 
     The runs' own intervals are stretched to the level as Student's t is.
+
+    Args:
+        others: the same number of the runs of other recipes, where they have it.
     """
     samples = []
     for fits in runs:
@@ -396,7 +455,13 @@ def _differ(
             )
             values[place] = value
         samples.append(RecipeSample(values, reach))
-    return difference(*samples, level=level, run_sd=run_sd, paired=paired)
+    return difference(
+        *samples,
+        level=level,
+        run_sd=test.run_sd,
+        paired=test.paired,
+        others=[each for each in others if each is not None],
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -440,6 +505,13 @@ class RunTable(Record):
     shared_asymptote: float | None
     rows: tuple[RunRow, ...]  # by rank
     warnings: tuple[str, ...]
+
+
+def spread_between(recipes: Iterable[Recipe]) -> float | None:
+    """Return the spread of A between runs of one recipe, over all; None: unknown."""
+    values = [each.asymptotes for each in recipes if len(each.fits) > 1]
+    found = [each for each in values if each is not None]
+    return float(np.sqrt(pooled(found, paired=False)[0])) if found else None
 
 
 def compare_many(
@@ -517,7 +589,7 @@ def _num_higher(fit: Fit, others: Iterable[Fit], margin: float, run_sd: float) -
     return sum(
         other.asymptote > fit.asymptote + margin
         and _differ(
-            ((other,), (fit,)), _asymptote, fit.level, run_sd, paired=False
+            ((other,), (fit,)), _asymptote, fit.level, _Test(run_sd=run_sd)
         ).sign
         > 0
         for other in others

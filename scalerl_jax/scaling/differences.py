@@ -4,11 +4,13 @@ Evaluations of one run share its luck.  Its own scatter therefore says nothing o
 far a second run of the same recipe would lie from it, and only runs of one recipe that
 differ in their seeds do.  Here the quantity of every run (A, log B, a pass rate) is one
 number, and the runs are the sample: correlated residuals, wandering noise and whatever
-else moves a run as a whole are in the spread between them.
+else moves a run as a whole are in the spread between them.  Where more than two recipes
+are compared, all of them say how far runs of one lie from each other.
 """
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -17,6 +19,7 @@ from scalerl_jax.scaling.uncertainty import student_quantile
 
 # ScaleRL's own runs of one recipe: three fits of A within 0.015 of each other's mean.
 RUN_SD = 0.015
+UNLIKE = 0.02  # of recipes that spread alike, so many are taken not to (`_alike`)
 ZERO = Interval(0.0, 0.0)
 
 
@@ -37,8 +40,9 @@ class Difference(Record):
     value: float
     interval: Interval
     level: float  # of the interval
-    run_sd: float  # between runs of one recipe; of the pairs' differences if paired
+    run_sd: float  # between runs of one recipe; paired, of one seed
     degrees: int | None  # of freedom behind `run_sd`; None: it was given
+    num_recipes: int = 0  # whose runs `run_sd` is estimated from
 
     @property
     def sign(self) -> int:
@@ -55,35 +59,38 @@ def difference(
     level: float,
     run_sd: float,
     paired: bool = False,
+    others: Sequence[Array] = (),
 ) -> Difference:
     """Return mean(a) - mean(b) with its interval.
 
         error^2 = run_sd^2 (1 / S_a + 1 / S_b)
 
-    With two runs or more of a recipe the spread is estimated and `run_sd` not looked
-    at: pooled over both recipes, Student's t with S_a + S_b - 2 degrees of freedom;
-    `paired` from the differences of the pairs, with S - 1.  Pooling takes both recipes
-    to spread alike, and errs most where one has few runs, which spread further: of
+    Where any recipe has two runs or more the spread is estimated and `run_sd` not
+    looked at (`_spread`), and the quantile is Student's t.  It takes the recipes to
+    spread alike, and errs most where one has few runs, which spread further: of
     unequal numbers of runs, the interval is the wider one of this and of Welch's.  What
     is estimated is the spread of the fitted values, so the noise of evaluations is in
     it; the interval is never narrower than that noise alone makes it.
 
-    With one run each the spread is `run_sd`, and the noise of the two runs is added in
-    squares, each side by its own limits (MOVER; Zou and Donner, Statistics in Medicine
-    27 (2008), equation 3).
+    Where no recipe has two runs the spread is `run_sd`, and the noise of the two runs
+    is added in squares, each side by its own limits (MOVER; Zou and Donner, Statistics
+    in Medicine 27 (2008), equation 3).
+
+    Args:
+        paired: a, b and the others have runs of the same seeds, in the same order.
+        others: the same quantity of the runs of other recipes, [S] each.
     """
     value = float(a.values.mean() - b.values.mean())
     counts = len(a.values), len(b.values)
     below, above = _noise(a, b)
-    if max(counts) == 1:
+    found = _spread((a.values, b.values), others, paired=paired)
+    if found is None:
         spread = student_quantile(level, None) * run_sd * math.sqrt(2.0)
-        below, above, degrees = (
-            math.hypot(below, spread),
-            math.hypot(above, spread),
-            None,
-        )
+        below, above = math.hypot(below, spread), math.hypot(above, spread)
+        degrees, num_recipes = None, 0
     else:
-        run_sd, degrees, error = _spread(a.values, b.values, paired=paired)
+        run_sd, degrees, num_recipes = found
+        error = run_sd * math.sqrt(1.0 / counts[0] + 1.0 / counts[1])
         spread = student_quantile(level, degrees) * error
         if 1 < min(counts) < max(counts):
             spread = max(spread, _welch(a.values, b.values, level))
@@ -97,6 +104,7 @@ def difference(
         level=level,
         run_sd=run_sd,
         degrees=degrees,
+        num_recipes=num_recipes,
     )
 
 
@@ -108,15 +116,62 @@ def _noise(a: RecipeSample, b: RecipeSample) -> tuple[float, float]:
     return float(np.hypot(of_a[0], of_b[1])), float(np.hypot(of_a[1], of_b[0]))
 
 
-def _spread(a: Array, b: Array, *, paired: bool) -> tuple[float, int, float]:
-    """Return the spread of runs, its degrees of freedom, and the difference's error."""
+def _spread(
+    pair: Sequence[Array], others: Sequence[Array], *, paired: bool
+) -> tuple[float, int, int] | None:
+    """Return the spread of runs, its degrees of freedom and of how many recipes it is.
+
+    None for one run of each.
+
+    The spread is that of all recipes, or of the two that are compared where theirs is
+    larger, with the degrees of freedom of all: a recipe that spreads further than the
+    rest would else win by it.
+    """
+    own, rest = ([each for each in of if len(each) > 1] for of in (pair, others))
+    every = [*own, *(_alike(own, rest) if own else rest)]
+    if not every:
+        return None
+    variance, degrees = pooled(every, paired=paired)
+    if own:
+        variance = max(variance, pooled(own, paired=paired)[0])
+    return math.sqrt(variance), degrees, len(every)
+
+
+def pooled(recipes: Sequence[Array], *, paired: bool) -> tuple[float, int]:
+    """Return the variance between runs of a recipe, and its degrees of freedom.
+
+        squares = sum_ks (y_ks - mean_k)^2,   degrees = sum_k (S_k - 1)
+        paired: sum_ks (y_ks - mean_k - mean_s + mean)^2,   (K - 1)(S - 1)
+
+    over K recipes and seeds s.  Paired, it is what is left when the luck that a seed
+    brings to all recipes is taken away: for K = 2, half of the variance of the
+    differences of pairs.
+    """
+    left = [each - each.mean() for each in recipes]
+    degrees = sum(len(each) - 1 for each in recipes)
     if paired:
-        spread = float((a - b).std(ddof=1))
-        return spread, len(a) - 1, spread / math.sqrt(len(a))
-    degrees = len(a) + len(b) - 2
-    squares = sum(float(((each - each.mean()) ** 2).sum()) for each in (a, b))
-    spread = math.sqrt(squares / degrees)
-    return spread, degrees, spread * math.sqrt(1.0 / len(a) + 1.0 / len(b))
+        table = np.array(left)
+        left = list(table - table.mean(axis=0))
+        degrees -= table.shape[1] - 1
+    return sum(float((each**2).sum()) for each in left) / degrees, degrees
+
+
+def _alike(pair: Sequence[Array], others: Sequence[Array]) -> list[Array]:
+    """Return the other recipes whose runs spread as those of a pair do.
+
+    By the F test of two variances: of recipes that do, UNLIKE are left out.
+    """
+    from scipy.special import fdtri
+
+    degrees = sum(len(each) - 1 for each in pair)
+    variance = sum(len(each) * float(each.var()) for each in pair) / degrees
+    found = []
+    for other in others:
+        more, own = len(other) - 1, float(other.var(ddof=1))
+        most = own <= variance * fdtri(more, degrees, 1.0 - 0.5 * UNLIKE)
+        if most and variance <= own * fdtri(degrees, more, 1.0 - 0.5 * UNLIKE):
+            found.append(other)
+    return found
 
 
 def _welch(a: Array, b: Array, level: float) -> float:

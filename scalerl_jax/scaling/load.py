@@ -50,7 +50,7 @@ SEED_NAMES = frozenset(["seed", "trial", "replicate"])
 # Columns whose numbers are names of runs, as text is.
 RUN_NAMES = SEED_NAMES | {"run", "run_id", "run_name"}
 # Settings of a run that are no part of its recipe.
-_NOT_RECIPE = ("seed", "tracking", "compile_cache", "checkpoint", "scaling", "debug")
+NOT_RECIPE = ("seed", "tracking", "compile_cache", "checkpoint", "scaling", "debug")
 _PLAIN_NAMES = ("evals", "trainer_state", "tensorboard")  # their folder's says more
 WALL_TIME = (
     "chip-hours of a CPU are its wall time, which moves with whatever else it does: "
@@ -416,7 +416,7 @@ def _recipe(table: Table, run: Sequence[str], group: Sequence[str]) -> str:
         return ""  # settings that lie beside other files are not those of each run
     try:
         settings = read_json(table.path.parent / "config.json")
-        config = {k: v for k, v in settings["config"].items() if k not in _NOT_RECIPE}
+        config = {k: v for k, v in settings["config"].items() if k not in NOT_RECIPE}
     except (ValueError, KeyError, TypeError, AttributeError):
         return ""
     return json.dumps(config, sort_keys=True)

@@ -1,12 +1,27 @@
 """How many runs it takes to see a difference between two recipes."""
 
+import dataclasses
 import math
+from collections.abc import Mapping, Sequence
 
-from scalerl_jax.scaling.records import CurveError
+import numpy as np
+
+from scalerl_jax.scaling.compare import FEWEST_RECIPES, Recipe
+from scalerl_jax.scaling.differences import RUN_SD, pooled
+from scalerl_jax.scaling.records import (
+    OPEN,
+    Array,
+    CurveError,
+    Interval,
+    Record,
+    amount,
+)
+from scalerl_jax.scaling.result import Fit
 from scalerl_jax.scaling.uncertainty import student_quantile
 
 MOST_RUNS = 1000  # of each recipe
 POWER = 0.8
+NUM_NODES = 64  # of each sum of squares: power to 1e-3
 
 
 def power_of(
@@ -15,36 +30,53 @@ def power_of(
     runs: int,
     *,
     level: float,
+    recipes: int = 2,
     paired: bool = False,
 ) -> float:
     """The share of comparisons with a winner, and the right one.
 
-    Student's t of two recipes with `runs` runs each, as `differences.difference` has
-    it, where values of runs are normal and the noise of evaluations is in their spread:
+    By one quantity, as `differences.difference` tests it, where values of runs are
+    normal and the noise of evaluations is in their spread:
 
-        P(T > t[(1 + level) / 2]),  T noncentral with true_difference / error
-        error = run_sd sqrt(2 / runs), 2 runs - 2 degrees of freedom
-        paired: error = run_sd / sqrt(runs), runs - 1 degrees of freedom
+        P(Z + true_difference / error > t[(1 + level) / 2] max(own, all)),
+        error = run_sd sqrt(2 / runs)
+
+    with Z normal and the spread, in units of run_sd, that of the two recipes' own runs
+    (2 (runs - 1) degrees of freedom; paired: runs - 1) or of all (recipes (runs - 1);
+    paired: (recipes - 1) (runs - 1)).  Of two recipes, Student's t, noncentral.
 
     Args:
         true_difference: between the means of the two recipes.
-        run_sd: between runs of one recipe; paired: of the differences of pairs.
+        run_sd: between runs of one recipe; paired: without what a seed adds to all.
         level: of the two-sided interval that must leave out 0.
+        recipes: that the spread is estimated from, these two among them.
     """
-    from scipy.special import nctdtr
+    from scipy.special import ndtr
 
     if not (run_sd >= 0.0 and math.isfinite(run_sd)) or runs < 2:  # noqa: PLR2004
         raise CurveError(
             f"run_sd = {run_sd:g}, runs = {runs}: give a spread of 0 or more, and two "
             f"runs or more of each recipe"
         )
-    degrees = runs - 1 if paired else 2 * runs - 2
-    error = run_sd / math.sqrt(runs) * (1.0 if paired else math.sqrt(2.0))
+    error = run_sd * math.sqrt(2.0 / runs)
     size = abs(true_difference)
-    if error == 0.0 or size / error > 30.0:  # noqa: PLR2004  beyond nctdtr's reach
+    if error == 0.0:
         return float(size > 0.0)
-    bound = student_quantile(level, degrees)
-    return float(1.0 - nctdtr(degrees, size / error, bound))
+    degrees, more = (2 - paired) * (runs - 1), (recipes - 2) * (runs - 1)
+    own, others = _squares(degrees)[:, None], _squares(more)
+    variance = np.maximum(own / degrees, (own + others) / (degrees + more))
+    bound = student_quantile(level, degrees + more) * np.sqrt(variance)
+    return float(ndtr(size / error - bound).mean())
+
+
+def _squares(degrees: int) -> Array:
+    """Return values of chi-squared that are equally likely, [1] or [NUM_NODES]."""
+    from scipy.special import gammaincinv
+
+    if degrees == 0:
+        return np.zeros(1)
+    shares = (np.arange(NUM_NODES) + 0.5) / NUM_NODES
+    return 2.0 * gammaincinv(0.5 * degrees, shares)
 
 
 def runs_to_decide(
@@ -52,6 +84,7 @@ def runs_to_decide(
     run_sd: float,
     *,
     level: float,
+    recipes: int = 2,
     paired: bool = False,
     power: float = POWER,
 ) -> int | None:
@@ -60,7 +93,9 @@ def runs_to_decide(
         return None
 
     def enough(runs: int) -> bool:
-        found = power_of(true_difference, run_sd, runs, level=level, paired=paired)
+        found = power_of(
+            true_difference, run_sd, runs, level=level, recipes=recipes, paired=paired
+        )
         return found >= power
 
     if not enough(MOST_RUNS):
@@ -70,3 +105,133 @@ def runs_to_decide(
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle, high)
     return high
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PowerPlan(Record):
+    """Runs and compute that would decide a difference, at a spread between runs."""
+
+    true_difference: float
+    quantity: str  # what the difference and the spread are of
+    run_sd: float  # paired: without what a seed adds to all recipes
+    run_sd_interval: Interval  # at the level; open: it was given, or is ScaleRL's
+    run_sd_source: str
+    level: float  # of the verdicts
+    num_recipes: int  # that are compared with the first one, it among them
+    paired: bool
+    power: float  # wanted
+    runs: int | None  # of each recipe; None: a thousand are too few
+    runs_interval: tuple[int | None, int | None]  # over the interval of the spread
+    x_name: str
+    compute_of_a_run: float  # the mean of those that are there
+    compute: float | None  # of all runs
+    found_by: dict[int, float]  # power by runs of each recipe
+
+
+SHOWN_RUNS = (2, 3, 4, 5, 8, 12, 20)
+
+
+def plan_power(
+    recipes: Mapping[str, Sequence[Fit]],
+    true_difference: float,
+    *,
+    run_sd: float | None = None,
+    paired: bool = False,
+    num_recipes: int | None = None,
+    power: float = POWER,
+) -> PowerPlan:
+    """Plan runs that decide a difference of A, as `compare` tests it.
+
+    The spread between runs is that of the recipes with several runs: of A where a
+    recipe identifies it, else of the fitted pass rate at the last compute that all
+    reached.  The noise of the present evaluations is in it.
+
+    Args:
+        recipes: their runs, over one x.
+        run_sd: instead of the measured spread.
+        paired: runs of one seed are compared, in their order.
+        num_recipes: that will be compared with the first one, it among them, and share
+            the error; by default those that are there.
+    """
+    fits = [fit for group in recipes.values() for fit in group]
+    count = num_recipes or max(len(recipes), FEWEST_RECIPES)
+    level = fits[0].level
+    quantity, values = _spreading([Recipe(tuple(g)) for g in recipes.values()])
+    degrees, source = 0, "given"
+    if run_sd is None and values:
+        if paired:
+            _require_pairs(values)
+        variance, degrees = pooled(values, paired=paired)
+        run_sd = math.sqrt(variance)
+        source = f"measured, {degrees} degrees of freedom"
+    elif run_sd is None:
+        run_sd, source = RUN_SD, "that of ScaleRL's own runs"
+    at = 1.0 - 0.5 * (1.0 - level) / (count - 1)
+
+    def needed(spread: float | None) -> int | None:
+        if spread is None:
+            return None
+        return runs_to_decide(
+            true_difference, spread, level=at, recipes=count, paired=paired, power=power
+        )
+
+    interval = _interval_of_spread(run_sd, degrees, level)
+    runs = needed(run_sd)
+    each = float(np.mean([fit.x_last for fit in fits]))
+    return PowerPlan(
+        true_difference=true_difference,
+        quantity=quantity,
+        run_sd=run_sd,
+        run_sd_interval=interval,
+        run_sd_source=source,
+        level=level,
+        num_recipes=count,
+        paired=paired,
+        power=power,
+        runs=runs,
+        runs_interval=(needed(interval.low), needed(interval.high)),
+        x_name=fits[0].x_name,
+        compute_of_a_run=each,
+        compute=None if runs is None else runs * count * each,
+        found_by={
+            n: power_of(
+                true_difference, run_sd, n, level=at, recipes=count, paired=paired
+            )
+            for n in SHOWN_RUNS
+        },
+    )
+
+
+def _spreading(recipes: Sequence[Recipe]) -> tuple[str, list[Array]]:
+    """Return what runs spread in, and its values by recipe with several runs."""
+    several = [each for each in recipes if len(each.fits) > 1]
+    found = [values for each in several if (values := each.asymptotes) is not None]
+    if found or not several:
+        return "A", found
+    end = min(fit.x_last for each in several for fit in each.fits)
+    rates = [values for each in several if (values := each.rates_at(end)) is not None]
+    return f"the pass rate at {amount(end)}, as A is not identified", rates
+
+
+def _require_pairs(values: Sequence[Array]) -> None:
+    """Refuse runs that cannot be paired by their seeds."""
+    counts = [len(each) for each in values]
+    if len(counts) < FEWEST_RECIPES or len(set(counts)) > 1:
+        raise CurveError(
+            f"--paired measures the spread on two recipes or more with as many runs "
+            f"each, and there are {counts}; leave it out, or give --run-sd"
+        )
+
+
+def _interval_of_spread(run_sd: float, degrees: int, level: float) -> Interval:
+    """Return the interval of a standard deviation of normal values, by chi-squared."""
+    from scipy.special import gammaincinv
+
+    if degrees == 0:
+        return OPEN
+    squares = run_sd**2 * degrees
+    low, high = (
+        2.0 * float(gammaincinv(0.5 * degrees, 0.5 * (1.0 + side * level)))
+        for side in (1, -1)
+    )
+    return Interval(math.sqrt(squares / low), math.sqrt(squares / high))

@@ -10,7 +10,14 @@ import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 
-from scalerl_jax.scaling.compare import Comparison, RunTable, compare, compare_many
+from scalerl_jax.scaling.compare import (
+    Comparison,
+    Recipe,
+    RunTable,
+    compare,
+    compare_many,
+    spread_between,
+)
 from scalerl_jax.scaling.differences import RUN_SD
 from scalerl_jax.scaling.identifiability import ASYMPTOTE_MARGIN
 from scalerl_jax.scaling.result import Fit
@@ -44,8 +51,8 @@ def compare_recipes(
         margin: as `compare` takes it, and so are the next two.
         most_pairs: pairs of many recipes that are compared: those next to the best.
     """
-    spread = RUN_SD if run_sd is None else run_sd
-    runs = compare_many(fits, margin=margin, run_sd=spread)
+    every = {name: Recipe(tuple(group)) for name, group in recipes.items()}
+    runs = rank(fits, recipes, margin=margin, run_sd=run_sd)
     recipe_of = {id(fit): name for name, group in recipes.items() for fit in group}
     best, *others = dict.fromkeys(recipe_of[id(row.fit)] for row in runs.rows)
     # The paper compares a few recipes with each other, and many with the best one.
@@ -62,10 +69,28 @@ def compare_recipes(
             paired=paired,
             # The best one was chosen among all, so all pairs share the error.
             num_pairs=math.comb(len(recipes), 2),
+            others=[each for name, each in every.items() if name not in (a, b)],
         )
         for a, b in pairs[:most_pairs]
     )
     return Compared(runs=runs, pairs=found, num_left_out=len(pairs) - len(found))
+
+
+def rank(
+    fits: Mapping[str, Fit],
+    recipes: Mapping[str, Sequence[Fit]],
+    *,
+    margin: float = ASYMPTOTE_MARGIN,
+    run_sd: float | None = None,
+) -> RunTable:
+    """Rank runs by A, allowing for a spread between runs of one recipe.
+
+    By default it is that of the recipes with several runs; without any, ScaleRL's.
+    """
+    if run_sd is None:
+        run_sd = spread_between(Recipe(tuple(group)) for group in recipes.values())
+    spread = RUN_SD if run_sd is None else run_sd
+    return compare_many(fits, margin=margin, run_sd=spread)
 
 
 def group_runs(

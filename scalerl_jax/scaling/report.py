@@ -14,7 +14,7 @@ from typing import Any
 
 from scalerl_jax.process.printing import shown
 from scalerl_jax.scaling import text
-from scalerl_jax.scaling.compare import Comparison, compare_many
+from scalerl_jax.scaling.compare import Comparison
 from scalerl_jax.scaling.fit import sensitivity
 from scalerl_jax.scaling.forecasts import extrapolate_curve, plan
 from scalerl_jax.scaling.plots import (
@@ -24,7 +24,7 @@ from scalerl_jax.scaling.plots import (
     to_svg,
 )
 from scalerl_jax.scaling.plots_of_training import draw_training
-from scalerl_jax.scaling.recipes import Compared, compare_recipes, group_runs
+from scalerl_jax.scaling.recipes import Compared, compare_recipes, group_runs, rank
 from scalerl_jax.scaling.records import CurveError, amount
 from scalerl_jax.scaling.result import Fit
 from scalerl_jax.scaling.run_details import (
@@ -194,7 +194,8 @@ def _compared(
     if pairs is None:
         found = compare_recipes(fits, group_runs(fits), most_pairs=MOST_PAIRS)
     else:
-        found = Compared(runs=compare_many(fits), pairs=tuple(pairs), num_left_out=0)
+        runs = rank(fits, group_runs(fits))
+        found = Compared(runs=runs, pairs=tuple(pairs), num_left_out=0)
     drawn = None
     if found.runs.shared_asymptote is not None:
         drawn = draw_linearised(found.runs, names=list(fits))

@@ -26,7 +26,7 @@ from scalerl_jax.formats.bounded import MOST_WHOLE, read_bytes, read_lines
 from scalerl_jax.formats.reading import parse_json, read_json, read_value
 from scalerl_jax.formats.remote import files_of_run
 from scalerl_jax.scaling.event_files import PATTERN, read_series
-from scalerl_jax.scaling.records import DEFAULT_X, DEFAULT_Y, CurveError
+from scalerl_jax.scaling.records import DEFAULT_X, DEFAULT_Y, TOKENS_X, CurveError
 
 Mark = Literal[".", ","]
 MARKS: tuple[Mark, ...] = (".", ",")
@@ -49,6 +49,8 @@ RUN_COLUMN = "run"
 EVALS_NAME = "evals.jsonl"
 LEDGER_NAME = "ledger.json"
 TRAINER_STATE_NAME = "trainer_state.json"
+STUDY_CURVES = ("curves.parquet", "curves.csv")  # of an exported study
+STUDY_GROUP = ("arm", "seed")
 DELIMITERS = (",", ";", "\t")
 SNIFFED_LINES = 40
 TENSORBOARD_HEADER = ["Wall time", "Step", "Value"]  # of a scalar that it exports
@@ -65,8 +67,8 @@ _NUMPY_NUMBER = re.compile(r"^np\.\w+\((.*)\)$")
 _SHOWN = 50  # columns that a message lists
 _KNOWN = (
     f"give a run directory with {EVALS_NAME}, a .jsonl (one object per line), .csv or "
-    f".tsv (with a header) file, {TRAINER_STATE_NAME}, a .json array of objects, a "
-    f".log of verl, or TensorBoard event files"
+    f".tsv (with a header) or .parquet file, {TRAINER_STATE_NAME}, a .json array of "
+    f"objects, a .log of verl, or TensorBoard event files"
 )
 
 
@@ -173,7 +175,9 @@ class Table:
 
     @functools.cached_property
     def chip(self) -> str | None:
-        """The kind of chip that the ledger of its directory counts, if one does."""
+        """The kind of chip that its rows, or the ledger of its directory, tell of."""
+        if self.rows and isinstance(self.rows[0][1].get("chip"), str):
+            return self.rows[0][1]["chip"]
         for folder in [self.path, *self.path.parents][:4]:  # of event files, above them
             with contextlib.suppress(ValueError):
                 chip = read_json(folder / LEDGER_NAME).get("chip")
@@ -297,7 +301,11 @@ def read_table(path: str | Path) -> Table:
     if file.suffix not in _READERS:
         raise CurveError(f"{file}: unknown kind {file.suffix!r}; {_KNOWN}")
     try:
-        return _READERS[file.suffix](file)
+        table = _READERS[file.suffix](file)
+        if file.name in STUDY_CURVES and {*STUDY_GROUP} <= {*table.columns}:
+            group = ",".join(STUDY_GROUP)
+            return dataclasses.replace(table, x=TOKENS_X, group=group)
+        return table
     except CurveError:
         raise
     except UnicodeDecodeError as failure:
@@ -311,7 +319,7 @@ def read_table(path: str | Path) -> Table:
 
 def _find_in(folder: Path) -> Path:
     """Return the file of a directory that holds its curve; itself, for event files."""
-    for name in (EVALS_NAME, TRAINER_STATE_NAME):
+    for name in (EVALS_NAME, TRAINER_STATE_NAME, *STUDY_CURVES):
         if (folder / name).is_file():
             return folder / name
     saved = [
@@ -505,6 +513,28 @@ def _read_json(file: Path) -> Table:
     return Table(path=file, rows=rows, x=STEP_COLUMN, y=y, sparse=True)
 
 
+def _read_parquet(file: Path) -> Table:
+    """A Parquet file, a row a point, that is not larger than a text may be."""
+    import pyarrow  # here: a heavy library that no other kind of file needs
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(file) as opened:
+            groups = range(opened.metadata.num_row_groups)
+            size = sum(opened.metadata.row_group(g).total_byte_size for g in groups)
+            if size > MOST_WHOLE:
+                raise CurveError(
+                    f"{file}: {size:,} bytes, and {MOST_WHOLE:,} are the most; give a "
+                    f"part of its rows"
+                )
+            rows = opened.read().to_pylist()
+    except pyarrow.ArrowException as failure:
+        raise CurveError(f"{file}: no Parquet file: {failure}") from failure
+    return Table(
+        path=file, rows=[(f"{file}:{n}", row) for n, row in enumerate(rows, 1)]
+    )
+
+
 def _read_console(file: Path) -> Table:
     """The lines that verl prints, "step:5 - name:0.5 - ..."; all others are no rows."""
     rows: list[Row] = []
@@ -531,6 +561,7 @@ _READERS = {
     ".jsonl": _read_jsonl,
     ".json": _read_json,
     ".log": _read_console,
+    ".parquet": _read_parquet,
 }
 
 

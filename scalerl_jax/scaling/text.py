@@ -17,6 +17,7 @@ from scalerl_jax.scaling.fit import Cutoff
 from scalerl_jax.scaling.forecasts import Estimate, Extrapolation, Plan
 from scalerl_jax.scaling.isocompute import Allocation, IsoCompute
 from scalerl_jax.scaling.laws_over_sizes import SurfaceFit, TanExtrapolation
+from scalerl_jax.scaling.power import PowerPlan
 from scalerl_jax.scaling.records import Interval, Parameter, amount
 from scalerl_jax.scaling.result import Fit
 
@@ -368,6 +369,32 @@ def differences_of(found: Comparison) -> list[tuple[str, Difference]]:
 def difference_text(found: Difference) -> str:
     """Return a difference with its interval."""
     return f"{found.value:+.4f} {show(found.interval, '+.4f')}"
+
+
+def power_text(found: PowerPlan) -> str:
+    """Return the runs and the compute that would decide a difference."""
+    spread = f"{found.run_sd:.4f}"
+    if found.run_sd_interval.high is not None:
+        spread += f" {show(found.run_sd_interval, '.4f')}"
+    pairing = "paired by seed" if found.paired else "not paired"
+    runs = "more than a thousand" if found.runs is None else f"{found.runs:,}"
+    low, high = ("no limit" if n is None else f"{n:,}" for n in found.runs_interval)
+    if found.run_sd_interval.high is not None:
+        runs += f" [{low}, {high}]"
+    rows = [
+        ("spread between runs of one recipe", f"{spread} ({found.run_sd_source})"),
+        (f"runs of each, for {percent(found.power)} of studies", runs),
+        ("of one run", f"{amount(found.compute_of_a_run)} {found.x_name}"),
+        ("of all of them", f"{number(found.compute, AMOUNT)} {found.x_name}"),
+    ]
+    powers = [(str(n), f"{100 * p:.0f} %") for n, p in found.found_by.items()]
+    return (
+        f"a difference of {found.true_difference:g} in {found.quantity}; "
+        f"{found.num_recipes} recipes, the others against the first; "
+        f"{percent(found.level)}; {pairing}\n"
+        + table((), rows, words=True)
+        + table(("runs of each", "found in"), powers)
+    )
 
 
 def extrapolation_sheet(found: Extrapolation) -> Sheet:

@@ -3,6 +3,7 @@
     scalerl study run NAME        # starts what is missing, goes on with what was ended
     scalerl study status NAME
     scalerl study report NAME     # tables, pictures and a page in the study's folder
+    scalerl study export NAME     # its curves as data, with a card, in studies/NAME
 
 Exit status: 0 done, 1 a run failed, 2 a mistake in the study, 75 stopped by SIGTERM and
 130 by Ctrl-C: `run` then goes on.
@@ -19,6 +20,7 @@ from scalerl_jax.run.directory import lock_directory
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.scaling import text
 from scalerl_jax.study.design import Study, interleaved, read_study
+from scalerl_jax.study.export import export
 from scalerl_jax.study.report import describe, find, write_report
 from scalerl_jax.study.runs import Runner, State, keep_record, look
 
@@ -35,10 +37,14 @@ def main(argv: list[str] | None = None) -> int:
     if flags.command == "status":
         to_stdout(status_text(study, root))
         return 0
-    out = flags.out or root / "report"
-    findings, title = find(study, root), Path(flags.study).stem
-    files = write_report(study, findings, root, out, title=title)
-    to_stdout(describe(study, findings))
+    title = Path(flags.study).stem
+    if flags.command == "export":
+        out = flags.out or Path("studies") / title
+        files = export(study, root, out, title=title)
+    else:
+        findings, out = find(study, root), flags.out or root / "report"
+        files = write_report(study, findings, root, out, title=title)
+        to_stdout(describe(study, findings))
     to_stdout("".join(f"wrote {file}\n" for file in files))
     return 0
 
@@ -49,7 +55,7 @@ def _parser() -> Parser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("command", choices=("run", "status", "report"))
+    parser.add_argument("command", choices=("run", "status", "report", "export"))
     parser.add_argument("study", help="NAME of a file in configs/studies, or a path")
     parser.add_argument(
         "--root", type=Path, help="folder of the study (default: runs/studies/NAME)"
@@ -58,7 +64,16 @@ def _parser() -> Parser:
         "--jobs", type=int, default=1, help="runs side by side on this machine"
     )
     parser.add_argument(
-        "--out", type=Path, help="folder of the report (default: ROOT/report)"
+        "--prune",
+        action="store_true",
+        help="stop a run whose forecast cannot reach a finished run of its seed; "
+        "without it, runs that were stopped so go on",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="folder of the report (default: ROOT/report), or of what is exported "
+        "(default: studies/NAME)",
     )
     return parser
 
@@ -72,7 +87,7 @@ def _run(study: Study, root: Path, flags: argparse.Namespace) -> int:
         Preemption() as preemption,
         Progress() as progress,
     ):
-        runner = Runner(study, root, progress, jobs=flags.jobs)
+        runner = Runner(study, root, progress, jobs=flags.jobs, prune=flags.prune)
         failed = runner.run(lambda: preemption.requested)
     to_stdout(status_text(study, root))
     if preemption.requested:
@@ -97,6 +112,8 @@ def _row(study: Study, state: State) -> tuple[str, ...]:
     word = "not begun"
     if state.finished:
         word = "finished"
+    elif state.behind:
+        word = f"stopped: it cannot reach {state.behind}"
     elif state.failure:
         word = f"failed: {state.failure}"
     elif state.step or state.evaluation:

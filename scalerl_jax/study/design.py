@@ -151,6 +151,13 @@ def check(study: Study) -> dict[str, dict[str, Any]]:
                 f"{count} evaluations, and a fit needs {LEAST_EVALUATIONS}; take more "
                 f"steps, or evaluate more often"
             )
+        rollouts = resolved["batch.num_prompts"] * resolved["batch.group_size"]
+        if study.tokens < (least := LEAST_EVALUATIONS * every * rollouts):
+            raise ValueError(
+                f"tokens = {study.tokens:g} are sampled before the evaluation "
+                f"{LEAST_EVALUATIONS} of arm {arm}, which a fit needs: {rollouts} "
+                f"rollouts a step have {least:,} by then, of one token each; give more"
+            )
     return settings
 
 

@@ -1,7 +1,7 @@
 """The report of a study: tables as CSV, pictures as PNG, and one page of HTML.
 
 The tests are those of `scaling.compare`: runs of one seed are paired, and all pairs of
-the study share the error.
+the study share the error, and all arms say how far runs of one lie from each other.
 """
 
 import csv
@@ -14,17 +14,18 @@ from typing import Any
 
 from scalerl_jax.run.writing import replace_file
 from scalerl_jax.scaling import text
-from scalerl_jax.scaling.compare import Comparison, compare, compare_many
+from scalerl_jax.scaling.compare import FEWEST_RECIPES, Comparison, Recipe, compare
 from scalerl_jax.scaling.fit import fit_curve
 from scalerl_jax.scaling.forecasts import extrapolate_curve
-from scalerl_jax.scaling.load import load_curves
 from scalerl_jax.scaling.plots import draw_fits, draw_linearised, to_png
 from scalerl_jax.scaling.power import runs_to_decide
+from scalerl_jax.scaling.pruning import Replay, replay
+from scalerl_jax.scaling.recipes import group_runs, rank
 from scalerl_jax.scaling.records import CurveError, Interval
 from scalerl_jax.scaling.report import make_report
 from scalerl_jax.scaling.result import Fit
 from scalerl_jax.study.design import Planned, Study, interleaved
-from scalerl_jax.study.runs import EVALS_FILE, look
+from scalerl_jax.study.runs import EVALS_FILE, look, read_curve
 
 Row = dict[str, Any]
 _FORESEEN_FROM = (0.25, 0.5)  # of the compute: forecasts of the last evaluation
@@ -37,6 +38,7 @@ class Findings:
     fits: Mapping[Planned, Fit]
     pairs: tuple[Comparison, ...]
     left_out: Mapping[str, str]  # why a run has no fit, by its name
+    pruned: Replay | None  # what --prune would have done; None: runs are missing
 
     def of_arm(self, arm: str) -> list[tuple[int, Fit]]:
         """The fits of an arm, by seed."""
@@ -56,8 +58,10 @@ def find(study: Study, root: Path) -> Findings:
         if not (state.folder / EVALS_FILE).exists():
             left_out[planned.name] = state.failure or "not begun"
             continue
+        curve = read_curve(study, state.folder)
         try:
-            (curve,) = load_curves(state.folder, x=study.axis)
+            if isinstance(curve, CurveError):
+                raise curve
             curve = dataclasses.replace(
                 curve, name=planned.name, recipe=planned.arm, warnings=()
             )
@@ -66,30 +70,42 @@ def find(study: Study, root: Path) -> Findings:
             left_out[planned.name] = str(error)
             continue
         if not state.finished:
-            done = f"step {state.step} of {study.steps}"
+            why = f"; it cannot reach {state.behind}" if state.behind else ""
+            done = f"step {state.step} of {study.steps}{why}"
             left_out[planned.name] = f"fitted as far as it is: {done}"
     if not fits:
         raise ValueError(
             f"{root}: no run has enough evaluations for a fit yet: "
             f"{next(iter(left_out.values()))}; scalerl study run goes on with them"
         )
-    return Findings(fits=fits, pairs=_compared(study, fits), left_out=left_out)
+    pruned = None
+    if not left_out:  # of runs that were cut short nobody knows where they had ended
+        runs = [(run.arm, run.seed, fit.whole_curve) for run, fit in fits.items()]
+        pruned = replay(runs)
+    return Findings(
+        fits=fits, pairs=_compared(study, fits), left_out=left_out, pruned=pruned
+    )
 
 
 def _compared(study: Study, fits: Mapping[Planned, Fit]) -> tuple[Comparison, ...]:
     """Compare the pairs of arms whose runs are there, by the seeds that both have."""
     found = []
+    arms: dict[str, dict[int, Fit]] = {arm: {} for arm in study.arms}
+    for run, fit in fits.items():
+        arms[run.arm][run.seed] = fit
+    # Arms by the runs that a pair has use for; a few pairs lack a seed, so a few each.
+    recipes: dict[tuple[str, tuple[int, ...]], Recipe] = {}
     for names in study.compared:
-        by_seed = [
-            {run.seed: fit for run, fit in fits.items() if run.arm == arm}
-            for arm in names
-        ]
-        both = [seed for seed in study.seeds if all(seed in each for each in by_seed)]
+        both = [s for s in study.seeds if all(s in arms[arm] for arm in names)]
         if not both:
             continue
-        a, b = ([each[seed] for seed in both] for each in by_seed)
-        if len(both) == 1:
-            a, b = a[0], b[0]
+        a, b = ([arms[arm][seed] for seed in both] for arm in names)
+        others = []
+        for arm in [each for each in arms if each not in names]:
+            seeds = tuple(both if len(both) > 1 else arms[arm])
+            if len(seeds) > 1 and arms[arm].keys() >= set(seeds):
+                runs = tuple(arms[arm][seed] for seed in seeds)
+                others.append(recipes.setdefault((arm, seeds), Recipe(runs)))
         found.append(
             compare(
                 a,
@@ -97,6 +113,7 @@ def _compared(study: Study, fits: Mapping[Planned, Fit]) -> tuple[Comparison, ..
                 names=names,
                 paired=len(both) > 1,
                 num_pairs=len(study.compared),
+                others=others,
             )
         )
     return tuple(found)
@@ -199,9 +216,13 @@ def seeds_to_decide(pair: Comparison) -> int | None:
     not, or nothing is known of the spread.
     """
     found = pair.asymptote_difference or pair.rate_difference
-    level = 1.0 - 0.5 * (1.0 - pair.level) if pair.asymptote_difference else pair.level
-    spread = found.run_sd if pair.paired else found.run_sd * math.sqrt(2.0)
-    return runs_to_decide(found.value, spread, level=level)
+    return runs_to_decide(
+        found.value,
+        found.run_sd,
+        level=found.level,
+        recipes=max(found.num_recipes, FEWEST_RECIPES),
+        paired=pair.paired,
+    )
 
 
 def to_csv(rows: Sequence[Row]) -> bytes:
@@ -235,7 +256,7 @@ def write_report(
             pairs=findings.pairs,
         ).encode(),
     }
-    runs = compare_many(fits) if len(fits) > 1 else None
+    runs = rank(fits, group_runs(fits)) if len(fits) > 1 else None
     if runs and runs.shared_asymptote is not None:
         files["linearised.png"] = to_png(draw_linearised(runs, names=list(fits)))
     for name, data in files.items():
@@ -256,7 +277,21 @@ def describe(study: Study, findings: Findings) -> str:
                 f"would decide it in 4 of 5 studies"
             )
     lines += [f"{name}: {why}" for name, why in findings.left_out.items()]
+    lines += pruned_lines(findings.pruned)
     return "\n".join(lines) + "\n"
+
+
+def pruned_lines(found: Replay | None) -> list[str]:
+    """What --prune would have saved in a complete study, and where wrongly."""
+    if found is None:
+        return []
+    wrong = [f"{each.arm}/seed{each.seed}" for each in found.stopped if each.wrong]
+    named = f": {', '.join(wrong)}" if wrong else ""
+    return [
+        f"--prune would have stopped {len(found.stopped)} of {found.num_runs} runs and "
+        f"saved {100 * found.saved:.0f} % of the compute; {len(wrong)} of those ended "
+        f"no lower than the run that they could not reach{named}"
+    ]
 
 
 def _arm_row(arm: str, runs: Iterable[tuple[int, Fit]]) -> tuple[str, ...]:

@@ -3,6 +3,8 @@
 Everything is read from the runs' own files, so that a study goes on after any end of
 it: a run is finished if its last evaluation is at its last step or beyond its budget.
 Runs are `scalerl train` in processes of their own, which end with the study's.
+
+One file above 400 lines: what starts runs and what stops them go by the same files.
 """
 
 import contextlib
@@ -28,10 +30,15 @@ from scalerl_jax.run.progress import Progress
 from scalerl_jax.run.record import git_revision, versions
 from scalerl_jax.run.resume import last_row, sound
 from scalerl_jax.run.writing import open_to_append, write_json
+from scalerl_jax.scaling.load import load_curves
+from scalerl_jax.scaling.pruning import cannot_reach, fit_to_judge
+from scalerl_jax.scaling.records import Curve, CurveError
+from scalerl_jax.scaling.result import Fit
 from scalerl_jax.study.design import Planned, Study, check, interleaved
 
 STUDY_FILE = "study.json"
 FAILED_FILE = "failed.json"
+PRUNED_FILE = "pruned.json"
 LOG_FILE = "train.log"
 _VERSION = 1  # of STUDY_FILE
 _LOOK_S = 1.0  # between two looks at the runs
@@ -49,12 +56,13 @@ class State:
     evaluation: Mapping[str, Any]  # the last one; empty: none yet
     finished: bool
     failure: str  # why it ended; "": it did not fail
+    behind: str  # the arm that it could not reach, for which it was stopped; "": none
     steps: int  # of the whole run
 
     @property
     def share(self) -> float:
         """What is done of it, by its steps."""
-        return 1.0 if self.finished else min(self.step / self.steps, 1.0)
+        return 1.0 if self.finished or self.behind else min(self.step / self.steps, 1.0)
 
 
 def look(study: Study, root: Path, planned: Planned) -> State:
@@ -62,7 +70,9 @@ def look(study: Study, root: Path, planned: Planned) -> State:
     folder = root / planned.name
     evaluation = _last_row(folder / EVALS_FILE)
     step = int(_last_row(folder / METRICS_FILE).get("step", 0))
-    failure = ""
+    failure = behind = ""
+    if (folder / PRUNED_FILE).exists():
+        behind = str(read_json(folder / PRUNED_FILE).get("behind", "unknown"))
     if (folder / FAILED_FILE).exists():
         failure = str(read_json(folder / FAILED_FILE).get("why", "unknown"))
     return State(
@@ -72,6 +82,7 @@ def look(study: Study, root: Path, planned: Planned) -> State:
         evaluation=evaluation,
         finished=_has_enough(study, evaluation),
         failure=failure,
+        behind=behind,
         steps=study.steps,
     )
 
@@ -219,6 +230,7 @@ class Runner:
         progress: Progress,
         *,
         jobs: int = 1,
+        prune: bool = False,
         command: Command = command,
     ) -> None:
         """Start nothing yet.
@@ -226,9 +238,13 @@ class Runner:
         Args:
             root: the folder of the study.
             jobs: runs at a time; on a CPU they share its cores in equal parts.
+            prune: stop a run that cannot reach a finished one of its seed; without it,
+                runs that were stopped so go on.
             command: the command line of a run.
         """
-        self._command = command
+        self._command, self._prune = command, prune
+        self._judged: dict[Planned, Fit | None] = {}  # of finished runs
+        self._looked: dict[Planned, int] = {}  # the last step that was looked at
         self._study, self._root, self._progress = study, root, progress
         self._running: list[_Running] = []
         self._failed: dict[str, str] = {}
@@ -240,7 +256,11 @@ class Runner:
 
         Every run is tried once; those of a call before that failed are tried again.
         """
-        waiting = [each for each, state in self._states.items() if not state.finished]
+        waiting = [
+            each
+            for each, state in self._states.items()
+            if not (state.finished or (state.behind and self._prune))
+        ]
         with self._progress.bar(
             "study", total=100 * len(self._states), every_s=_NOTE_S
         ):
@@ -259,7 +279,8 @@ class Runner:
     def _start(self, planned: Planned) -> None:
         folder = self._root / planned.name
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / FAILED_FILE).unlink(missing_ok=True)
+        for name in (FAILED_FILE, PRUNED_FILE):
+            (folder / name).unlink(missing_ok=True)
         _await_end(folder)
         held, cores = contextlib.ExitStack(), self._free.pop()
         log = held.enter_context(open_to_append(folder / LOG_FILE))
@@ -277,10 +298,13 @@ class Runner:
         """Take the runs that ended, end those with enough, and show how all stand."""
         for each in list(self._running):
             state = look(self._study, self._root, each.planned)
-            self._states[each.planned] = state
             status = each.process.poll()
+            if status is None and self._prune:
+                state = self._stop_hopeless(state)
+            self._states[each.planned] = state
             if status is None:
-                if state.finished and state.step < self._study.steps:
+                enough = state.finished and state.step < self._study.steps
+                if enough or state.behind:
                     each.enough = True
                     each.held.close()  # SIGTERM: it saves itself
                     status = each.process.poll()
@@ -306,9 +330,59 @@ class Runner:
             done=int(100 * sum(each.share for each in states)),
         )
 
+    def _stop_hopeless(self, state: State) -> State:
+        """Mark a run that cannot reach a finished one of its seed; return its state.
+
+        Each evaluation is looked at once.
+        """
+        planned, row = state.planned, state.evaluation
+        step = row.get("step", 0)
+        if state.finished or step <= self._looked.get(planned, 0):
+            return state
+        self._looked[planned] = step
+        curve = read_curve(self._study, state.folder)
+        if isinstance(curve, CurveError):
+            return state
+        end = float(curve.x[-1]) / _share_used(self._study, row)
+        behind = cannot_reach(curve, self._finished_with(planned.seed), end)
+        if behind is None:
+            return state
+        write_json(state.folder / PRUNED_FILE, {"behind": behind, "step": step})
+        return look(self._study, self._root, planned)
+
+    def _finished_with(self, seed: int) -> dict[str, Fit]:
+        """Fits of the finished runs of a seed, by their arms."""
+        for other, state in self._states.items():
+            if other.seed == seed and state.finished and other not in self._judged:
+                curve = read_curve(self._study, state.folder)
+                usable = not isinstance(curve, CurveError)
+                self._judged[other] = fit_to_judge(curve) if usable else None
+        found = {run.arm: fit for run, fit in self._judged.items() if run.seed == seed}
+        return {arm: fit for arm, fit in found.items() if fit is not None}
+
+
+def read_curve(study: Study, folder: Path) -> Curve | CurveError:
+    """Return a run's curve over the study's axis, or why there is none."""
+    try:
+        (curve,) = load_curves(folder, x=study.axis)
+    except CurveError as error:
+        return error
+    return curve
+
+
+def _share_used(study: Study, evaluation: Mapping[str, Any]) -> float:
+    """Return the share of its budget that a run has used by an evaluation."""
+    return max(
+        evaluation["step"] / study.steps,
+        evaluation["generated_tokens"] / study.tokens,
+        evaluation["compute_chip_hours"] / study.chip_hours,
+    )
+
 
 def _result(study: Study, state: State) -> str:
     """The pass rate and step with which a run ended, as text."""
+    if state.behind:
+        return f"stopped at step {state.step}: it cannot reach {state.behind}"
     if not state.evaluation:
         return "ended without an evaluation"
     rate = state.evaluation["pass_rate"]

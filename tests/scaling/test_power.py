@@ -3,30 +3,35 @@
 import numpy as np
 import pytest
 
+from scalerl_jax.scaling import fit
 from scalerl_jax.scaling.differences import RecipeSample, difference
-from scalerl_jax.scaling.power import power_of, runs_to_decide
+from scalerl_jax.scaling.power import plan_power, power_of, runs_to_decide
 from scalerl_jax.scaling.records import CurveError
 
 
 @pytest.mark.parametrize("paired", [False, True])
-@pytest.mark.parametrize(("runs", "size"), [(2, 2.0), (3, 1.5), (8, 1.0)])
-def test_it_is_the_share_of_simulated_comparisons_with_a_winner(paired, runs, size):
+@pytest.mark.parametrize(
+    ("runs", "size", "recipes"), [(2, 2.0, 2), (8, 1.0, 2), (2, 3.0, 4), (3, 1.5, 6)]
+)
+def test_it_is_the_share_of_simulated_comparisons_with_a_winner(
+    paired, runs, size, recipes
+):
     rng = np.random.default_rng(runs)
-    # Paired, the spread is that of the differences: sqrt(2) of the runs' own.
-    scale = np.sqrt(0.5) if paired else 1.0
     repeats, found = 1500, 0
     none = np.zeros((runs, 2))
     for _ in range(repeats):
-        a, b = rng.normal(size, scale, runs), rng.normal(0.0, scale, runs)
+        a, b, *others = rng.normal(0.0, 1.0, (recipes, runs))
         tested = difference(
-            RecipeSample(a, none),
+            RecipeSample(a + size, none),
             RecipeSample(b, none),
             level=0.9,
             run_sd=0.0,
             paired=paired,
+            others=others,
         )
         found += tested.sign > 0
-    power = power_of(size, 1.0, runs, level=0.9, paired=paired)
+    power = power_of(size, 1.0, runs, level=0.9, recipes=recipes, paired=paired)
+    # Of recipes that spread alike 2 % are left out, which costs nearly nothing.
     assert abs(found / repeats - power) < 4 * np.sqrt(0.25 / repeats)
 
 
@@ -44,3 +49,35 @@ def test_without_a_spread_there_is_no_power():
         power_of(1.0, float("nan"), 3, level=0.9)
     with pytest.raises(CurveError, match="runs = 1"):
         power_of(1.0, 1.0, 1, level=0.9)
+
+
+def seeds_of(asymptotes):
+    """Fits of one recipe with these A and hardly any noise, and of another below."""
+    x = np.linspace(0.0, 6.3, 33)[1:]
+    noise = np.random.default_rng(0).normal(0.0, 1e-4, x.size)
+    return {
+        name: [
+            fit(x, 0.2 + (a - low - 0.2) / (1 + x**-2.0) + noise) for a in asymptotes
+        ]
+        for name, low in {"high": 0.0, "low": 0.05}.items()
+    }
+
+
+def test_runs_that_would_decide_are_planned_by_the_measured_spread():
+    """A of 0.59, 0.60 and 0.61 spread by 0.01, in two recipes.
+
+    A then has half of the error: its interval is of 95 %, as in Cohen's table.
+    """
+    found = plan_power(seeds_of([0.59, 0.6, 0.61]), 0.008)
+    assert found.run_sd == pytest.approx(0.01, abs=3e-4)
+    assert found.quantity == "A" and "4 degrees of freedom" in found.run_sd_source
+    # Chi-squared with 4 degrees is 0.711 and 9.488 at 5 and 95 % (tables).
+    low, high = found.run_sd_interval.low, found.run_sd_interval.high
+    assert low / found.run_sd == pytest.approx(np.sqrt(4 / 9.488), rel=1e-3)
+    assert high / found.run_sd == pytest.approx(np.sqrt(4 / 0.711), rel=1e-3)
+    given = plan_power(seeds_of([0.6]), 0.008, run_sd=0.01)
+    assert given.runs == 26 and given.run_sd_source == "given"  # Cohen, above
+    assert given.compute == pytest.approx(2 * 26 * 6.3)
+    assert 0.5 < given.found_by[20] < 0.8
+    with pytest.raises(CurveError, match="--paired measures the spread on two"):
+        plan_power({"one": seeds_of([0.6, 0.61])["high"]}, 0.01, paired=True)

@@ -20,6 +20,7 @@ from scalerl_jax.scaling import (
     plan,
     pool_seeds,
 )
+from scalerl_jax.scaling.compare import Recipe
 from scalerl_jax.scaling.differences import RecipeSample, difference
 from scalerl_jax.scaling.recipes import compare_recipes
 from scalerl_jax.scaling.text import (
@@ -156,6 +157,57 @@ def test_paired_seeds_cancel_what_a_seed_adds_to_both():
     assert apart.sign == 0 and apart.degrees == 4
     with pytest.raises(CurveError, match="paired runs are as many of each recipe"):
         compare(seeds(1, 2), seeds(5, 3), paired=True)
+
+
+def held_by(a, b, others, **options):
+    none = np.zeros((2, 2))
+    samples = (RecipeSample(np.array(each), none) for each in (a, b))
+    others = [np.array(each) for each in others]
+    return difference(*samples, level=0.9, run_sd=0.015, others=others, **options)
+
+
+@pytest.mark.parametrize(
+    ("b", "others", "variance", "degrees", "recipes"),
+    [
+        pytest.param((0.50, 0.52), [], 2e-4, 2, 2, id="two recipes alone"),
+        pytest.param((0.50, 0.52), [(0.4, 0.42)], 2e-4, 3, 3, id="a third like them"),
+        pytest.param((0.50, 0.52), [(0.1, 0.9)], 2e-4, 2, 2, id="one far from it"),
+        pytest.param((0.50, 0.52), [(0.4,)], 2e-4, 2, 2, id="a third with one run"),
+        pytest.param((0.50, 0.54), [(0.4, 0.42)], 5e-4, 3, 3, id="wider than all"),
+    ],
+)
+def test_other_recipes_say_how_far_runs_lie_from_each_other(
+    b, others, variance, degrees, recipes
+):
+    """a is 0.60 and 0.62: squares of 2e-4 about its mean, with one degree."""
+    found = held_by((0.60, 0.62), b, others)
+    quantile = {2: 2.919986, 3: 2.353363}[degrees]
+    reach = quantile * np.sqrt(variance)
+    assert found.interval.low == pytest.approx(found.value - reach, rel=1e-5)
+    assert (found.degrees, found.num_recipes) == (degrees, recipes)
+
+
+def test_paired_the_luck_of_a_seed_is_taken_from_all_recipes():
+    """Rows 0.60 0.62, 0.50 0.52 and 0.40 0.44 less rows' and columns' means.
+
+    Rows leave -0.01 0.01 twice and -0.02 0.02; their columns' means are 4/3 of 0.01.
+    """
+    found = held_by((0.60, 0.62), (0.50, 0.52), [(0.40, 0.44)], paired=True)
+    left = np.array([1, -1, 1, -1, -2, 2]) / 300
+    assert found.degrees == 2
+    assert found.run_sd == pytest.approx(np.sqrt((left**2).sum() / 2))
+
+
+def test_one_run_each_takes_the_spread_of_recipes_with_several():
+    none = np.zeros((1, 2))
+    one, other = (RecipeSample(np.array([each]), none) for each in (0.6, 0.5))
+    found = difference(
+        one, other, level=0.9, run_sd=0.015, others=[np.array([0.4, 0.42])]
+    )
+    assert found.run_sd == pytest.approx(np.sqrt(2e-4)) and found.degrees == 1
+    crowd = [Recipe(tuple(seeds(number))) for number in (30, 40)]
+    alone = compare(seeds(1)[0], seeds(5, a=0.4)[0], others=crowd)
+    assert alone.winner is None and alone.asymptote_difference.degrees == 4
 
 
 def test_chip_hours_of_a_cpu_decide_nothing():

@@ -54,6 +54,8 @@ def test_arms_of_a_seed_come_together_and_each_seed_begins_with_another():
         ({"steps": 0}, "steps = 0"),
         ({"steps": 7}, "steps = 7"),
         ({"tokens": 0.0}, "tokens = 0"),
+        ({"tokens": 500.0}, "tokens = 500 .* 4 of arm prompt"),
+        ({"chip_hours": -1.0}, "chip_hours = -1"),
         ({"pairs": [("prompt", "sample")]}, "pairs.*'sample'"),
         ({"pairs": [("token", "token")]}, "pairs.*token"),
         ({"base": "configs/none.py"}, "base = configs/none.py"),
@@ -62,6 +64,29 @@ def test_arms_of_a_seed_come_together_and_each_seed_begins_with_another():
 def test_what_makes_no_study_is_refused_by_name(changes, named):
     with pytest.raises(ValueError, match=named):
         check(dataclasses.replace(SMALL, **changes))
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("raise OSError('no disk')", "base = .*base.py fails: OSError: no disk"),
+        ("def get_config(): return 3", "arm prompt: .* returns int"),
+        # Another value at each call: arms would differ in what they do not say.
+        (
+            "import random, runpy\n"
+            "def get_config():\n"
+            "    config = runpy.run_path('configs/tiny.py')['get_config']()\n"
+            "    config.optimizer.learning_rate = random.uniform(1e-6, 1e-5)\n"
+            "    return config\n",
+            "differs from the base in more than it says: optimizer.learning_rate",
+        ),
+    ],
+)
+def test_a_base_that_cannot_start_is_refused_by_name(tmp_path, text, named):
+    (tmp_path / "base.py").write_text(text)
+    study = dataclasses.replace(SMALL, base=str(tmp_path / "base.py"))
+    with pytest.raises(ValueError, match=named):
+        check(study)
 
 
 @pytest.mark.parametrize("text", ["", "def get_study(): return 1", "get_study = 2"])

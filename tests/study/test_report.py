@@ -6,8 +6,13 @@ import json
 import numpy as np
 import pytest
 
+from scalerl_jax.scaling.__main__ import main
+from scalerl_jax.scaling.load import load_curves
+from scalerl_jax.study import export as export_module
 from scalerl_jax.study.design import Study
+from scalerl_jax.study.export import export
 from scalerl_jax.study.report import describe, find, write_report
+from scalerl_jax.study.runs import keep_record
 
 STUDY = Study(
     base="configs/tiny.py",
@@ -15,6 +20,12 @@ STUDY = Study(
     seeds=(0, 1, 2),
     steps=40,
 )
+EVALUATION = {
+    "pass_rate": 0.588,
+    "generated_tokens": 8000.0,
+    "compute_chip_hours": 8000.0,
+    "prompt_pass_rates": [0.0, 0.25, 1.0],
+}
 SPREAD = (-0.01, 0.0, 0.01)  # of A between seeds
 
 
@@ -36,10 +47,13 @@ def write_runs(root, asymptotes, *, seeds=STUDY.seeds):
                         "pass_rate": rate,
                         "generated_tokens": x,
                         "compute_chip_hours": x,
+                        "prompt_pass_rates": [0.0, 0.25, 1.0],
                     }
                 )
             lines = [json.dumps(row) for row in rows]
             (folder / "evals.jsonl").write_text("\n".join(lines) + "\n")
+            ledger = {"chip": "tpu-v5e", "chip_s": {"train": 5.0}, "counts": {}}
+            (folder / "ledger.json").write_text(json.dumps(ledger))
 
 
 def table(path):
@@ -87,3 +101,41 @@ def test_equal_arms_are_not_decided_and_a_missing_run_is_named(tmp_path):
 def test_without_a_curve_there_is_no_report(tmp_path):
     with pytest.raises(ValueError, match="no run has enough evaluations"):
         find(STUDY, tmp_path)
+
+
+def test_an_exported_study_is_read_by_the_fitter_as_the_runs_are(tmp_path, capsys):
+    write_runs(tmp_path, {"low": 0.6, "high": 0.7})
+    with (tmp_path / "low/seed0/evals.jsonl").open("a") as file:  # a resumed run
+        file.write(json.dumps(EVALUATION | {"step": 40}) + "\n")
+    keep_record(STUDY, tmp_path)
+    files = export(STUDY, tmp_path, tmp_path / "two", title="two")
+    assert sum(file.stat().st_size for file in files) < 100_000
+    of_runs = [fit.whole_curve for fit in find(STUDY, tmp_path).fits.values()]
+    for name in ("two", "two/curves.csv"):
+        read = {curve.name: curve for curve in load_curves(tmp_path / name)}
+        assert set(read) == {f"{arm}, {s}" for arm in STUDY.arms for s in STUDY.seeds}
+        for curve in of_runs:
+            same = read[curve.name.replace("/seed", ", ")]
+            np.testing.assert_array_equal(same.x, curve.x)
+            np.testing.assert_allclose(same.y, curve.y, rtol=1e-12)
+            assert same.x_name == "generated_tokens" and same.r0 == curve.r0
+            if name == "two":  # CSV has no pass rates of single prompts
+                np.testing.assert_array_equal(same.prompt_rates, curve.prompt_rates)
+    assert main(["compare", str(tmp_path / "two"), "--paired"]) == 0
+    assert "high is better: A is higher" in capsys.readouterr().out
+    assert {row["train_chip_s"] for row in table(tmp_path / "two/runs.csv")} == {"5.0"}
+    settings = json.loads((tmp_path / "two/settings.json").read_text())
+    assert settings["arms"]["high"] == {"objective.aggregation": "token"}
+    assert settings["arms"]["low"] == {"objective.aggregation": "prompt"}
+    card = (tmp_path / "two/README.md").read_text()
+    assert "246 evaluations of 6 runs (6 finished)" in card
+    assert "| `pass_rate_se` |" not in card and "| `pass_rate` |" in card
+
+
+def test_what_is_too_large_is_not_exported(tmp_path, monkeypatch):
+    write_runs(tmp_path, {"low": 0.6})
+    keep_record(STUDY, tmp_path)
+    monkeypatch.setattr(export_module, "MOST_BYTES", 1000)
+    with pytest.raises(ValueError, match="and 0 are the most"):
+        export(STUDY, tmp_path, tmp_path / "two", title="two")
+    assert not (tmp_path / "two").exists()

@@ -9,6 +9,7 @@ import pytest
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.study.__main__ import status_text
 from scalerl_jax.study.design import Planned, Study, interleaved
+from scalerl_jax.study.report import describe, find
 from scalerl_jax.study.runs import STUDY_FILE, Runner, keep_record, look
 
 STUDY = Study(
@@ -94,6 +95,48 @@ def test_a_run_ends_with_its_budget_of_tokens(tmp_path):
     study = dataclasses.replace(STUDY, arms=arms, seeds=(0,), steps=100, tokens=35.0)
     assert run(tmp_path, study, command=training(), jobs=2) == {}
     assert "2 of 2 runs finished" in status_text(study, tmp_path)
+
+
+# A run of twenty evaluations whose plateau is its arm's; it waits for ever at half.
+CLIMB = """
+import json, pathlib, sys, time
+folder = pathlib.Path(sys.argv[1])
+top = 0.3 if "low" in str(folder) else 0.8
+file = folder / "evals.jsonl"
+done = len(file.read_text().splitlines()) if file.exists() else 0
+for step in range(done, 21):
+    while step == 11 and top == 0.3 and not (folder / "go_on").exists():
+        time.sleep(0.05)
+    rate = 0.1 + (top - 0.1) * (step ** 2 / (step ** 2 + 9)) + 0.004 * (-1) ** step
+    row = {"step": step, "pass_rate": rate, "generated_tokens": 10.0 * step,
+           "compute_chip_hours": step / 100}
+    with file.open("a") as out:
+        out.write(json.dumps(row) + "\\n")
+    with (folder / "metrics.jsonl").open("a") as out:
+        out.write(json.dumps({"step": step}) + "\\n")
+"""
+
+
+def test_a_run_that_cannot_reach_a_finished_one_is_stopped_and_goes_on(tmp_path):
+    def command(study, root, planned):
+        return [sys.executable, "-c", CLIMB, str(root / planned.name)]
+
+    arms = {"high": {}, "low": {"objective.aggregation": "token"}}
+    study = dataclasses.replace(STUDY, arms=arms, seeds=(0,), steps=20)
+    assert run(tmp_path, study, command=command, prune=True) == {}
+    low = look(study, tmp_path, Planned("low", 0))
+    assert (low.behind, low.finished) == ("high", False)
+    assert "stopped: it cannot reach high" in status_text(study, tmp_path)
+    assert "it cannot reach high" in find(study, tmp_path).left_out["low/seed0"]
+    steps = low.step
+    assert run(tmp_path, study, command=command, prune=True) == {}
+    assert look(study, tmp_path, Planned("low", 0)).step == steps < 20
+    (tmp_path / "low/seed0/go_on").touch()
+    assert run(tmp_path, study, command=command) == {}
+    assert look(study, tmp_path, Planned("low", 0)).finished
+    found = find(study, tmp_path)
+    assert found.pruned.saved > 0.1 and found.pruned.num_wrong == 0
+    assert "--prune would have stopped 1 of 2 runs" in describe(study, found)
 
 
 def test_a_changed_base_is_refused_by_name(tmp_path):

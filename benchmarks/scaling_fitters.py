@@ -1,0 +1,105 @@
+"""Forecasts of measured curves by several fitters: a part of `scaling.py`.
+
+On the curves of `studies/`, which `scalerl study export` writes: fitted up to a share
+of the compute, judged on the later evaluations and on the last one.  `band` is how many
+of the later evaluations lie in the 90 % band of the package's sigmoid.
+"""
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+from scipy.optimize import OptimizeWarning, curve_fit
+
+from scalerl_jax.scaling import Settings, extrapolate_curve, load_curves
+from scalerl_jax.scaling.records import CurveError
+
+STUDIES = Path(__file__).resolve().parent.parent / "studies"
+FRACTIONS = (0.25, 0.5)
+OURS = "this package, sigmoid"
+LAWS = {
+    OURS: "sigmoid",
+    "this package, power law": "power",
+    "this package, logistic": "logistic",
+    "last three": "last_value",
+}
+SCIPY = "SciPy's curve_fit, sigmoid"
+
+
+def fitters(_, table, folder=STUDIES):
+    """Errors of forecasts of each study's curves, by fitter."""
+    found = sorted(each.parent for each in folder.glob("*/curves.*"))
+    print("### Forecasts of measured curves, |error| in the mean\n")
+    if not found:
+        print(f"There is no exported study in {folder}.\n")
+    for study in dict.fromkeys(found):
+        curves = load_curves(study)
+        print(f"`studies/{study.name}`, {len(curves)} runs\n")
+        rows = [("fitter", "from", "curves", "later evaluations", "the last", "band")]
+        for share in FRACTIONS:
+            errors = {}
+            for curve in curves:
+                for name, each in forecasts(curve, share).items():
+                    errors.setdefault(name, []).append(each)
+            if not errors:
+                rows.append(("too few evaluations", f"{100 * share:.0f} %", 0, *"---"))
+            for name, each in errors.items():
+                later, last, band = np.transpose(each)
+                inside = f"{100 * band.mean():.0f} %" if name == OURS else "-"
+                cells = f"{later.mean():.4f}", f"{last.mean():.4f}", inside
+                rows.append((name, f"{100 * share:.0f} %", len(each), *cells))
+        table(*rows)
+
+
+def forecasts(curve, share):
+    """Mean |error| of later evaluations, |error| of the last, share in the band.
+
+    By fitter; empty where a law has too few points, so that all judge the same curves.
+    """
+    try:
+        tried = extrapolate_curve(
+            curve,
+            fractions=(share,),
+            laws=[law for law in LAWS.values() if law != "last_value"],
+            settings=Settings(),
+        )
+    except CurveError:
+        return {}
+    found = {name: tried.get(law, share) for name, law in LAWS.items()}
+    if any(each.mean_absolute_error is None for each in found.values()):
+        return {}
+    judged = {
+        name: (
+            each.mean_absolute_error,
+            abs(each.last_error),
+            each.share_in_band or 0.0,
+        )
+        for name, each in found.items()
+    }
+    seen = curve.x <= share * curve.x[-1]
+    foretold = plain_fit(curve.x[seen], curve.y[seen])(curve.x[~seen])
+    error = np.abs(foretold - curve.y[~seen])
+    return judged | {SCIPY: (error.mean(), error[-1], 0.0)}
+
+
+def plain_fit(x, y):
+    """The sigmoid as one fits it without more thought: from a usual start, in limits.
+
+    Where the search gives up, it stays at the last value.
+    """
+
+    def rate(x, r0, a, b, c):
+        return r0 + (a - r0) / (1.0 + (c / x) ** b)
+
+    start = (y[0], min(y.max() + 0.05, 1.0), 1.0, float(np.median(x)))
+    limits = ([0.0, 0.0, 0.05, 1e-3 * x[0]], [1.0, 1.0, 10.0, 1e3 * x[-1]])
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", OptimizeWarning)  # of the covariance
+            best, _ = curve_fit(rate, x, y, start, bounds=limits)
+    except RuntimeError:
+        return lambda later: np.full(later.shape, y[-1])
+    return lambda later: rate(later, *best)
+
+
+PARTS = {"fitters": fitters}

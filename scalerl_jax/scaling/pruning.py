@@ -1,0 +1,154 @@
+"""Whether a run is worth its end: its forecast against finished runs of the same seed.
+
+A run is stopped where its forecast for the end lies below what a finished run reached,
+by more than the bands of both and the spread between runs of one recipe explain.
+`replay` says what that would have saved, and how often it would have been wrong.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from scalerl_jax.scaling.differences import RUN_SD, RecipeSample, difference
+from scalerl_jax.scaling.fit import quick_fit
+from scalerl_jax.scaling.records import Curve, CurveError, Record
+from scalerl_jax.scaling.result import LAST_POINTS, Fit, Settings
+
+LEVEL = 0.99  # of one look; a run is looked at several times
+FROM_SHARE = 0.25  # of its compute
+FEWEST = 8  # evaluations
+MOST_LOOKS = 8  # of a replay, at one run
+
+
+def cannot_reach(
+    curve: Curve,
+    finished: Mapping[str, Fit],
+    end: float,
+    *,
+    run_sd: float = RUN_SD,
+) -> str | None:
+    """Return the finished run that a run will not reach by `end`; None: it may.
+
+    The interval of the difference at `end`, of the finished run's curve and the
+    forecast, is that of two recipes with one run each; a run cannot reach where it
+    lies above 0.
+
+    Args:
+        curve: of the run under way.
+        finished: by name, what `fit_to_judge` makes of runs with the same seed.
+        end: compute at which the run would end.
+        run_sd: between runs of one recipe.
+    """
+    if curve.x.size < FEWEST or curve.x[-1] < FROM_SHARE * end:
+        return None
+    fit = fit_to_judge(curve)
+    if fit is None:
+        return None
+    best: tuple[float, str] | None = None
+    for name, other in finished.items():
+        found = difference(
+            _foretold(other, end), _foretold(fit, end), level=LEVEL, run_sd=run_sd
+        )
+        if found.sign > 0:
+            best = max(best or (0.0, name), (found.value, name))
+    return best[1] if best else None
+
+
+def fit_to_judge(curve: Curve) -> Fit | None:
+    """Fit a curve at the level of a look; None: it has no fit."""
+    try:
+        return quick_fit(curve, Settings(level=LEVEL))
+    except CurveError:
+        return None
+
+
+def _foretold(fit: Fit, end: float) -> RecipeSample:
+    """Return the pass rate of a curve at `end`, and how far its band reaches."""
+    value = float(fit.forecast(end))
+    low, high = (float(each) for each in fit.band(end))
+    reach = [[max(value - low, 0.0), max(high - value, 0.0)]]
+    return RecipeSample(np.array([value]), np.array(reach))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stopped(Record):
+    """A run that would have been stopped."""
+
+    arm: str
+    seed: int
+    at: float  # share of its compute
+    behind: str  # arm of the finished run that it could not reach
+    wrong: bool  # it ended no lower than that run
+    lost: float  # pass rate by which it ended higher; 0 where it did not
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Replay(Record):
+    """What stopping hopeless runs would have done to a study that is complete."""
+
+    num_runs: int
+    saved: float  # share of the compute of all runs
+    stopped: tuple[Stopped, ...]
+
+    @property
+    def num_wrong(self) -> int:
+        """Runs that ended no lower than the run that they could not reach."""
+        return sum(each.wrong for each in self.stopped)
+
+
+def replay(
+    runs: Sequence[tuple[str, int, Curve]],
+    *,
+    run_sd: float = RUN_SD,
+) -> Replay:
+    """Replay `cannot_reach` on finished runs, one after the other.
+
+    Args:
+        runs: arm, seed and whole curve, in the order in which they were started.
+    """
+    stopped: list[Stopped] = []
+    done: dict[int, dict[str, Fit]] = {}
+    total = saved = 0.0
+    for arm, seed, curve in runs:
+        finished = done.setdefault(seed, {})
+        end, found = float(curve.x[-1]), None
+        for count in _looks(curve):
+            seen = curve.part(np.arange(curve.x.size) < count)
+            behind = cannot_reach(seen, finished, end, run_sd=run_sd)
+            if behind is not None:
+                gain = _last(curve) - _last(finished[behind].curve)
+                at = float(seen.x[-1]) / end
+                found = Stopped(
+                    arm=arm,
+                    seed=seed,
+                    at=at,
+                    behind=behind,
+                    wrong=gain >= 0.0,
+                    lost=max(gain, 0.0),
+                )
+                break
+        total += end
+        if found is None:
+            fit = fit_to_judge(curve)
+            finished |= {} if fit is None else {arm: fit}
+        else:
+            stopped.append(found)
+            saved += (1.0 - found.at) * end
+    return Replay(
+        num_runs=len(runs),
+        saved=saved / total if total else 0.0,
+        stopped=tuple(stopped),
+    )
+
+
+def _looks(curve: Curve) -> list[int]:
+    """Return the numbers of evaluations after which a run is looked at."""
+    first = int(np.searchsorted(curve.x, FROM_SHARE * curve.x[-1])) + 1
+    first = max(first, FEWEST)
+    counts = np.linspace(first, curve.x.size - 1, MOST_LOOKS).astype(int)
+    return sorted(set(counts.tolist())) if first < curve.x.size else []
+
+
+def _last(curve: Curve) -> float:
+    return float(curve.y[-LAST_POINTS:].mean())

@@ -3,16 +3,18 @@
 scalerl train --config=configs/studies/base.py --workdir=runs/study_base
 """
 
-import runpy
-from pathlib import Path
+from ml_collections import ConfigDict
 
-import ml_collections
+from scalerl_jax.config.bases import based_on, scalerl_baseline
+
+RECIPES = {"scalerl": based_on, "baseline": scalerl_baseline}
 
 
-def get_config() -> ml_collections.ConfigDict:
-    """Only what differs from `configs/tiny.py`: tasks, sizes, and how it is judged."""
-    tiny = runpy.run_path(str(Path(__file__).parents[1] / "tiny.py"))
-    config = tiny["get_config"]()
+def get_config(recipe: str = "scalerl") -> ConfigDict:
+    """ScaleRL, or the baseline of its forward ablations, on tasks of five levels."""
+    if recipe not in RECIPES:
+        raise ValueError(f"--config=...:{recipe}: choose from {sorted(RECIPES)}")
+    config = RECIPES[recipe]("tiny", __file__)
     config.data.tasks = (
         "chain_sum",
         "chain_sum_long",
@@ -20,12 +22,12 @@ def get_config() -> ml_collections.ConfigDict:
         "letter_counting",
         "gym:letter_counting(min_words=4,max_words=6)",
     )
-    config.data.train_prompts = 600  # 1.7 epochs
+    config.data.train_prompts = 600
     config.sampler.max_prompt_tokens = 64
     config.sampler.slots = 64
     config.batch.num_prompts = 16
     config.optimizer.learning_rate = 1e-4
-    config.train.num_steps = 64
+    config.train.num_steps = 40
     config.eval.every = 4
     config.eval.num_prompts = 200
     config.eval.samples_per_prompt = 2

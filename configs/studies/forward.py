@@ -15,18 +15,9 @@ from scalerl_jax.study.design import Study
 def get_study() -> Study:
     """The losses first, since arms start in this order."""
     return Study(
-        base="configs/studies/base.py",
-        common={
-            "objective.loss": "clipped",
-            "objective.clip_low": 0.2,
-            "objective.clip_high": 0.26,
-            "objective.aggregation": "sample",
-            "objective.advantage_normalization": "prompt",
-            "objective.zero_variance_filter": False,
-            "data.no_positive_resampling": False,
-            "queue.mode": "batched",
-            "queue.max_staleness": 8,
-        },
+        base="configs/studies/base.py:baseline",
+        # At the ends of windows: within one, all its tokens are counted from the start.
+        common={"eval.every": 8, "eval.samples_per_prompt": 4},
         arms={
             "dapo": {},
             "cispo": {

@@ -18,4 +18,5 @@ def get_study() -> Study:
         arms=windows,
         seeds=(0, 1, 2),
         steps=64,
+        axis="train_flops",  # sampled tokens come in windows
     )

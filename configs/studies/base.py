@@ -30,7 +30,9 @@ def get_config(recipe: str = "scalerl") -> ConfigDict:
     config.train.num_steps = 40
     config.eval.every = 4
     config.eval.num_prompts = 200
-    config.eval.samples_per_prompt = 2
+    # One seed's evaluations share their random keys, so that more of them in a run do
+    # not average out what a sample of completions is off by: more completions do.
+    config.eval.samples_per_prompt = 8
     config.eval.logged_rollouts = 0
     config.checkpoint.every = 32
     config.checkpoint.keep = 1

@@ -15,6 +15,7 @@ def get_study() -> Study:
     """Batches of 128, 64 and 256 completions, and 128 in groups of 4, 16 and 32."""
     return Study(
         base="configs/studies/base.py",
+        common={"eval.samples_per_prompt": 2},
         arms={
             f"{prompts}x{size}": {
                 "batch.num_prompts": prompts,

@@ -23,7 +23,7 @@ def get_study() -> Study:
     }
     return Study(
         base="configs/studies/base.py:baseline",
-        common={"queue.max_staleness": 32},
+        common={"queue.max_staleness": 32, "eval.samples_per_prompt": 2},
         arms=clips | caps,
         seeds=(0, 1, 2),
         steps=64,

@@ -22,8 +22,7 @@ def get_study() -> Study:
             },
             "off_policy_8": {
                 "queue.mode": "batched",
-                "eval.every": 8,  # at the ends of windows, as often in all
-                "eval.samples_per_prompt": 4,
+                "eval.every": 8,  # at the ends of windows
             },
             "sample_average": {"objective.aggregation": "sample"},
             "prompt_normalization": {"objective.advantage_normalization": "prompt"},

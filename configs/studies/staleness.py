@@ -14,7 +14,7 @@ def get_study() -> Study:
     windows = {f"window_{k}": {"queue.max_staleness": k} for k in (1, 2, 4, 8, 16, 32)}
     return Study(
         base="configs/studies/base.py",
-        common={"queue.mode": "batched"},
+        common={"queue.mode": "batched", "eval.samples_per_prompt": 2},
         arms=windows,
         seeds=(0, 1, 2),
         steps=64,

@@ -101,5 +101,8 @@ def test_an_unknown_name_is_answered_with_the_known_ones():
         read_study("nosuch")
 
 
-def test_every_shipped_study_can_be_run():
-    assert read_study("smoke").steps
+@pytest.mark.parametrize(
+    "name", ["smoke", "forward", "staleness", "leave_one_out", "batch", "clips"]
+)
+def test_every_shipped_study_can_be_run(name):
+    assert check(read_study(name))

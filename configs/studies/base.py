@@ -1,0 +1,39 @@
+"""What the studies start from: the tiny policy on tasks that it does not come to solve.
+
+scalerl train --config=configs/studies/base.py --workdir=runs/study_base
+"""
+
+from ml_collections import ConfigDict
+
+from scalerl_jax.config.bases import based_on, scalerl_baseline
+
+RECIPES = {"scalerl": based_on, "baseline": scalerl_baseline}
+
+
+def get_config(recipe: str = "scalerl") -> ConfigDict:
+    """ScaleRL, or the baseline of its forward ablations, on tasks of five levels."""
+    if recipe not in RECIPES:
+        raise ValueError(f"--config=...:{recipe}: choose from {sorted(RECIPES)}")
+    config = RECIPES[recipe]("tiny", __file__)
+    config.data.tasks = (
+        "chain_sum",
+        "chain_sum_long",
+        "spell_backward",
+        "letter_counting",
+        "gym:letter_counting(min_words=4,max_words=6)",
+    )
+    config.data.train_prompts = 600
+    config.sampler.max_prompt_tokens = 64
+    config.sampler.slots = 64
+    config.batch.num_prompts = 16
+    config.optimizer.learning_rate = 1e-4
+    config.train.num_steps = 40
+    config.eval.every = 4
+    config.eval.num_prompts = 200
+    # One seed's evaluations share their random keys, so that more of them in a run do
+    # not average out what a sample of completions is off by: more completions do.
+    config.eval.samples_per_prompt = 8
+    config.eval.logged_rollouts = 0
+    config.checkpoint.every = 32
+    config.checkpoint.keep = 1
+    return config

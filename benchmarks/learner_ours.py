@@ -230,7 +230,7 @@ def row_of_segments(vocab: int, *, row_tokens: int, segment: int) -> PackedBatch
         for _ in range(row_tokens // segment)
     ]
     batch = pack(sequences, row_tokens=row_tokens, rows_per_microbatch=1).batch
-    return batch.replace(advantages=np.ones_like(batch.advantages))
+    return dataclasses.replace(batch, advantages=np.ones_like(batch.advantages))
 
 
 def measure_tokens(options: argparse.Namespace) -> None:

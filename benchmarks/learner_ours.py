@@ -8,6 +8,7 @@ Every command prints one JSON line; `learner.py` runs them and prints the tables
 """
 
 import argparse
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path

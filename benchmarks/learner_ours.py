@@ -8,6 +8,7 @@ Every command prints one JSON line; `learner.py` runs them and prints the tables
 """
 
 import argparse
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -230,7 +231,7 @@ def row_of_segments(vocab: int, *, row_tokens: int, segment: int) -> PackedBatch
         for _ in range(row_tokens // segment)
     ]
     batch = pack(sequences, row_tokens=row_tokens, rows_per_microbatch=1).batch
-    return batch.replace(advantages=np.ones_like(batch.advantages))
+    return dataclasses.replace(batch, advantages=np.ones_like(batch.advantages))
 
 
 def measure_tokens(options: argparse.Namespace) -> None:

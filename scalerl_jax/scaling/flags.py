@@ -126,8 +126,9 @@ LAW: Takes = {"metavar": "LAW", "choices": (*LAWS, *SIZE_LAWS, *LOSS_LAWS)}
 PROTOCOL: Takes = {"choices": ("default", "paper")}
 
 READABLE = (
-    "a run directory with evals.jsonl or trainer_state.json, a .jsonl or .csv file "
-    "(W&B's chart exports too) or a trainer_state.json, here or in a bucket "
+    "a run directory with evals.jsonl or trainer_state.json, the folder of an exported "
+    "study, a .jsonl, .csv (W&B's chart exports too) or .parquet file or a "
+    "trainer_state.json, here or in a bucket "
     "(gs://BUCKET/PATH); or TensorBoard event files here"
 )
 ALL_PATHS = Flag("paths", PATHS, READABLE)

@@ -6,6 +6,7 @@ the study share the error, and all arms say how far runs of one lie from each ot
 
 import csv
 import dataclasses
+import functools
 import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,7 +39,15 @@ class Findings:
     fits: Mapping[Planned, Fit]
     pairs: tuple[Comparison, ...]
     left_out: Mapping[str, str]  # why a run has no fit, by its name
-    pruned: Replay | None  # what --prune would have done; None: runs are missing
+
+    @functools.cached_property
+    def pruned(self) -> Replay | None:
+        """What --prune would have done; None where runs are missing or cut short."""
+        if self.left_out:
+            return None
+        return replay(
+            [(run.arm, run.seed, fit.whole_curve) for run, fit in self.fits.items()]
+        )
 
     def of_arm(self, arm: str) -> list[tuple[int, Fit]]:
         """The fits of an arm, by seed."""
@@ -78,13 +87,7 @@ def find(study: Study, root: Path) -> Findings:
             f"{root}: no run has enough evaluations for a fit yet: "
             f"{next(iter(left_out.values()))}; scalerl study run goes on with them"
         )
-    pruned = None
-    if not left_out:  # of runs that were cut short nobody knows where they had ended
-        runs = [(run.arm, run.seed, fit.whole_curve) for run, fit in fits.items()]
-        pruned = replay(runs)
-    return Findings(
-        fits=fits, pairs=_compared(study, fits), left_out=left_out, pruned=pruned
-    )
+    return Findings(fits=fits, pairs=_compared(study, fits), left_out=left_out)
 
 
 def _compared(study: Study, fits: Mapping[Planned, Fit]) -> tuple[Comparison, ...]:

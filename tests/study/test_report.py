@@ -8,6 +8,7 @@ import pytest
 
 from scalerl_jax.scaling.__main__ import main
 from scalerl_jax.scaling.load import load_curves
+from scalerl_jax.scaling.records import CurveError
 from scalerl_jax.study import export as export_module
 from scalerl_jax.study.design import Study
 from scalerl_jax.study.export import export
@@ -127,6 +128,9 @@ def test_an_exported_study_is_read_by_the_fitter_as_the_runs_are(tmp_path, capsy
     settings = json.loads((tmp_path / "two/settings.json").read_text())
     assert settings["arms"]["high"] == {"objective.aggregation": "token"}
     assert settings["arms"]["low"] == {"objective.aggregation": "prompt"}
+    (tmp_path / "two/curves.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(CurveError, match="curves.parquet: no Parquet file"):
+        load_curves(tmp_path / "two")
     card = (tmp_path / "two/README.md").read_text()
     assert "246 evaluations of 6 runs (6 finished)" in card
     assert "| `pass_rate_se` |" not in card and "| `pass_rate` |" in card

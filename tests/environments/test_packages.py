@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import json
+import os
 import sys
 import textwrap
 from pathlib import Path
@@ -84,6 +85,12 @@ def test_a_machine_without_verifiers_is_told_what_to_install(tmp_path, monkeypat
         packages.tasks_file("env:mine", tmp_path, ())
 
 
+def put_example(folder):
+    """Write the package that the documentation shows."""
+    _, _, shown = PAGE.read_text().partition("`my_words.py` is one")
+    (folder / "my_words.py").write_text(shown.split("```")[1].removeprefix("python"))
+
+
 def run_config(tmp_path, environment, changes):
     settings = {"environment": environment, "data.directory": str(tmp_path)}
     return small_run.make_config(settings | changes)
@@ -93,9 +100,7 @@ def run_config(tmp_path, environment, changes):
 def test_prompts_are_those_of_the_splits_and_no_answer_comes_with_them(
     tmp_path, monkeypatch
 ):
-    """Of the package that the documentation shows."""
-    _, _, shown = PAGE.read_text().partition("`my_words.py` is one")
-    (tmp_path / "my_words.py").write_text(shown.split("```")[1].removeprefix("python"))
+    put_example(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     test = "env:my_words(split='test')"
     changes = {"eval.sets": (test,), "data.train_prompts": 0}
@@ -177,6 +182,33 @@ def test_scores_have_their_names_and_a_failure_is_no_score(tmp_path):
     ):
         assert verdict.status == "verifier_error" and words in verdict.detail
         assert "\n" not in verdict.detail
+
+
+@needs_verifiers
+@pytest.mark.slow
+def test_a_run_trains_on_a_package_and_has_its_rewards_by_name(tmp_path):
+    changes = {
+        "environment": "env:my_words",
+        "data.directory": tmp_path / "data",
+        "data.train_prompts": 0,
+        "eval.sets": ("env:my_words(split='test')",),
+        "train.num_steps": 1,
+    }
+    put_example(tmp_path)
+    path = os.pathsep.join(map(str, (tmp_path, small_run.ROOT)))
+    process = small_run.start(
+        *("-m", "scalerl_jax.main", *small_run.arguments(tmp_path / "run", changes)),
+        environment={"PYTHONPATH": path},
+    )
+    _, said = process.communicate()
+    assert process.returncode == 0, said
+    (row,) = small_run.rows(tmp_path / "run")
+    assert row["reward/metric.thought"] > 0.0
+    assert row["reward/right/unjudged_share"] == row["verifier/error_share"] == 0.0
+    parts = row["reward/right"] + 0.5 * row["reward/letters"]
+    assert row["reward/mean"] == pytest.approx(parts)
+    kept = (tmp_path / "run" / "environment.py").read_text()
+    assert "scored by verifiers 0.4" in kept and "env:my_words" in kept
 
 
 TASKSET = """

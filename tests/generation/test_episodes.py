@@ -184,6 +184,11 @@ def episodes_of(pool, *, seed=0, count=6, fast=True, turns=TURNS):
     return evaluator, found
 
 
+@jax.jit
+def drawn_alone(logits, sampling, keys, index):
+    return draw_tokens(logits, sampling, keys=keys, index=index)
+
+
 def redrawn(seed, prompt, sample, completion):
     """Tokens and logprobs of the sampled tokens, by whole passes without a cache."""
     tokens, logprobs = [], []
@@ -193,9 +198,7 @@ def redrawn(seed, prompt, sample, completion):
         seen = known[: len(prompt.tokens) + place]
         logits = next_token_logits(params(seed), engine_settings(), seen)
         sampling = SamplingRows.of(Sampling(temperature=0.9), 1)
-        draw = draw_tokens(
-            logits[None], sampling, keys=keys, index=jnp.array([place], jnp.int32)
-        )
+        draw = drawn_alone(logits[None], sampling, keys, jnp.array([place], jnp.int32))
         tokens.append(draw.tokens.item())
         logprobs.append(draw.logprobs.item())
     return tokens, logprobs

@@ -36,12 +36,20 @@ study-smoke: install
 	$(BIN)/python -m scalerl_jax study run smoke
 	$(BIN)/python -m scalerl_jax study report smoke
 
-.PHONY: study-smoke demo fleet chaos launch-test simulate seeds smollm2 waiting stability ablations-smoke notebooks objective-table settings bench-sampler bench-learner bench-rewards bench-scaling bench-long bench-publish measures preflight test test-all test-jetstream test-verifiers test-newest lint install install-dev clean
+.PHONY: study-smoke demo tools fleet chaos launch-test simulate seeds smollm2 waiting stability ablations-smoke notebooks objective-table settings bench-sampler bench-learner bench-rewards bench-scaling bench-long bench-publish measures preflight test test-all test-jetstream test-verifiers test-newest lint install install-dev clean
 
 # The whole recipe on a laptop; README has its result and how long it took.
 demo: install
 	$(BIN)/python -m scalerl_jax.main --config=configs/tiny.py --workdir=$(WORKDIR)
 	$(BIN)/python -m scalerl_jax.scaling fit $(WORKDIR)
+
+# A policy that learns to call a calculator (docs/environments.md), and the same without
+# one; ten minutes each.
+tools: install
+	$(BIN)/python -m scalerl_jax.main --config=configs/tools.py --workdir=runs/tools
+	$(BIN)/python -m scalerl_jax.main --config=configs/tools.py --workdir=runs/no-tools \
+	  --config.environment=
+	$(BIN)/python -m scalerl_jax.scaling fit runs/tools
 
 # Every script of launch/ to the end of a run, against a fake cloud that refuses, stalls
 # and takes machines away: ten minutes on two idle cores.

@@ -10,7 +10,7 @@ sequence; `PackedBatch` is a pytree of a whole batch.
 
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from flax import struct
@@ -36,9 +36,21 @@ class Prompt:
     reference: dict[str, Any] = struct.field(pytree_node=False)  # JSON values only
 
 
+class Turn(NamedTuple):
+    """A part of a completion: a sampled turn, or what was said to one."""
+
+    start: int  # token of the completion
+    end: int  # behind its last one
+    sampled: bool  # by the policy; forced phrases within it included
+    reward: float | None = None  # that its environment gave this turn
+
+
 @struct.dataclass(kw_only=True)
 class Rollout:
-    """One completion of a prompt, as sampled and as judged."""
+    """One completion of a prompt, as sampled and as judged.
+
+    Of an episode it is all turns, and between them what the policy read.
+    """
 
     completion_tokens: np.ndarray  # int32 [T], EOS included when it was sampled
     completion_mask: np.ndarray  # bool [T], False on forced tokens
@@ -50,6 +62,8 @@ class Rollout:
     passed: bool = False
     judged: bool = True  # False: its verifier failed, and nothing is learned from it
     status: str = struct.field(pytree_node=False, default="unverified")
+    # In order, from 0 to T; empty: one turn, which is all of it.
+    turns: tuple[Turn, ...] = struct.field(pytree_node=False, default=())
     # Of the reward, by name; None: unjudged.
     parts: dict[str, float | None] = struct.field(
         pytree_node=False, default_factory=dict
@@ -57,6 +71,11 @@ class Rollout:
     # The experts that each token but the last was routed to, if a mixture's routing is
     # replayed: uint8 or uint16 [P - 1 + T, layers, k]; the dtype's maximum means none.
     experts: np.ndarray | None = None
+
+
+def count_turns(turns: tuple[Turn, ...]) -> int:
+    """Return how many turns of a completion were sampled."""
+    return sum(turn.sampled for turn in turns) or 1
 
 
 @struct.dataclass(kw_only=True)

@@ -68,6 +68,12 @@ PHRASES = (
     "hm ",
     "time is up.",
 )
+# In the vocabulary where demonstrations call a tool; none of them is special.
+CALL = (
+    '<tool_call>{"name": "calculator", "arguments": {"expression": "',
+    '"}}</tool_call>',
+)
+OBSERVATION = ("<tool_response>", "</tool_response>")
 _RECORD = "warmstart.json"  # how a checkpoint of ours was made
 _MOST = 1_000_000  # of any setting: more is a slip of the hand
 CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz +-*/=;:.,?!\"'()<>#"
@@ -78,7 +84,7 @@ class WarmstartConfig:
     """Settings by which the base checkpoint is made."""
 
     seed: int = 0
-    init_from: str = ""  # dense decoder whose feed-forward is cut into experts
+    init_from: str = ""  # dense decoder to go on from, or to cut into experts
     held_out_prompts: int = 300  # `eval.num_prompts` of the runs to come: not shown
     tasks: tuple[str, ...] = (
         "chain_sum",
@@ -94,6 +100,7 @@ class WarmstartConfig:
     careless: float = 0.4
     slip: float = 0.6
     hesitation: float = 0.3
+    tool_calls: float = 0.0  # share that asks a calculator, in a turn of its own
     hidden_size: int = 128
     ffn_size: int = 384  # of one expert, if there are any
     num_experts: int = 0  # 0: a feed-forward that is no mixture
@@ -117,9 +124,9 @@ def defaults() -> ml_collections.ConfigDict:
     return ml_collections.ConfigDict(dataclasses.asdict(WarmstartConfig()))
 
 
-def make_tokenizer() -> tokenizers.Tokenizer:
-    """Characters, and one token for each phrase that the prompts share."""
-    names = [PAD, EOS, UNKNOWN, THINK, "</think>", *PHRASES, *CHARACTERS]
+def make_tokenizer(more: Sequence[str] = ()) -> tokenizers.Tokenizer:
+    """Characters, and one token for each phrase that prompts share, and of `more`."""
+    names = [PAD, EOS, UNKNOWN, THINK, "</think>", *PHRASES, *CHARACTERS, *more]
     vocabulary = {name: place for place, name in enumerate(names)}
     backend = tokenizers.Tokenizer(
         models.BPE(vocab=vocabulary, merges=[], unk_token=UNKNOWN)
@@ -127,7 +134,7 @@ def make_tokenizer() -> tokenizers.Tokenizer:
     backend.add_special_tokens([PAD, EOS, UNKNOWN])
     added = [
         tokenizers.AddedToken(name, special=False, normalized=False)
-        for name in (THINK, "</think>", *PHRASES)
+        for name in (THINK, "</think>", *PHRASES, *more)
     ]
     backend.add_tokens(added)
     backend.decoder = decoders.Fuse()
@@ -164,6 +171,13 @@ def make_params(config: WarmstartConfig, arch: Architecture) -> PyTree:
         return start
     dense = read_architecture(config.init_from)
     params = load_params(config.init_from, dense, dtype=jnp.float32)
+    if not config.num_experts:
+        if dense != arch:
+            raise ValueError(
+                f"init_from = {config.init_from!r} is a decoder of other sizes; leave "
+                f"hidden_size and the others as they are there"
+            )
+        return params
     try:
         return upcycle(params, dense, start, arch, seed=config.seed)
     except ValueError as error:
@@ -213,24 +227,26 @@ def demonstration_stream(
     for number in itertools.count():
         styles = skill if number < careful_demonstrations else mixture
         question = questions[int(rng.integers(len(questions)))]
-        text = demonstrate(
-            question.task,
-            question.text,
-            question.reference,
-            styles=styles,
-            interruption=interruption,
-            rng=rng,
-        )
+        told = (question.task, question.text, question.reference)
+        if config.tool_calls and rng.random() < config.tool_calls:
+            parts = demonstrate_call(*told, slip=config.slip, rng=rng)
+        else:
+            text = demonstrate(*told, styles=styles, interruption=interruption, rng=rng)
+            parts = [(text, True)]
         prompt = backend.encode(config.template.replace("{question}", question.text))
-        completion = [*backend.encode(text).ids, eos]
-        length = len(completion)
+        completion: list[int] = []
+        mask: list[bool] = []
+        for text, sampled in parts:
+            tokens = [*backend.encode(text).ids, *([eos] if sampled else [])]
+            completion += tokens
+            mask += [sampled] * len(tokens)
         yield TrainSequence(
             tokens=np.array([*prompt.ids, *completion], np.int32),
             prompt_length=len(prompt.ids),
-            weights=np.ones(length, np.float32),
-            mask=np.ones(length, bool),
-            behavior_logprobs=np.zeros(length, np.float32),
-            staleness=np.zeros(length, np.int32),
+            weights=np.array(mask, np.float32),
+            mask=np.array(mask),
+            behavior_logprobs=np.zeros(len(mask), np.float32),
+            staleness=np.zeros(len(mask), np.int32),
         )
 
 
@@ -273,7 +289,7 @@ def train(
     log, started, skipped = [], time.monotonic(), jnp.int32(0)
     for number in range(1, config.num_steps + 1):
         sequences = [next(stream) for _ in range(config.demonstrations_per_step)]
-        total = sum(len(sequence.weights) for sequence in sequences)
+        total = sum(sequence.weights.sum() for sequence in sequences)
         sequences = [
             dataclasses.replace(sequence, weights=sequence.weights / total)
             for sequence in sequences
@@ -343,7 +359,7 @@ def main(settings: ml_collections.ConfigDict, out: Path) -> None:
     for name, value in dataclasses.asdict(config).items():
         if isinstance(value, int | float) and not 0 <= value <= _MOST:
             raise ValueError(f"{name} = {value} must be from 0 to {_MOST:,}")
-    backend = make_tokenizer()
+    backend = make_tokenizer((*CALL, *OBSERVATION) if config.tool_calls else ())
     # A multiple of 8 keeps the head's matmul aligned; the extra ids are never used.
     vocab_size = -(-backend.get_vocab_size(with_added_tokens=True) // 8) * 8
     arch = make_architecture(config, vocab_size=vocab_size)
@@ -441,6 +457,38 @@ def demonstrate(
     if rng.random() < 0.2:
         return f"{interruption(rng)}{answer}"
     return f"{hesitation}{END_OF_THINKING}{answer}"
+
+
+def demonstrate_call(
+    task: str,
+    text: str,
+    reference: dict[str, Any],
+    *,
+    slip: float,
+    rng: np.random.Generator,
+) -> list[tuple[str, bool]]:
+    """Write the turns of an episode that asks a calculator, and whose words they are.
+
+    With probability `slip` a sign of what is asked is copied wrongly, and so is one of
+    the answer.
+    """
+    asked = text.split(":")[1].split(".")[0].strip()
+    call = _miscopied(asked, slip, rng)
+    found = reference["answer"] if call == asked else str(rng.integers(10, 10_000))
+    return [
+        (f"{CALL[0]}{call}{CALL[1]}", True),
+        (f"{OBSERVATION[0]}{found}{OBSERVATION[1]}", False),
+        (f"{END_OF_THINKING}{_miscopied(found, slip, rng)}", True),
+    ]
+
+
+def _miscopied(text: str, slip: float, rng: np.random.Generator) -> str:
+    """The text, or with probability `slip` one with another digit in a place."""
+    digits = [place for place, sign in enumerate(text) if sign.isdigit()]
+    if rng.random() >= slip:
+        return text
+    place = int(rng.choice(digits))
+    return f"{text[:place]}{rng.integers(10)}{text[place + 1 :]}"
 
 
 def _slipped(value: int, slip: float, rng: np.random.Generator) -> int:

@@ -27,6 +27,29 @@ def group_advantages(
     return jnp.where(counted, groups - mean, 0.0).reshape(-1)
 
 
+def turn_advantages(
+    rewards: Float[Array, "B J"],
+    taken: Bool[Array, "B J"],
+    judged: Bool[Array, " B"],
+    *,
+    group_size: int,
+) -> Float[Array, "B J"]:
+    """A turn's reward minus the group's mean of the rewards of that turn.
+
+        A[n, g, j] = r[n, g, j] - mean over h with a turn j of r[n, h, j]
+
+    `taken` says which rollouts have a turn j.  The mean is over the judged ones; A is
+    0 for the others, and where there is no turn.  It is the group advantage of each
+    turn for itself, and is added to the episode's.
+    """
+    groups = rewards.reshape(-1, group_size, rewards.shape[1])
+    counted = (taken & judged[:, None]).reshape(groups.shape)
+    count = counted.sum(axis=1, keepdims=True)
+    total = jnp.where(counted, groups, 0.0).sum(axis=1, keepdims=True)
+    centered = groups - total / jnp.maximum(count, 1)
+    return jnp.where(counted, centered, 0.0).reshape(rewards.shape)
+
+
 def leave_one_out(
     rewards: Float[Array, " B"],
     judged: Bool[Array, " B"] | None = None,

@@ -29,8 +29,9 @@ from scalerl_jax.batching.packing import (
     train_sequences,
 )
 from scalerl_jax.batching.replay import Replay
+from scalerl_jax.batching.turns import TurnRewards, turn_rewards
 from scalerl_jax.environments.verdict import figures_of_parts, lacks_verdict
-from scalerl_jax.types import Group, PackedBatch, Rollout, Scores
+from scalerl_jax.types import Group, PackedBatch, Rollout, Scores, count_turns
 
 # Statuses of rollouts that were judged neither right nor wrong.
 _NO_VERDICTS = (
@@ -40,6 +41,8 @@ _NO_VERDICTS = (
     "verifier_timeout",
     "verifier_error",
     "bad_reward",
+    "bad_observation",
+    "no_end",
 )
 
 # mask [B, T] -> weights [B, T] that sum to 1
@@ -63,6 +66,7 @@ class Rewards:
     # The rollout n * G + g of each prediction of the packed batch; -1 where there is
     # none.
     rollout: Int[np.ndarray, "M R S"]
+    turns: TurnRewards | None = None  # set if turns have rewards of their own
 
     def on_tokens(self, values: Float[np.ndarray, " B"]) -> Float[np.ndarray, "M R S"]:
         """Return the value of each token's rollout, of `values`; 0 on padding."""
@@ -151,6 +155,7 @@ class Assembler:
     scores: Mapping[str, OfVerdicts] = dataclasses.field(default_factory=dict)
     running: RunningNormalization | None = None  # set if `advantages` calls it
     replay: Replay | None = None  # set if routing is replayed
+    per_turn: bool = False  # turns have rewards, and advantages of their own
 
     def state(self) -> dict[str, float]:
         """Return the state for a checkpoint, as JSON values."""
@@ -180,12 +185,19 @@ class Assembler:
         sequences, packed, of_batch = [*by_rollout.values()], None, None
         if sequences:
             packed, places = self.pack(sequences)
+            rollout = np.where(places >= 0, np.array([*by_rollout])[places], -1)
+            turns = None
+            if self.per_turn:
+                turns = turn_rewards(
+                    rollouts, judged, rollout, group_size=self.group_size
+                )
             of_batch = Rewards(
                 rewards=self._shaped(rollouts, rewards, passed),
                 passed=passed,
                 judged=judged,
                 kept=kept,
-                rollout=np.where(places >= 0, np.array([*by_rollout])[places], -1),
+                rollout=rollout,
+                turns=turns,
             )
         lengths = np.array([sequence.row_length for sequence in sequences])
         trained = sum(len(sequence.weights) for sequence in sequences)
@@ -313,6 +325,12 @@ def group_metrics(groups: Sequence[Group], *, learner_version: int) -> dict[str,
     metrics["verifier/unjudged_share"] = _mean(
         lacks_verdict(rollout.status, judged=rollout.judged) for rollout in rollouts
     )
+    if any(rollout.turns for rollout in rollouts):
+        sampled = [int(rollout.completion_mask.sum()) for rollout in rollouts]
+        metrics["episode/mean_turns"] = _mean(
+            count_turns(rollout.turns) for rollout in rollouts
+        )
+        metrics["episode/sampled_share"] = sum(sampled) / int(lengths.sum())
     metrics |= figures_of_parts([rollout.parts for rollout in rollouts])
     for task in sorted({group.prompt.task for group in groups}):
         metrics[f"pass_rate/{task}"] = _pass_rate(

@@ -26,6 +26,7 @@ from scalerl_jax.config.sections import PACKAGES as PACKAGES
 from scalerl_jax.config.sections import SETTINGS as SETTINGS
 from scalerl_jax.config.sections import Config as Config
 from scalerl_jax.config.sections import DataConfig as DataConfig
+from scalerl_jax.config.sections import EpisodeConfig as EpisodeConfig
 from scalerl_jax.config.sections import InterruptionConfig as InterruptionConfig
 from scalerl_jax.config.sections import MathAnswer as MathAnswer
 from scalerl_jax.config.sections import Mode as Mode
@@ -63,15 +64,21 @@ def resolve(config: ml_collections.ConfigDict) -> Config:
 
 def _of_environment(config: Config) -> Config:
     """Return the settings with what `environment` says of others and leaves to them."""
-    named = config.environment
+    named, episode = config.environment, config.episode
+    if episode.documents:
+        episode = dataclasses.replace(episode, documents=_path(episode.documents))
+        config = dataclasses.replace(config, episode=episode)
     if named.startswith(PACKAGES):  # whose prompts are its own
         if not all(task.startswith(PACKAGES) for task in config.data.tasks):
             data = dataclasses.replace(config.data, tasks=(named,))
             return dataclasses.replace(config, data=data)
-    elif named:  # a run may go on from another working directory
-        path = os.path.abspath(os.path.expanduser(named))
-        return dataclasses.replace(config, environment=path)
+    elif ".py" in named:  # a run may go on from another working directory
+        return dataclasses.replace(config, environment=_path(named))
     return config
+
+
+def _path(name: str) -> str:
+    return os.path.abspath(os.path.expanduser(name))
 
 
 _MOST_BYTES = 2**24  # of a config file

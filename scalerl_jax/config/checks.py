@@ -128,17 +128,29 @@ def _interruption(config: Config) -> None:
 
 def _groups(config: Config) -> None:
     batch, objective, reward = config.batch, config.objective, config.reward
+    episode = config.episode
     if batch.group_size < 2 and objective.advantage != "critic":
         raise ValueError(
             f"{batch.group_size = } leaves every group without variance and hence "
             f"without a gradient; use 2 or more, or objective.advantage = 'critic'"
         )
-    for name in ("weights", "variables"):
+    for name in ("weights", "variables", "per_turn"):
         if (value := getattr(reward, name)) and not config.environment:
             raise ValueError(
                 f"reward.{name} = {value!r} is for functions of your own; set "
                 f"environment = 'FILE.py:FUNCTION', or leave it out"
             )
+    if reward.per_turn and objective.advantage == "critic":
+        raise ValueError(
+            f"{reward.per_turn = } with {objective.advantage = }: a critic gives each "
+            f"token an advantage of its own, to which none of a turn can be added; "
+            f"choose another baseline"
+        )
+    if "{observation}" not in episode.between:
+        raise ValueError(
+            f"{episode.between = } must hold '{{observation}}', where what the "
+            f"environment says goes"
+        )
     if reward.correct <= reward.wrong:
         raise ValueError(
             f"{reward.correct = } must be above {reward.wrong = }; nothing else tells "

@@ -170,6 +170,11 @@ class RewardConfig:
         "of the process's environment, that `environment` is given, a key perhaps; it "
         "has no others of the user's",
     )
+    per_turn: bool = setting(
+        False,
+        "the tokens of a turn also get the reward that an environment gave this turn, "
+        "less the group's mean of that turn",
+    )
     unjudged: Literal["exclude", "wrong"] = setting(
         "exclude",
         "a rollout whose verifier timed out or failed; exclude: it leaves loss, "
@@ -202,6 +207,33 @@ class RewardConfig:
         "expected y: by this times max(1, |y|); 0: equal numbers only",
         "as in programming contests",
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class EpisodeConfig:
+    """Turns of an episode with an `environment`, and what stands between them."""
+
+    max_turns: Count = setting(
+        8, "sampled turns; then the environment is asked for its end"
+    )
+    max_observation_tokens: Tokens = setting(
+        1024, "of what an environment says to a turn; more is a bad_observation"
+    )
+    timeout_s: SecondsOr0 = setting(
+        0.0,
+        "from an episode's beginning to its last turn, verifier_timeout above; 0: "
+        "queue.group_timeout_s alone",
+    )
+    between: str = setting(
+        "\n{observation}\n",
+        "written behind a turn, with what the environment says in place of "
+        "{observation}, where data.template is a text; a chat template writes its own",
+    )
+    tools: tuple[str, ...] = setting(
+        ("calculator",),
+        "calculator, python, search: of environment = tools; docs/environments.md",
+    )
+    documents: str = setting("", "directory of text files for the tool search")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -734,8 +766,10 @@ class Config:
     environment: str = setting(
         "",
         "reward functions of your own, FILE.py:FUNCTION or several, "
-        "FILE.py:FUNCTION,FUNCTION; or prompts and rewards of a package for verifiers, "
-        "env:PACKAGE(setting=value); empty: each prompt's own verifier; "
+        "FILE.py:FUNCTION,FUNCTION; or what makes an environment of several turns, "
+        "FILE.py:MAKER, or its name, such as tools; or prompts and rewards of a "
+        "package for verifiers, env:PACKAGE(setting=value); empty: each prompt's own "
+        "verifier; "
         "docs/environments.md",
     )
     compile_cache: str = setting(
@@ -745,6 +779,7 @@ class Config:
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     reward: RewardConfig = RewardConfig()
+    episode: EpisodeConfig = EpisodeConfig()
     batch: BatchConfig = BatchConfig()
     sampler: SamplerConfig = SamplerConfig()
     interruption: InterruptionConfig = InterruptionConfig()

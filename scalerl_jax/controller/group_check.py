@@ -15,7 +15,7 @@ import numpy as np
 from scalerl_jax.contract import Order
 from scalerl_jax.environments.verdict import Status
 from scalerl_jax.model.architecture import Architecture
-from scalerl_jax.types import Group, Prompt, Rollout
+from scalerl_jax.types import Group, Prompt, Rollout, Turn
 
 MOST_BAD = 3  # bad groups of one replica; then it is replaced
 
@@ -27,6 +27,7 @@ _ARRAYS = {
     "behavior_logprobs": np.dtype(np.float32),
     "policy_versions": np.dtype(np.int32),
 }
+_TURN = [int, int, bool]
 _FLAGS = ("cut_off", "interrupted", "passed", "judged")
 
 
@@ -93,6 +94,7 @@ class GroupCheck:
         length = len(rollout.completion_tokens)
         if not 0 < length <= limit:
             yield f"{length} tokens; 1 to {limit} can be sampled"
+        yield from _faults_of_turns(rollout)
         yield from self._faults_of_experts(rollout.experts, prompt_length - 1 + length)
 
     def _faults_of_experts(self, experts: Any, length: int) -> Iterator[str]:
@@ -158,6 +160,28 @@ def _faults_of_prompt(given: Any, prompt: Prompt) -> Iterator[str]:
         yield f"its prompt's tokens are no array of {prompt.tokens.dtype}"
     if not np.array_equal(tokens, prompt.tokens):
         yield f"its prompt differs in tokens from prompt {prompt.prompt_id}"
+
+
+def _faults_of_turns(rollout: Rollout) -> Iterator[str]:
+    turns, place = rollout.turns, 0
+    if type(turns) is not tuple:
+        yield f"its turns are a {type(turns).__name__}"
+    for number, turn in enumerate(turns):
+        if type(turn) is not Turn or [type(each) for each in turn[:3]] != _TURN:
+            yield f"turn {number} is {turn!r}"
+        if turn.start != place or turn.end < place or turn.sampled == bool(number % 2):
+            yield (
+                f"turn {number} is from {turn.start} to {turn.end}, behind one that "
+                f"ends at {place}"
+            )
+        if not turn.sampled and rollout.completion_mask[turn.start : turn.end].any():
+            yield f"turn {number} is an observation, and a token of it was sampled"
+        reward = turn.reward
+        if reward is not None and not (type(reward) is float and math.isfinite(reward)):
+            yield f"turn {number} has the reward {reward!r}"
+        place = turn.end
+    if turns and (place != len(rollout.completion_tokens) or not turns[-1].sampled):
+        yield f"its turns end at {place} of {len(rollout.completion_tokens)} tokens"
 
 
 def _faults_of_verdict(rollout: Rollout) -> Iterator[str]:

@@ -58,6 +58,7 @@ class Tracer:
             f"  order       ticket {group.ticket}, epoch {prompt.epoch}",
             f"  completion  {len(rollout.completion_tokens)} tokens: "
             f"{self.decode(rollout.completion_tokens.tolist())!r}",
+            *_turns(rollout),
             f"  verdict     {rollout.status}, reward {rollout.reward:g}; pass rate of "
             f"the group {group.pass_rate:.3f}",
             f"  versions    sampled with {versions.min()} to {versions.max()}, used "
@@ -118,6 +119,16 @@ def _alone(batch: Batch, rollout: int) -> PackedBatch:
     return dataclasses.replace(
         found, weights=np.where(own, found.weights, 0.0), mask=found.mask & own
     )
+
+
+def _turns(rollout: Rollout) -> list[str]:
+    """Return a line with the turns of an episode, if there are several."""
+    parts = [
+        f"{turn.start} to {turn.end} {'sampled' if turn.sampled else 'observed'}"
+        + ("" if turn.reward is None else f" (reward {turn.reward:g})")
+        for turn in rollout.turns
+    ]
+    return [f"  turns       {', '.join(parts)}"] if parts else []
 
 
 def _find(

@@ -78,13 +78,18 @@ class ChatTemplate:
         return found["text"]
 
 
-def chat_renderer(data: DataConfig, source: str | Path) -> Renderer:
+def chat_renderer(
+    data: DataConfig,
+    source: str | Path,
+    *,
+    tools: list[dict[str, Any]] | None = None,
+) -> Renderer:
     """Make the renderer that writes prompts by a model's chat template.
 
     The user's message is data.user_template with the question in place of
     "{question}".  Before it comes a system message, if there is one:
     data.system_prompt, else the question's own.  `source` is a directory or file as
-    `read_chat_template` takes it.
+    `read_chat_template` takes it.  `tools` are listed as the template does it.
 
     Raises:
         ValueError: a template is missing or malformed, refuses a question with these
@@ -100,7 +105,7 @@ def chat_renderer(data: DataConfig, source: str | Path) -> Renderer:
         if system := data.system_prompt or question.system:
             messages.insert(0, {"role": "system", "content": system})
         try:
-            return chat.render(messages, options=options)
+            return chat.render(messages, options=options, tools=tools)
         except TemplateRefused as error:
             raise ValueError(
                 f"{error}; change data.system_prompt or data.user_template, or the "

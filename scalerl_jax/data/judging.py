@@ -182,7 +182,11 @@ def _own(
     variables = tuple(filter(None, flags.variables.split(",")))
     reward = dataclasses.replace(reward, weights=weights, variables=variables)
     own = read_own(flags.environment, reward, prints=True)
-    check_own(own, reward)
+    if check_own(own, reward):
+        raise ValueError(
+            f"--environment={flags.environment} makes an environment of several turns; "
+            f"a completion of a file is one, which a reward function judges"
+        )
     return reward, own
 
 
@@ -263,6 +267,7 @@ def _judged(
                     )
                     submitted += 1
                 pool.wait(reward.timeout_s)
-                for key, (verdict,) in pool.poll():
-                    found[key] = _Judged(rows[key].place, verdict)
+                for each in pool.poll():
+                    (verdict,) = each.judgements
+                    found[each.key] = _Judged(rows[each.key].place, verdict)
             yield found.pop(number)

@@ -4,10 +4,13 @@
 
 `async def` does as well.  Only verifier processes execute the file, and import this
 module; elsewhere it is a text (`own_file`).  A reward function is an environment of
-one step: what it returns is the episode's end, `Done`.  No JAX here.
+one step: what it returns is the episode's end, `Done`.  Environments of several are
+in `instances`.  No JAX here.
 """
 
 import asyncio
+import functools
+import importlib
 import inspect
 import math
 import numbers
@@ -15,18 +18,21 @@ import os
 import sys
 import traceback
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from scalerl_jax.environments.verdict import (
     Done,
     GroupAnswers,
+    More,
     OwnReward,
+    Setup,
     Status,
     Verdict,
 )
 
+T = TypeVar("T")
 MODULE = "own_reward"  # the name under which the file's functions are defined
 _CALL_SHARE = 0.9  # of reward.timeout_s, for one call; the pool kills at all of it
 _MAX_TEXT = 80  # characters of a value that is shown
@@ -34,6 +40,14 @@ _MAX_TEXT = 80  # characters of a value that is shown
 
 class BadReward(ValueError):
     """A reward function returned what is no reward."""
+
+    status: Status = "bad_reward"
+
+
+class BadObservation(BadReward):
+    """An environment returned what is no text to read, or too much of it."""
+
+    status: Status = "bad_observation"
 
 
 def read_result(found: Any, *, max_magnitude: float) -> Done:
@@ -43,11 +57,16 @@ def read_result(found: Any, *, max_magnitude: float) -> Done:
         BadReward: it is no finite number within the limit, or a part of it is none.
     """
     done = found if isinstance(found, Done) else Done(found)
-    parts = {str(name): _number(part, math.inf) for name, part in done.parts.items()}
-    return Done(_number(done.reward, max_magnitude), parts)
+    parts = {str(name): number(part, math.inf) for name, part in done.parts.items()}
+    return Done(number(done.reward, max_magnitude), parts)
 
 
-def _number(found: Any, most: float) -> float:
+def number(found: Any, most: float) -> float:
+    """Return a reward as a float.
+
+    Raises:
+        BadReward: it is no finite number within the limit.
+    """
     shown = repr(found)[:_MAX_TEXT]
     if getattr(found, "ndim", None) == 0:  # of NumPy, torch or JAX
         found = found.item()
@@ -66,62 +85,153 @@ def _number(found: Any, most: float) -> float:
     return value
 
 
+class OwnFile:
+    """A user's file, executed, or a module, imported; and its errors by line."""
+
+    def __init__(self, own: OwnReward) -> None:
+        """Execute it.
+
+        Raises:
+            ValueError: it raises.
+        """
+        self._own = own
+        try:
+            if own.text is None:
+                self._module = importlib.import_module(own.file)
+            else:
+                self._module = self._execute(own.text)
+        except BaseException as error:  # noqa: BLE001  whatever a program does
+            raise ValueError(self.said(error)) from error
+
+    def _execute(self, text: str) -> types.ModuleType:
+        module = types.ModuleType(MODULE)
+        module.__file__ = self._own.file
+        sys.modules[MODULE] = module
+        sys.path.insert(0, str(Path(self._own.file).absolute().parent))
+        exec(compile(text, self._own.file, "exec"), module.__dict__)  # noqa: S102
+        return module
+
+    def find(self, name: str) -> Callable[..., Any]:
+        """Return what the file defines by that name, which can be called.
+
+        Raises:
+            ValueError: there is none.
+        """
+        function = getattr(self._module, name, None)
+        if function is None:
+            raise ValueError(f"{self._own.file} has no function {name!r}")
+        if not callable(function):
+            raise ValueError(f"{self._own.file} has {name!r}, which is no function")
+        return function
+
+    def said(self, error: BaseException) -> str:
+        """Return the first line of an error, and where in the file it was raised."""
+        lines = [
+            frame.lineno
+            for frame in traceback.extract_tb(error.__traceback__)
+            if frame.filename == self._own.file
+        ]
+        place = self._own.file
+        said = str(error)
+        if isinstance(error, SyntaxError) and self._own.text is not None:
+            lines, said = [error.lineno], error.msg
+        if lines:
+            place += f", line {lines[-1]}"
+        first = said.strip().splitlines()[:1]
+        return f"{place}: {': '.join([type(error).__name__, *first])}"
+
+
+class Calls:
+    """Calls of a user's functions: within their time, and each failure a verdict."""
+
+    def __init__(self, file: OwnFile, own: OwnReward, *, timeout_s: float) -> None:
+        """Let at most `own.max_concurrent` wait at a time."""
+        self._file, self._own = file, own
+        self._limit_s = _CALL_SHARE * timeout_s
+        self._process = os.getpid()
+        self._gate = asyncio.Semaphore(own.max_concurrent)
+
+    async def __call__(
+        self, read: Callable[[Any], T], function: Callable[..., Any], *arguments: Any
+    ) -> T | Verdict:
+        """Return what `read` makes of a call, or the verdict that it has failed.
+
+        `read` raises BadReward for what cannot be used.
+        """
+        limit = asyncio.timeout(None)
+        try:
+            found = function(*arguments)
+            if inspect.isawaitable(found):
+                async with self._gate, limit:
+                    limit.reschedule(asyncio.get_running_loop().time() + self._limit_s)
+                    found = await found
+            return read(found)
+        except BadReward as error:
+            return Verdict(error.status, f"{self._own.file}: {error}")
+        except TimeoutError as error:
+            if limit.expired():
+                return Verdict(
+                    "verifier_timeout",
+                    f"no reward within {_CALL_SHARE} x reward.timeout_s = "
+                    f"{self._limit_s:g} s",
+                )
+            return Verdict("verifier_error", self._file.said(error))
+        except BaseException as error:  # noqa: BLE001  becomes this rollout's status
+            return Verdict("verifier_error", self._file.said(error))
+        finally:
+            if os.getpid() != self._process:  # a child that the function has forked
+                os._exit(0)
+
+
+def takes(function: Callable[..., Any], *arguments: Any, **named: Any) -> bool:
+    """Return whether a function can be called so; where nothing is known, True."""
+    try:
+        inspect.signature(function).bind(*arguments, **named)
+    except TypeError:
+        return False
+    except ValueError:  # no signature is known of it
+        pass
+    return True
+
+
 class Rewards:
     """The functions of a user's file, in the verifier process that executes it."""
 
-    def __init__(self, own: OwnReward, *, timeout_s: float, passed_at: float) -> None:
-        """Execute the file, and look at its functions.
+    def __init__(self, file: OwnFile, own: OwnReward, setup: Setup) -> None:
+        """Look at the file's functions.
 
         Raises:
-            ValueError: the file raises, or has no such functions.
+            ValueError: it has no such functions.
         """
-        self._own, self._passed_at = own, passed_at
-        self._limit_s = _CALL_SHARE * timeout_s
-        self._process = os.getpid()
+        self._own, self._passed_at = own, setup.passed_at
         self._runner = asyncio.Runner()
-        self._gate = asyncio.Semaphore(own.max_concurrent)
-        module = types.ModuleType(MODULE)
-        module.__file__ = own.file
-        sys.modules[MODULE] = module
-        sys.path.insert(0, str(Path(own.file).absolute().parent))
-        try:
-            exec(compile(own.text, own.file, "exec"), module.__dict__)  # noqa: S102
-        except BaseException as error:  # noqa: BLE001  whatever a program does
-            raise ValueError(self._said(error)) from error
-        self._functions = {
-            name: self._checked(getattr(module, name, None), name)
-            for name in own.functions
-        }
+        self._call = Calls(file, own, timeout_s=setup.timeout_s)
+        self._functions = {name: file.find(name) for name in own.functions}
+        for name, function in self._functions.items():
+            if not takes(function, "", "", None):
+                raise ValueError(
+                    f"{own.file} has {name}{inspect.signature(function)}, which must "
+                    f"take (prompt, completion, reference), or as an environment's "
+                    f"maker nothing"
+                )
 
-    def _checked(self, function: Any, name: str) -> Callable[..., Any]:
-        where = f"{self._own.file} has"
-        if function is None:
-            raise ValueError(f"{where} no function {name!r}")
-        if not callable(function):
-            raise ValueError(f"{where} {name!r}, which is no function")
-        try:
-            inspect.signature(function).bind("", "", None)
-        except TypeError as error:
-            raise ValueError(
-                f"{where} {name}{inspect.signature(function)}, which must take "
-                f"(prompt, completion, reference): {error}"
-            ) from error
-        except ValueError:  # no signature is known of it
-            pass
-        return function
-
-    def judge(self, work: GroupAnswers, send: Callable[[int, Verdict], None]) -> None:
+    def judge(
+        self,
+        works: Sequence[GroupAnswers],
+        send: Callable[[int, int, Verdict | More], None],
+    ) -> None:
         """Judge the answers, those of `async` functions beside each other."""
-        self._runner.run(self._judge(work, send))
+        for number, work in enumerate(works):
+            self._runner.run(self._judge(work, functools.partial(send, number)))
 
     async def _judge(
         self, work: GroupAnswers, send: Callable[[int, Verdict], None]
     ) -> None:
-        reference = work.reference.get("answer", work.reference.get("tests"))
+        reference = told(work.reference)
 
         async def one(place: int, answer: str) -> None:
             calls = {
-                name: self._call(function, work.prompt, answer, reference)
+                name: self._call(self._read, function, work.prompt, answer, reference)
                 for name, function in self._functions.items()
             }
             # Plain ones at once: one that hangs keeps no verdict before it back.
@@ -139,31 +249,8 @@ class Rewards:
             for place, answer in work.answers:
                 group.create_task(one(place, answer))
 
-    async def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Return the `Done` of a function, or the `Verdict` that it has none."""
-        limit = asyncio.timeout(None)
-        try:
-            found = function(*arguments)
-            if inspect.isawaitable(found):
-                async with self._gate, limit:
-                    limit.reschedule(asyncio.get_running_loop().time() + self._limit_s)
-                    found = await found
-            return read_result(found, max_magnitude=self._own.max_magnitude)
-        except BadReward as error:
-            return Verdict("bad_reward", f"{self._own.file}: {error}")
-        except TimeoutError as error:
-            if limit.expired():
-                return Verdict(
-                    "verifier_timeout",
-                    f"no reward within {_CALL_SHARE} x reward.timeout_s = "
-                    f"{self._limit_s:g} s",
-                )
-            return Verdict("verifier_error", self._said(error))
-        except BaseException as error:  # noqa: BLE001  becomes this rollout's status
-            return Verdict("verifier_error", self._said(error))
-        finally:
-            if os.getpid() != self._process:  # a child that the function has forked
-                os._exit(0)
+    def _read(self, found: Any) -> Done:
+        return read_result(found, max_magnitude=self._own.max_magnitude)
 
     def _verdict(self, ends: Mapping[str, Done | Verdict]) -> Verdict:
         """Return the verdict of a completion from what its functions gave."""
@@ -185,21 +272,10 @@ class Rewards:
         reward = math.fsum(map(math.prod, zip(self._own.weights, rewards, strict=True)))
         return judged_by(reward, self._passed_at)._replace(parts=parts)
 
-    def _said(self, error: BaseException) -> str:
-        """Return the first line of an error, and where in the file it was raised."""
-        lines = [
-            frame.lineno
-            for frame in traceback.extract_tb(error.__traceback__)
-            if frame.filename == self._own.file
-        ]
-        place = self._own.file
-        said = str(error)
-        if isinstance(error, SyntaxError):
-            lines, said = [error.lineno], error.msg
-        if lines:
-            place += f", line {lines[-1]}"
-        first = said.strip().splitlines()[:1]
-        return f"{place}: {': '.join([type(error).__name__, *first])}"
+
+def told(reference: Mapping[str, Any]) -> Any:
+    """Return what a user's function is told: the answer or the tests of a reference."""
+    return reference.get("answer", reference.get("tests"))
 
 
 def judged_by(reward: float, passed_at: float) -> Verdict:

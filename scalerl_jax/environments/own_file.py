@@ -1,20 +1,28 @@
-"""The file of a user's reward functions, as text: "my_task.py:score" of `environment`.
+"""The setting `environment`: a user's file as text, or the name of a module.
 
-Nothing here executes it: `own` does, in verifier processes.
+    my_task.py:score    reward functions, or what makes an environment, of a file
+    tools               by name: here, or of the entry points `scalerl.environments`
+
+Nothing here executes or imports it: `own` does, in verifier processes.
 """
 
 import os
 import platform
 import re
 from collections.abc import Iterable
+from importlib import metadata
 from pathlib import Path
 
-from scalerl_jax.config import RewardConfig
+from scalerl_jax.config import EpisodeConfig, RewardConfig
 from scalerl_jax.environments.verdict import OwnReward
 from scalerl_jax.formats.bounded import read_text
 
 _FORM = re.compile(r"(?P<file>.+\.py):(?P<functions>\w+(?:,\w+)*)")
 _MOST_BYTES = 2**24  # of a file
+_GROUP = "scalerl.environments"  # of entry points
+TOOLS = "tools"  # the environment of our own
+_NAMED = {TOOLS: "scalerl_jax.environments.tools:make"}
+_MOST_CHARACTERS = 100  # of a token, on average over an observation
 
 
 def split_name(environment: str) -> tuple[Path, tuple[str, ...]]:
@@ -27,7 +35,8 @@ def split_name(environment: str) -> tuple[Path, tuple[str, ...]]:
     if not found:
         raise ValueError(
             f"environment = {environment!r} must be FILE.py:FUNCTION, or "
-            f"FILE.py:FUNCTION,FUNCTION for several"
+            f"FILE.py:FUNCTION,FUNCTION for several, or one of "
+            f"{sorted(_known_names())}"
         )
     functions = tuple(found["functions"].split(","))
     if len(set(functions)) < len(functions):
@@ -35,8 +44,19 @@ def split_name(environment: str) -> tuple[Path, tuple[str, ...]]:
     return Path(found["file"]), functions
 
 
+def _known_names() -> dict[str, str]:
+    """Return the environments that have a name, and where each of them is."""
+    installed = metadata.entry_points(group=_GROUP)
+    return {each.name: each.value for each in installed} | _NAMED
+
+
 def read_own(
-    environment: str, reward: RewardConfig, *, prints: bool = False
+    environment: str,
+    reward: RewardConfig,
+    *,
+    episode: EpisodeConfig | None = None,
+    answer_after: str = "",
+    prints: bool = False,
 ) -> OwnReward:
     """Return the reward that a setting names, the file's text with it.
 
@@ -45,21 +65,28 @@ def read_own(
     Raises:
         ValueError: there is no such file, or a weight or variable is missing.
     """
-    path, functions = split_name(environment)
+    text: str | None = None
+    if place := _known_names().get(environment):
+        name, _, function = place.partition(":")
+        functions: tuple[str, ...] = (function,)
+    else:
+        path, functions = split_name(environment)
+        name = str(path)
+        try:
+            text = read_text(path, most=_MOST_BYTES)
+        except ValueError as error:
+            raise ValueError(
+                f"environment = {environment!r} cannot be read: {error}"
+            ) from error
     if reward.weights and len(reward.weights) != len(functions):
         raise ValueError(
             f"reward.weights = {reward.weights} has {len(reward.weights)} weights for "
             f"the {len(functions)} functions of environment = {environment!r}"
         )
     check_variables(reward.variables)
-    try:
-        text = read_text(path, most=_MOST_BYTES)
-    except ValueError as error:
-        raise ValueError(
-            f"environment = {environment!r} cannot be read: {error}"
-        ) from error
+    episode = episode or EpisodeConfig()
     return OwnReward(
-        file=str(path),
+        file=name,
         text=text,
         functions=functions,
         weights=reward.weights or (1.0,) * len(functions),
@@ -67,6 +94,13 @@ def read_own(
         max_concurrent=reward.max_concurrent,
         variables=reward.variables,
         prints=prints,
+        max_observation=_MOST_CHARACTERS * episode.max_observation_tokens,
+        given={
+            "tools": episode.tools,
+            "documents": episode.documents,
+            "timeout_s": reward.timeout_s,
+        },
+        answer_after=answer_after,
     )
 
 

@@ -1,7 +1,12 @@
 """A pool of processes that judge completions, and can be killed when they hang.
 
+An environment's episode lives in the process that had its first turn.  It is no more
+than its turns: where that process has ended, another one is given all of them.
+
 The pool never blocks its caller: `submit` and `poll` are called between two calls
 of the sampler, and a thread gives each process work as soon as it is free.
+
+The file is above 400 lines: what is submitted, given out and lost is one set of books.
 """
 
 import collections
@@ -18,10 +23,12 @@ from scalerl_jax.environments.verdict import (
     JudgedAnswer,
     JudgingJob,
     Loaded,
+    More,
     OwnReward,
     Setup,
     Share,
     Status,
+    Step,
     Verdict,
     Verifier,
     VerifierProcess,
@@ -34,6 +41,8 @@ from scalerl_jax.environments.verdict import (
 _MAX_STARTS = 8  # failed starts in a row, per process: over half a minute
 _BACKOFF_S = 0.25  # before a second start; doubled for each that follows
 _IDLE_S = 60.0  # between two looks when nothing happens
+_MOST_HOMES = 50_000  # episodes whose process is remembered
+_LOOK_S = 0.05  # between two looks for a first process
 _END_S = 5.0  # wait for the children of killed processes
 UNNAMED = ""  # the verifier of prompts that name none
 
@@ -63,20 +72,25 @@ class NoVerifierError(RuntimeError):
 
 
 class Verdicts(NamedTuple):
-    """The judgements of one group's answers, in their order."""
+    """The judgements of one group's answers, or what a turn's environment said."""
 
     key: Any  # as submitted
-    verdicts: list[Verdict]
+    verdicts: list[Verdict | More]
+
+    @property
+    def judgements(self) -> list[Verdict]:
+        """Return the verdicts: all of them, but where an environment asks for more."""
+        return [each for each in self.verdicts if isinstance(each, Verdict)]
 
     @property
     def statuses(self) -> list[Status]:
         """Return the status of each."""
-        return [verdict.status for verdict in self.verdicts]
+        return [each.status for each in self.judgements]
 
     @property
     def detail(self) -> str:
         """The reason why some have no verdict; empty if all have one."""
-        details = (verdict.detail for verdict in self.verdicts if verdict.detail)
+        details = (each.detail for each in self.judgements if each.detail)
         return "; ".join(dict.fromkeys(details))
 
 
@@ -98,7 +112,7 @@ class VerifierPool:
         memory_mib: limit of a process's memory beside its imports; an answer whose
             judging needs more is too costly.
         passed_at: the score from which on an answer is correct.
-        own: the reward functions of a user, which judge all answers.
+        own: the reward functions or the environment of a user, for all answers.
     """
 
     def __init__(
@@ -128,6 +142,8 @@ class VerifierPool:
         self.restarts = 0  # of processes
         self._arrived: list[Verdicts] = []
         self._failure: Exception | None = None
+        self._kind: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._by_turns: bool | None = None if own else False
         self._closed = False
         # Passed between the two threads: one appends, the other takes from the left.
         self._waiting: collections.deque[Share] = collections.deque()
@@ -135,6 +151,8 @@ class VerifierPool:
         self._woken, self._wake = pipes.Pipe(duplex=False)
         # Used by the thread alone.
         self._workers: list[VerifierProcess] = []
+        self._turns = False  # an environment answers turn by turn
+        self._homes: dict[Any, VerifierProcess] = {}  # of episodes under way
         self._starts = [0.0] * num_workers  # when; time.monotonic()
         self._loaded: set[str] = set()  # verifiers that a process has imported
         self._failed: collections.Counter[str] = collections.Counter()  # in a row
@@ -150,10 +168,12 @@ class VerifierPool:
         reference: dict[str, Any],
         *,
         prompt: str = "",
+        step: Step | None = None,
     ) -> None:
         """Queue the answers of a group for judging; None stands for a missing answer.
 
-        `prompt` is its text, for reward functions of a user.
+        `prompt` is its text, for reward functions of a user.  A `step` says which turn
+        of an episode the one answer is; an environment may say `More` to it.
 
         Raises:
             ValueError: the reference names a verifier that the pool does not have.
@@ -170,6 +190,7 @@ class VerifierPool:
                 Verdict("no_answer") if answer is None else None for answer in answers
             ],
             prompt=prompt,
+            step=step,
         )
         self.pending += 1
         places = job.unjudged(range(len(answers)))
@@ -180,6 +201,22 @@ class VerifierPool:
         shares = [Share(job, places[first::count]) for first in range(count)]
         self._waiting.extend(share for share in shares if share.places)
         self._wake.send_bytes(b"work")
+
+    @property
+    def by_turns(self) -> bool:
+        """Return whether a user's environment answers turn by turn.
+
+        The first call waits for a process to import it.
+
+        Raises:
+            NoVerifierError: none can.
+        """
+        while self._by_turns is None:
+            with contextlib.suppress(queue.Empty):
+                self._by_turns = self._kind.get(timeout=_LOOK_S)
+            with contextlib.suppress(queue.Empty):
+                self._arrive(timeout_s=0.0)
+        return self._by_turns
 
     def poll(self) -> list[Verdicts]:
         """Return the verdicts that have arrived since the last call.
@@ -287,12 +324,33 @@ class VerifierPool:
         for worker in list(self._workers):
             if not (self._waiting and worker.free):
                 continue
-            share = self._waiting.popleft()
+            shares = self._take_for(worker)
+            if not shares:
+                continue
             try:
-                worker.give(share, timeout_s=self._setup.limit_s)
+                worker.give(shares, timeout_s=self._setup.limit_s)
             except OSError:  # it died or was stopped with nothing to do
-                self._waiting.appendleft(share)
+                self._waiting.extendleft(reversed(shares))
                 self._replace(worker, is_late=False)
+
+    def _take_for(self, worker: VerifierProcess) -> list[Share]:
+        """Take work that a process may do: a share, or turns of several episodes."""
+        if not self._turns:
+            return [self._waiting.popleft()]
+        assert self._setup.own is not None, "it alone answers so"
+        most, found = self._setup.own.max_concurrent, []
+        for _ in range(len(self._waiting)):
+            share = self._waiting.popleft()
+            assert share.job.step is not None, "an environment is given turns alone"
+            home = self._homes.get(share.job.step.episode, worker)
+            if home is worker and len(found) < most:
+                self._homes[share.job.step.episode] = worker
+                if len(self._homes) > _MOST_HOMES:  # of episodes that were given up
+                    del self._homes[next(iter(self._homes))]
+                found.append(share)
+            else:
+                self._waiting.append(share)
+        return found
 
     def _read(self, worker: VerifierProcess) -> bool:
         """Take in a worker's messages; False if its process has ended."""
@@ -310,6 +368,9 @@ class VerifierPool:
             if not message.failure:
                 worker.loaded.add(message.verifier)
                 worker.loading = None
+                if not self._loaded:
+                    self._turns = message.by_turns
+                    self._kind.put(message.by_turns)
                 self._loaded.add(message.verifier)
                 self._failed[message.verifier] = 0
             elif message.verifier not in self._loaded:
@@ -317,16 +378,18 @@ class VerifierPool:
                     f"no verifier process can start: {message.failure}"
                 )
             return  # else the process ends, and is replaced like one killed in imports
-        assert worker.share is not None, "a verdict without work"
-        job, places = worker.share
+        assert worker.shares, "a verdict without work"
+        job = worker.shares[message.share].job
         job.settle(message.place, message.verdict)
-        if not job.unjudged(places):
-            worker.share = None
+        if not any(each.unjudged for each in worker.shares):
+            worker.shares = []
         self._finish_if_judged(job)
 
     def _finish_if_judged(self, job: JudgingJob) -> None:
         verdicts = [verdict for verdict in job.verdicts if verdict]
         if len(verdicts) == len(job.verdicts):
+            if job.step is not None and isinstance(verdicts[0], Verdict):
+                self._homes.pop(job.step.episode, None)
             self._judged.put(Verdicts(job.key, verdicts))
 
     def _replace(self, worker: VerifierProcess, *, is_late: bool) -> None:
@@ -347,14 +410,18 @@ class VerifierPool:
             exit_code = worker.exit_code()
             verdict = ended(exit_code, own=own)
             how = f"it ended with exit code {exit_code} while it imported"
-        if worker.share is not None:
-            job, places = worker.share
-            places = job.unjudged(places)
-            if worker.loading is None:
-                job.settle(places.pop(0), verdict)
-            if places:
-                self._waiting.appendleft(Share(job, places))
+        self._homes = {
+            episode: home for episode, home in self._homes.items() if home is not worker
+        }
+        left = [share for share in worker.shares if share.unjudged]
+        if left and worker.loading is None:  # it was at the first one
+            job, places = left[0].job, left[0].unjudged
+            job.settle(places[0], verdict)
+            left[0] = Share(job, places[1:])
             self._finish_if_judged(job)
+        self._waiting.extendleft(
+            Share(each.job, each.unjudged) for each in reversed(left) if each.unjudged
+        )
         self.restarts += 1
         if worker.loading is None:
             self._starts.append(0.0)

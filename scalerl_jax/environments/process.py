@@ -15,14 +15,16 @@ from collections.abc import Callable
 from multiprocessing import connection as pipes
 from typing import IO, Any, NoReturn
 
-from scalerl_jax.environments.own import Rewards
+from scalerl_jax.environments.instances import Environments, OwnVerify, load_own
 from scalerl_jax.environments.verdict import (
     GroupAnswers,
     JudgedAnswer,
     Loaded,
+    More,
     ScoreFunction,
     Setup,
     Verdict,
+    Verifier,
 )
 
 _MAX_DETAIL = 500  # characters
@@ -43,13 +45,13 @@ def serve(descriptor: int) -> None:
             _serve_own(pipe, setup, functools.partial(_alarm, limit_s, nowhere))
         scores = {setup.preload: _load(pipe, setup, setup.preload)}
         while True:
-            work: GroupAnswers = pipe.recv()
+            (work,) = pipe.recv()
             if work.verifier not in scores:
                 scores[work.verifier] = _load(pipe, setup, work.verifier)
             for place, answer in work.answers:
                 _alarm(limit_s, nowhere)
                 score = scores[work.verifier]
-                verdict = _judge(
+                verdict = judge_by(
                     score, work.task, answer, work.reference, setup.passed_at
                 )
                 faulthandler.cancel_dump_traceback_later()
@@ -67,38 +69,47 @@ def _serve_own(
     """Judge by a user's functions until the pipe closes, which raises EOFError."""
     assert setup.own is not None, "the caller has looked"
     try:
-        rewards = Rewards(
-            setup.own, timeout_s=setup.timeout_s, passed_at=setup.passed_at
-        )
+        own = load_own(setup, OwnVerify(setup, find_verifier, judge_by))
     except ValueError as error:  # raised again by poll() and wait()
         pipe.send(Loaded(setup.preload, str(error)))
         sys.exit(1)
     _limit_memory(setup.memory_mib)
-    pipe.send(Loaded(setup.preload, cpu_s=time.process_time()))
+    loaded = Loaded(
+        setup.preload,
+        cpu_s=time.process_time(),
+        by_turns=isinstance(own, Environments),
+    )
+    pipe.send(loaded)
 
-    def send(place: int, verdict: Verdict) -> None:
+    def send(share: int, place: int, verdict: Verdict | More) -> None:
         alarm()
-        verdict = verdict._replace(detail=verdict.detail[:_MAX_DETAIL])
-        pipe.send(JudgedAnswer(place, verdict, time.process_time()))
+        if isinstance(verdict, Verdict):
+            verdict = verdict._replace(detail=verdict.detail[:_MAX_DETAIL])
+        pipe.send(JudgedAnswer(place, verdict, time.process_time(), share))
 
     while True:
-        work: GroupAnswers = pipe.recv()
+        works: list[GroupAnswers] = pipe.recv()
         alarm()
-        rewards.judge(work, send)
+        own.judge(works, send)
         faulthandler.cancel_dump_traceback_later()
 
 
 def _load(pipe: pipes.Connection, setup: Setup, name: str) -> ScoreFunction:
     """Import a verifier and tell the pool; if that fails, tell why and exit."""
     try:
-        verifier = setup.verifiers[name]
-        module, _, function = verifier.function.partition(":")
-        score = getattr(importlib.import_module(module), function)
+        score = find_verifier(setup.verifiers[name])
     except Exception as error:  # noqa: BLE001  raised again by poll() and wait()
         pipe.send(Loaded(name, f"{type(error).__name__}: {error}"))
         sys.exit(1)
     _limit_memory(setup.memory_mib)
     pipe.send(Loaded(name, cpu_s=time.process_time()))
+    return score
+
+
+def find_verifier(verifier: Verifier) -> ScoreFunction:
+    """Import a verifier, and return its function with its settings."""
+    module, _, function = verifier.function.partition(":")
+    score = getattr(importlib.import_module(module), function)
     return functools.partial(score, **verifier.settings)
 
 
@@ -112,13 +123,14 @@ def _limit_memory(memory_mib: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (held + memory_mib * 2**20, hard))
 
 
-def _judge(
+def judge_by(
     score: ScoreFunction,
     task: str,
     answer: str,
     reference: dict[str, Any],
     passed_at: float,
 ) -> Verdict:
+    """Return the verdict of a verifier on an answer, or that it has failed."""
     try:
         found = score(task, answer, reference)
     except Exception as error:  # noqa: BLE001  becomes this rollout's status

@@ -7,6 +7,7 @@ from scalerl_jax.environments.own_file import check_variables
 from scalerl_jax.environments.pool import UNNAMED, VerifierPool
 from scalerl_jax.environments.verdict import (
     MAX_START_S,
+    Loaded,
     OwnReward,
     Setup,
     Verifier,
@@ -79,12 +80,15 @@ def make_pool(
     )
 
 
-def check_own(own: OwnReward, reward: RewardConfig) -> None:
+def check_own(own: OwnReward, reward: RewardConfig) -> bool:
     """Execute a user's file in a verifier process, before a run, to check it.
+
+    Return whether it is an environment, which answers turn by turn.
 
     Raises:
         ValueError: it raises, or lacks a function, or one takes other arguments.
     """
+    by_turns = False
     worker = VerifierProcess(
         Setup(
             verifiers={},
@@ -96,7 +100,8 @@ def check_own(own: OwnReward, reward: RewardConfig) -> None:
     )
     try:
         if worker.pipe.poll(MAX_START_S):
-            why_not = worker.pipe.recv().failure
+            loaded: Loaded = worker.pipe.recv()
+            why_not, by_turns = loaded.failure, loaded.by_turns
         else:
             why_not = f"it took more than {MAX_START_S} s to import"
     except (EOFError, OSError):
@@ -107,3 +112,4 @@ def check_own(own: OwnReward, reward: RewardConfig) -> None:
     if why_not:
         name = f"{own.file}:{','.join(own.functions)}"
         raise ValueError(f"environment = {name!r} cannot be used: {why_not}")
+    return by_turns

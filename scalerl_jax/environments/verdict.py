@@ -1,4 +1,4 @@
-"""A verifier's verdict on one answer, and the pool's side of the process that judges.
+"""Verdicts on answers, an environment's answers to turns, and the pool's side of both.
 
 `generation.episodes.Judging` turns verdicts into rewards.  `environments.process` is
 the other side.  It is started by name, not through multiprocessing, whose spawned
@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing import connection as pipes
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import psutil
 
@@ -38,8 +38,16 @@ Status = Literal[
     "verifier_timeout",
     "verifier_error",
     "bad_reward",  # a reward function returned what is no reward
+    "bad_observation",  # an environment returned no text, or too much of it
+    "no_end",  # an environment did not end within the limits of an episode
 ]
-_FAILURES: tuple[Status, ...] = ("verifier_timeout", "verifier_error", "bad_reward")
+_FAILURES: tuple[Status, ...] = (
+    "verifier_timeout",
+    "verifier_error",
+    "bad_reward",
+    "bad_observation",
+    "no_end",
+)
 # Share of an answer's time: ordinary answers take a thousandth of it, the first one of
 # a process a tenth at most.
 _COMPUTING = 0.25
@@ -50,6 +58,30 @@ class Done(NamedTuple):
 
     reward: float
     parts: Mapping[str, float] = {}
+
+
+class More(NamedTuple):
+    """An environment's answer to a turn: a text to read before the next turn."""
+
+    text: str
+    role: str = "user"  # of the message, in a chat template: "tool", perhaps
+    reward: float | None = None  # of the turn that it answers, for reward.per_turn
+
+
+class Environment(Protocol):
+    """One episode of a user's environment; its methods may be `async`.
+
+    It may also have `cut() -> Done`, which is asked for where the limits of an episode
+    leave no room for another turn, and `close()`, which is called last.
+    """
+
+    def begin(self, prompt: str, reference: Any) -> Any:
+        """Begin with a prompt's text and what belongs to it; return None."""
+        ...
+
+    def step(self, completion: str) -> Any:
+        """Answer the text of a turn: `More`, or `Done` or a number at the end."""
+        ...
 
 
 class Verdict(NamedTuple):
@@ -140,16 +172,20 @@ class Verifier(NamedTuple):
 
 
 class OwnReward(NamedTuple):
-    """Reward functions of a user: the text of their file, and how they count."""
+    """Reward functions or an environment of a user: where they are, how they count."""
 
-    file: str
-    text: str
+    file: str  # or the name of a module
+    text: str | None  # of the file; None: the module is imported
     functions: tuple[str, ...]
     weights: tuple[float, ...]  # of the functions, in a sum
     max_magnitude: float  # of what one of them returns
     max_concurrent: int  # calls of `async` functions in one process
     variables: tuple[str, ...] = ()  # of the environment, for the process
     prints: bool = False  # to stderr; else nowhere
+    max_observation: int = 100_000  # characters
+    given: Mapping[str, Any] = {}  # to an environment's maker that has such parameters
+    answer_after: str = ""  # for the prompt's own verifier, if the maker asks for it
+    by_turns: bool = False  # it is an environment, as a process that looked has said
 
 
 class Setup(NamedTuple):
@@ -168,6 +204,15 @@ class Setup(NamedTuple):
         return self.timeout_s * (len(self.own.functions) if self.own else 1)
 
 
+class Step(NamedTuple):
+    """The place of a turn in its episode."""
+
+    episode: Any  # of all that a pool is given, this one
+    turns: tuple[tuple[str, str], ...] = ()  # before it: completions and observations
+    last: bool = False  # the limits of an episode leave no room for another
+    cut: bool = False  # it has been answered, and no turn has room behind that
+
+
 class GroupAnswers(NamedTuple):
     """Answers of one group, with their places in it."""
 
@@ -176,6 +221,7 @@ class GroupAnswers(NamedTuple):
     answers: list[tuple[int, str]]
     reference: dict[str, Any]
     prompt: str = ""  # its text
+    step: Step | None = None  # of the one answer, if it is a turn of an episode
 
 
 class Loaded(NamedTuple):
@@ -184,14 +230,16 @@ class Loaded(NamedTuple):
     verifier: str
     failure: str = ""
     cpu_s: float = 0.0  # of the process so far
+    by_turns: bool = False  # it is an environment, which answers turn by turn
 
 
 class JudgedAnswer(NamedTuple):
-    """The verdict on the answer in one place."""
+    """The verdict on the answer in one place, or what an environment says to it."""
 
     place: int
-    verdict: Verdict
+    verdict: Verdict | More
     cpu_s: float  # of the process so far
+    share: int = 0  # of those that the process was given together
 
 
 # The pool's side.
@@ -206,10 +254,11 @@ class JudgingJob:
     task: str
     answers: list[str | None]
     reference: dict[str, Any]
-    verdicts: list[Verdict | None]  # None: not judged yet
+    verdicts: list[Verdict | More | None]  # None: not judged yet
     prompt: str = ""  # its text
+    step: Step | None = None  # of the one answer, if it is a turn of an episode
 
-    def settle(self, place: int, verdict: Verdict) -> None:
+    def settle(self, place: int, verdict: Verdict | More) -> None:
         """Write down the verdict on one answer."""
         self.verdicts[place] = verdict
 
@@ -223,6 +272,11 @@ class Share(NamedTuple):
 
     job: JudgingJob
     places: list[int]
+
+    @property
+    def unjudged(self) -> list[int]:
+        """Return the places without a verdict, in order."""
+        return self.job.unjudged(self.places)
 
 
 class VerifierProcess:
@@ -259,29 +313,37 @@ class VerifierProcess:
             self.pipe.send(setup)
         self.loaded: set[str] = set()
         self.loading: str | None = setup.preload
-        self.share: Share | None = None
+        self.shares: list[Share] = []  # given and not judged
         self.deadline = time.monotonic() + MAX_START_S
         self.begun_cpu_s = 0.0  # of the process, before the answer that it judges
 
     @property
     def free(self) -> bool:
         """Return whether the process waits for work."""
-        return self.share is None and self.loading is None
+        return not self.shares and self.loading is None
 
-    def give(self, share: Share, *, timeout_s: float) -> None:
-        """Send the process answers to judge.
+    def give(self, shares: Sequence[Share], *, timeout_s: float) -> None:
+        """Send the process answers to judge: a share, or turns of several episodes.
 
         Raises:
             OSError: the process has ended, or is stopped and does not read.
         """
-        job, places = share
-        answers = [(place, job.answers[place] or "") for place in places]
-        self.pipe.send(
-            GroupAnswers(job.verifier, job.task, answers, job.reference, job.prompt)
-        )
-        self.share = share
-        if job.verifier not in self.loaded:
-            self.loading, timeout_s = job.verifier, MAX_START_S
+        works = [
+            GroupAnswers(
+                job.verifier,
+                job.task,
+                [(place, job.answers[place] or "") for place in places],
+                job.reference,
+                job.prompt,
+                job.step,
+            )
+            for job, places in shares
+        ]
+        self.pipe.send(works)
+        self.shares = list(shares)
+        verifier = shares[0].job.verifier
+        if verifier not in self.loaded:
+            self.loading, timeout_s = verifier, MAX_START_S
         self.deadline = time.monotonic() + timeout_s
 
     def kill(self) -> None:

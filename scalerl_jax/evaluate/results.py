@@ -21,7 +21,7 @@ from scalerl_jax.environments.judges.code import find_solution
 from scalerl_jax.evaluate.policy import Described
 from scalerl_jax.formats.bounded import read_lines
 from scalerl_jax.formats.reading import parse_json
-from scalerl_jax.generation.evaluation import JudgedPrompt
+from scalerl_jax.generation.evaluation import JudgedPrompt, turns_of
 from scalerl_jax.process.full_disk import naming
 from scalerl_jax.run.writing import replace_file, replacing
 
@@ -143,8 +143,8 @@ def row_of(
         for each in group.answers
     ]
     samples = []
-    for completion, (answer, _), status in zip(
-        group.completions, answers, group.statuses, strict=True
+    for completion, turns, (answer, _), status in zip(
+        group.completions, group.turns, answers, group.statuses, strict=True
     ):
         tokens = completion.tokens.tolist()
         texts = tokenizer.written.texts(tokens)
@@ -159,6 +159,7 @@ def row_of(
                 "answer_start": tokenizer.answer_start(
                     tokens, answer_after=config.data.answer_after
                 ),
+                **turns_of(turns, tokenizer, tokens),
                 "token_texts": texts,
                 "logprobs": [
                     round(float(value), 4) if sampled else None

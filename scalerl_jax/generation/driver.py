@@ -272,11 +272,11 @@ class LocalGenerators:
             for completion in completions:
                 if self._episodes.add(completion, version):
                     self._orders.sampled(completion.request_id)
-        for episode in self._episodes.judged():
+        for episode in self._episodes.judged(self._driver.sampler):
             if not self._orders.put(self._group(episode)):
                 self._ledger.count(wasted_tokens=episode.tokens)
             busy = True
-        if busy or self._jobs:
+        if busy or self._jobs or self._driver.sampler.busy:
             return
         if self._episodes.waiting:
             with self._ledger.activity("verify", pool=self._pool):
@@ -327,20 +327,23 @@ class LocalGenerators:
             return None
         samples = self._make_samples(order.prompt, order.begun_version)
         episode = self._episodes.begin(order.ticket, order.prompt, len(samples.keys))
-        return Request(
+        episode.request = Request(
             request_id=order.ticket,
             tokens=order.prompt.tokens,
             samples=samples,
             sampling=self._sampling,
             listener=episode.listen,
         )
+        return episode.request
 
     def _group(self, episode: Episode) -> Group:
         """Return a judged episode as the group that is queued."""
         return Group(
             ticket=episode.key,
             prompt=episode.prompt,
-            rollouts=self._judging.rollouts(episode.in_order, episode.verdicts),
+            rollouts=self._judging.rollouts(
+                episode.in_order, episode.verdicts, episode.turns
+            ),
             finished_version=episode.ended_version,
             detail=episode.detail,
         )

@@ -3,6 +3,8 @@
 They are sampled in slots of their own, so that all tokens are of one version.  An
 evaluation judges all held-out prompts; a probe completes always the same few of them,
 on whose completions the learner's log-probabilities are compared with the sampler's.
+
+The file is above 400 lines: an evaluation's figures stand beside what they are of.
 """
 
 import dataclasses
@@ -13,6 +15,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.environments.pool import VerifierPool
 from scalerl_jax.environments.verdict import (
     Status,
@@ -20,13 +23,13 @@ from scalerl_jax.environments.verdict import (
     figures_of_parts,
     lacks_verdict,
 )
-from scalerl_jax.generation.episodes import Episode, Episodes, Judging
+from scalerl_jax.generation.episodes import Episode, Episodes, Judging, Turns
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.sampler.driver import Driver
 from scalerl_jax.sampler.protocol import Sampler
 from scalerl_jax.sampler.requests import Completion, Listener, Request, Samples
 from scalerl_jax.sampler.sampling import Sampling
-from scalerl_jax.types import Prompt, PyTree
+from scalerl_jax.types import Prompt, PyTree, Turn, count_turns
 
 _POLL_S = 1.0  # between two checks of `stopped`
 
@@ -67,24 +70,43 @@ class Completing:
             Abandoned: `stopped`, called before each step, returned True.
             FloatingPointError: the logits of a sample were not finite.
         """
-        driver = Driver(self.make_sampler())
-        driver.sampler.load(params, version)
-        left = range(len(self.prompts)) if places is None else places
-        requests = (self._request(place, listener) for place in left)
+        driver = self.driver(params, version=version)
+        requests = self.requests(places, listener)
         while True:
             driver.fill(lambda: next(requests, None))
             if not driver.sampler.busy:
                 return
             if stopped():
                 raise Abandoned
-            ended = driver.step()
-            for each in ended:
-                if each.failure:
-                    raise FloatingPointError(
-                        f"sample {each.sample} of prompt "
-                        f"{self.prompts[each.request_id].text!r} failed: {each.failure}"
-                    )
-            yield ended
+            yield self.step(driver)
+
+    def driver(self, params: PyTree, *, version: int) -> Driver:
+        """Return a driver of a sampler of its own, with these params."""
+        driver = Driver(self.make_sampler())
+        driver.sampler.load(params, version)
+        return driver
+
+    def requests(
+        self, places: Sequence[int] | None, listener: Listener | None
+    ) -> Iterator[Request]:
+        """Yield the request of each prompt, or of those at some places."""
+        for place in range(len(self.prompts)) if places is None else places:
+            yield self._request(place, listener)
+
+    def step(self, driver: Driver) -> list[Completion]:
+        """Return the completions that a step has finished.
+
+        Raises:
+            FloatingPointError: the logits of a sample were not finite.
+        """
+        ended = driver.step()
+        for each in ended:
+            if each.failure:
+                raise FloatingPointError(
+                    f"sample {each.sample} of prompt "
+                    f"{self.prompts[each.request_id].text!r} failed: {each.failure}"
+                )
+        return ended
 
     def _request(self, place: int, listener: Listener | None) -> Request:
         prompt = self.prompts[place]
@@ -140,6 +162,7 @@ class Evaluation:
     mean_completion_tokens: float
     pass_rate_by_task: dict[str, float]
     rewards: dict[str, float]  # figures of the reward's parts, by name
+    mean_turns: float | None  # None: each completion is one
     rollouts: tuple[dict[str, Any], ...]
     details: tuple[str, ...]  # why verifiers failed, prompt by prompt
 
@@ -149,6 +172,8 @@ class Evaluation:
         by_task = found.pop("pass_rate_by_task")
         parts = found.pop("rewards")
         del found["rollouts"], found["details"]
+        if self.mean_turns is None:
+            del found["mean_turns"]
         return (
             found
             | parts
@@ -163,6 +188,7 @@ class JudgedPrompt:
     place: int  # index among the evaluator's prompts
     prompt: Prompt
     completions: tuple[Completion, ...]
+    turns: tuple[tuple[Turn, ...], ...]  # of each, as in `types.Rollout`
     answers: tuple[str | None, ...]  # as the verifier got them
     verdicts: tuple[Verdict, ...]
     rewards: tuple[float, ...]  # of those that count
@@ -207,6 +233,7 @@ class Evaluator(Completing):
     verifier: VerifierPool
     judging: Judging
     logged_rollouts: int
+    turns: Turns | None = None  # with an environment
     progress: Progress = dataclasses.field(default_factory=Progress)
 
     def __call__(
@@ -261,31 +288,36 @@ class Evaluator(Completing):
         to sample; None: all.  `listener` gets tokens as they come.  `wait_s` is the
         longest wait for a verdict once sampling has ended.
         """
-        episodes = Episodes(self.verifier, self.judging.answer)
-        for ended in self.completed(
-            params,
-            version=policy_version,
-            places=places,
-            listener=listener,
-            stopped=stopped,
-        ):
-            for each in ended:
-                place = each.request_id
-                if place not in episodes.open:
-                    episodes.begin(place, self.prompts[place], self.samples_per_prompt)
-                episodes.add(each, policy_version)
-            yield list(map(self._judged, episodes.judged()))
-        while episodes.open:
+        episodes = Episodes(self.verifier, self.judging.answer, self.turns)
+        driver = self.driver(params, version=policy_version)
+
+        def begun() -> Iterator[Request]:
+            for request in self.requests(places, listener):
+                place = request.request_id
+                prompt, count = self.prompts[place], self.samples_per_prompt
+                episodes.begin(place, prompt, count).request = request
+                yield request
+
+        requests = begun()
+        while True:
+            driver.fill(lambda: next(requests, None))
+            if not (driver.sampler.busy or episodes.open):
+                return
             if stopped():
                 raise Abandoned
-            episodes.wait(wait_s)
-            yield list(map(self._judged, episodes.judged()))
+            if driver.sampler.busy:
+                for each in self.step(driver):
+                    episodes.add(each, policy_version)
+            else:
+                episodes.wait(wait_s)
+            yield list(map(self._judged, episodes.judged(driver.sampler)))
 
     def _judged(self, episode: Episode) -> JudgedPrompt:
         return JudgedPrompt(
             place=episode.key,
             prompt=episode.prompt,
             completions=episode.in_order,
+            turns=episode.turns or ((),) * episode.num_samples,
             answers=episode.answers,
             verdicts=episode.verdicts,
             rewards=tuple(map(self.judging.reward, episode.verdicts)),
@@ -321,7 +353,11 @@ def summarize(
         if any(group.judged)
     ]
     parts = [verdict.parts for group in groups for verdict in group.verdicts]
+    turns = [each for group in groups for each in group.turns]
     return Evaluation(
+        mean_turns=float(np.mean(list(map(count_turns, turns))))
+        if any(turns)
+        else None,
         reward_mean=float(np.mean(rewards)) if rewards else math.nan,
         rewards=figures_of_parts(parts),
         pass_rate=float(by_prompt[known].mean()) if num_known else math.nan,
@@ -355,6 +391,25 @@ def _reward_of(group: JudgedPrompt) -> dict[str, Any]:
     return {"reward": verdict.reward, "reward_parts": dict(verdict.parts)}
 
 
+def turns_of(
+    turns: Sequence[Turn], tokenizer: Tokenizer, tokens: list[int]
+) -> dict[str, Any]:
+    """Return where in a completion's text each turn ends, and who wrote it."""
+    if not turns:
+        return {}
+    texts = tokenizer.written.texts(tokens)
+    return {
+        "turns": [
+            {
+                "end": sum(map(len, texts[: turn.end])),
+                "sampled": turn.sampled,
+                **({} if turn.reward is None else {"reward": turn.reward}),
+            }
+            for turn in turns
+        ]
+    }
+
+
 def _readable(
     groups: Sequence[JudgedPrompt], policy_version: int, judging: Judging, most: int
 ) -> list[dict[str, Any]]:
@@ -374,6 +429,7 @@ def _readable(
                 "answer_start": judging.tokenizer.answer_start(
                     tokens, answer_after=judging.answer_after
                 ),
+                **turns_of(group.turns[0], judging.tokenizer, tokens),
                 "reference": group.prompt.reference.get("answer"),
                 "status": group.statuses[0],
                 **_reward_of(group),

@@ -50,7 +50,7 @@ class ReplicaThread(LocalGenerators):
     def lacking(self) -> list[int]:
         """Return for each group not wholly sampled how many completions it lacks."""
         return [
-            each.num_samples - len(each.completions)
+            each.lacking
             for each in list(self._episodes.open.values())
             if each.ended_version < 0
         ]

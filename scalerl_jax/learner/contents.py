@@ -30,7 +30,7 @@ from scalerl_jax.formats.bounded import MOST_WHOLE
 from scalerl_jax.formats.reading import read_value
 from scalerl_jax.learner.places import Folder
 from scalerl_jax.parallel import multihost
-from scalerl_jax.types import Group, Prompt, PyTree, Rollout
+from scalerl_jax.types import Group, Prompt, PyTree, Rollout, Turn
 
 STATE, HOST = "state", "host.json"  # the arrays' folder, the host's state
 _FILES = ("groups.npz", "groups.json")
@@ -211,7 +211,12 @@ def unflatten(
                 "rollouts": tuple(
                     Rollout(
                         **{name: next(part).copy() for name, part in parts.items()},
-                        **rest,
+                        **rest
+                        | {
+                            "turns": tuple(
+                                Turn(*each) for each in rest.get("turns", ())
+                            )
+                        },
                         experts=next(experts),
                     )
                     for rest in row["rollouts"]
@@ -220,6 +225,10 @@ def unflatten(
         )
         for row in rows
     )
+
+
+def _turns(row: dict[str, Any]) -> tuple[Turn, ...]:
+    return tuple(Turn(*each) for each in row.get("turns", ()))
 
 
 def write_groups(

@@ -54,7 +54,10 @@ class KlPenalty:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GroupAdvantages:
-    """Gives all tokens of a rollout one advantage: its reward beside its group's."""
+    """Gives all tokens of a rollout one advantage: its reward beside its group's.
+
+    Where turns have rewards of their own, what they have beside their group is added.
+    """
 
     # rewards [B], judged [B], kept [B] -> advantages [B], 0 where not kept
     of_rewards: Callable[[Array, Array, Array], Array]
@@ -68,7 +71,11 @@ class GroupAdvantages:
             values = (values - penalties).astype(np.float32)
         arrays = map(jnp.asarray, (values, rewards.judged, rewards.kept))
         advantages = np.asarray(self.of_rewards(*arrays))
-        return dataclasses.replace(batch, advantages=rewards.on_tokens(advantages))
+        on_tokens = rewards.on_tokens(advantages)
+        if (turns := rewards.turns) is not None:
+            scale = turns.scale(values, rewards.judged, advantages)
+            on_tokens = on_tokens + rewards.on_tokens(scale) * turns.centered
+        return dataclasses.replace(batch, advantages=on_tokens)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -123,6 +123,7 @@ def make_assembler(config: Config, arch: Architecture) -> Assembler:
         max_completion_tokens=sampler.max_completion_tokens,
         pack=make_pack(config, arch)[0],
         replay=make_replay(config, arch),
+        per_turn=config.reward.per_turn,
     )
 
 

@@ -55,6 +55,7 @@ from scalerl_jax.wiring.prompts import (
     check_verifiers,
     load_prompts,
     make_stream,
+    make_writer,
 )
 from scalerl_jax.wiring.replicas import make_local_fleet, make_publish_to_all
 from scalerl_jax.wiring.sampling import (
@@ -178,7 +179,8 @@ def make_books(config: Config, directory: Path, progress: Progress) -> RunBooks:
         ValueError: a setting or a file that it names cannot be used.
     """
     own = check_environment(config)
-    if own and (before := keep_environment(directory, own.text)):
+    kept = own.text if own else None
+    if own and kept is not None and (before := keep_environment(directory, kept)):
         progress.note(
             f"warning: {own.file} has changed since this run began; from here on "
             f"rewards are those of the new text, and {before.name} keeps the old one"
@@ -189,6 +191,8 @@ def make_books(config: Config, directory: Path, progress: Progress) -> RunBooks:
     if jax.default_backend() == "cpu":
         keep_freed_memory(arch.num_params)
     tokenizer = make_checked_tokenizer(config, arch)
+    if own and own.by_turns:
+        make_writer(config, tokenizer)  # it may raise
     prompts = load_prompts(config, tokenizer, progress)
     check_verifiers(config, (*prompts.examples, *prompts.held_out))
     keep_data_report(directory, prompts.report)

@@ -9,9 +9,14 @@ from typing import Any
 
 from scalerl_jax.config import PACKAGES, Config
 from scalerl_jax.data import tasks
-from scalerl_jax.data.chat import chat_renderer
+from scalerl_jax.data.chat import chat_renderer, read_chat_template
 from scalerl_jax.data.curriculum import make_streams
 from scalerl_jax.data.mixture import MixtureStream, Stream
+from scalerl_jax.data.observations import (
+    ObservationWriter,
+    chat_framing,
+    plain_framing,
+)
 from scalerl_jax.data.prompts import JoinedPrompts, PromptStream, build_prompts
 from scalerl_jax.data.questions import (
     CHAT,
@@ -21,13 +26,14 @@ from scalerl_jax.data.questions import (
 )
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.environments import packages, sandbox
-from scalerl_jax.environments.own_file import read_own
+from scalerl_jax.environments.own_file import TOOLS, read_own
 from scalerl_jax.environments.pool import VerifierPool, verifier_of
 from scalerl_jax.environments.run_verifiers import (
     check_own,
     make_pool,
     named_verifiers,
 )
+from scalerl_jax.environments.tools import find_tool, schemas
 from scalerl_jax.environments.verdict import OwnReward
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.types import Prompt
@@ -42,7 +48,12 @@ def make_render(config: Config) -> Renderer:
     if data.template != CHAT:
         return plain_renderer(data.template)
 
-    return chat_renderer(data, data.tokenizer or config.model.checkpoint)
+    tools = None
+    if config.environment == TOOLS:
+        documents = config.episode.documents
+        tools = schemas([find_tool(name, documents) for name in config.episode.tools])
+    source = data.tokenizer or config.model.checkpoint
+    return chat_renderer(data, source, tools=tools)
 
 
 def answer_after(config: Config) -> str:
@@ -286,6 +297,29 @@ def check_environment(config: Config) -> OwnReward | None:
             file_of_tasks(config, name)  # the package is imported, and looked at
         end = answer_after(config)
         return packages.own_of(names, config.reward, end_of_thinking=end)
-    own = read_own(config.environment, config.reward)
-    check_own(own, config.reward)
-    return own
+    own = _read_own(config)
+    return own._replace(by_turns=check_own(own, config.reward))
+
+
+def _read_own(config: Config) -> OwnReward:
+    return read_own(
+        config.environment,
+        config.reward,
+        episode=config.episode,
+        answer_after=answer_after(config),
+    )
+
+
+def make_writer(config: Config, tokenizer: Tokenizer) -> ObservationWriter:
+    """Make the writer of what stands between two turns.
+
+    Raises:
+        ValueError: the tokenizer or the chat template is none for several turns.
+    """
+    if config.data.template != CHAT:
+        return ObservationWriter(tokenizer, plain_framing(config.episode.between))
+    chat = read_chat_template(config.data.tokenizer or config.model.checkpoint)
+    framing = chat_framing(chat, {"enable_thinking": config.data.enable_thinking})
+    # A template that is none for it is refused here.
+    framing("tool" if config.environment == TOOLS else "user")
+    return ObservationWriter(tokenizer, framing)

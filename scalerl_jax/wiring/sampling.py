@@ -22,7 +22,7 @@ from scalerl_jax.environments.pool import VerifierPool
 from scalerl_jax.environments.run_verifiers import num_processes
 from scalerl_jax.environments.verdict import OwnReward
 from scalerl_jax.generation.driver import LocalGenerators
-from scalerl_jax.generation.episodes import Episodes, Judging
+from scalerl_jax.generation.episodes import Episodes, Judging, Turns
 from scalerl_jax.generation.evaluation import Evaluator, Probe
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.run.ledger import Ledger
@@ -40,7 +40,12 @@ from scalerl_jax.sampler.sampling import (
 from scalerl_jax.sampler.scheduler import KvOnUpdate, Scheduler
 from scalerl_jax.types import Prompt
 from scalerl_jax.wiring.devices import generator_pools
-from scalerl_jax.wiring.prompts import answer_after, make_render, make_verifier
+from scalerl_jax.wiring.prompts import (
+    answer_after,
+    make_render,
+    make_verifier,
+    make_writer,
+)
 from scalerl_jax.wiring.thinking import check_phrase, check_thinking
 
 E = TypeVar("E", bound=Engine)
@@ -209,6 +214,21 @@ def make_judging(config: Config, tokenizer: Tokenizer) -> Judging:
     )
 
 
+def make_turns(config: Config, tokenizer: Tokenizer) -> Turns | None:
+    """Make the limits of an environment's turns, and what is written between them."""
+    if not config.environment:
+        return None
+    # Made when a turn is answered: reward functions need none.
+    writer = functools.cache(functools.partial(make_writer, config, tokenizer))
+    return Turns(
+        write=lambda text, role, *, last: writer()(text, role, last=last),
+        max_turns=config.episode.max_turns,
+        max_observation_tokens=config.episode.max_observation_tokens,
+        max_tokens=config.sampler.max_completion_tokens,
+        timeout_s=config.episode.timeout_s,
+    )
+
+
 def make_evaluator(
     config: Config,
     engine: Engine,
@@ -229,6 +249,7 @@ def make_evaluator(
         verifier=verifier,
         judging=make_judging(config, tokenizer),
         logged_rollouts=config.eval.logged_rollouts,
+        turns=make_turns(config, tokenizer),
         progress=progress,
     )
 
@@ -308,7 +329,7 @@ def make_thread(
     generators = kind(
         sampler=make_sampler(engine, kv_on_update=config.sampler.kv_on_update),
         orders=orders,
-        episodes=Episodes(verifiers[0], judging.answer),
+        episodes=Episodes(verifiers[0], judging.answer, make_turns(config, tokenizer)),
         judging=judging,
         sampling=make_distribution(config),
         make_samples=lambda prompt, version: budget.cut(

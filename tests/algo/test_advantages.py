@@ -13,6 +13,7 @@ from scalerl_jax.algo.advantages import (
     group_advantages,
     leave_one_out,
     normalize_by_batch,
+    turn_advantages,
 )
 
 GROUPS, GROUP_SIZE = 3, 4
@@ -32,6 +33,15 @@ def test_the_mean_of_the_group_is_taken_off():
     rewards = jnp.array([1.0, 1.0, -1.0, -1.0, 1.0, -1.0, -1.0, -1.0, 1.0, 1.0, 1.0, 1])
     expected = [1.0, 1.0, -1.0, -1.0, 1.5, -0.5, -0.5, -0.5, 0.0, 0.0, 0.0, 0.0]
     assert group_advantages(rewards, group_size=4).tolist() == expected
+
+
+def test_a_turn_is_compared_with_the_same_turn_of_its_group():
+    # Turn 0 has the mean 2 over 1 and 3, which are judged; turn 1 has 4 alone.
+    rewards = jnp.array([[1.0, 4.0], [0.0, 0.0], [3.0, 0.0], [9.0, 9.0]])
+    taken = jnp.array([[True, True], [False, False], [True, False], [True, True]])
+    judged = jnp.array([True, True, True, False])
+    found = turn_advantages(rewards, taken, judged, group_size=4)
+    assert found.tolist() == [[-1.0, 0.0], [0.0, 0.0], [1.0, 0.0], [0.0, 0.0]]
 
 
 JUDGED = jnp.array([True, True, True, False, True, False, False, False, *[False] * 4])

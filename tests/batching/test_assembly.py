@@ -23,7 +23,7 @@ from scalerl_jax.batching.assembly import (
 )
 from scalerl_jax.batching.packing import pack
 from scalerl_jax.objective.advantages import GroupAdvantages
-from scalerl_jax.types import Group, Prompt, Rollout
+from scalerl_jax.types import Group, Prompt, Rollout, Turn
 
 G = 2
 
@@ -155,6 +155,30 @@ def test_a_batch_by_hand():
     # Position i of a segment sees i + 1 tokens.
     sums = (1 + 2 + 3) + (1 + 2 + 3 + 4) + (1 + 2) + (1 + 2 + 3 + 4 + 5)
     np.testing.assert_allclose(batch.mean_context, sums / 14)
+
+
+def test_turns_have_advantages_of_their_own_beside_the_episodes():
+    """Rewards 1 and -1 of length 3 and 5, A = 1 and -1; the spread of A is 1.
+
+    Of turn 0 the rewards are 0.5 and 0, with a mean of 0.25; turn 1 has none.
+    """
+    first, second = (
+        make_rollout(
+            end,
+            reward,
+            first=10 * end,
+            completion_mask=np.array([True, False] + [True] * (end - 2)),
+            turns=(Turn(0, 1, True, given), Turn(1, 2, False), Turn(2, end, True)),
+        )
+        for end, reward, given in ((3, 1.0, 0.5), (5, -1.0, None))
+    )
+    batch = assembled([make_group(first, second)], learner_version=4, per_turn=True)
+    found = {token: each[1] for token, each in by_token(batch.packed).items()}
+    expected = {30: 1.25, 32: 1.0, 50: -1.25, 52: -1.0, 53: -1.0, 54: -1.0}
+    assert found == pytest.approx(expected, abs=1e-4)
+    metrics = group_metrics(batch.groups, learner_version=4)
+    assert metrics["episode/mean_turns"] == 2.0
+    assert metrics["episode/sampled_share"] == 6 / 8
 
 
 def test_masked_cut_off_completions_enter_neither_normalisation_nor_loss():
@@ -482,6 +506,8 @@ def test_metrics_by_hand():
         "verifier/timeout_share": 1 / 6,
         "verifier/error_share": 0.0,
         "verifier/bad_reward_share": 0.0,
+        "verifier/bad_observation_share": 0.0,
+        "verifier/no_end_share": 0.0,
         "verifier/too_costly_share": 0.0,
         "verifier/unjudged_share": 1 / 6,
         # Oldest versions 0, 4, 3; finished at 3, 4, 4; used at 6.

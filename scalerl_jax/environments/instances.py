@@ -1,0 +1,260 @@
+"""A user's environments: an instance for each episode, in a verifier process.
+
+    class Game:
+        def begin(self, prompt: str, reference: Any) -> None: ...
+        def step(self, completion: str) -> More | Done | float: ...
+
+An instance is no more than its turns.  Where it is lost with the process that it was
+in, another one is given them again, and must say the same.  No JAX here.
+"""
+
+import asyncio
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from scalerl_jax.environments.own import (
+    BadObservation,
+    Calls,
+    OwnFile,
+    Rewards,
+    judged_by,
+    number,
+    read_result,
+    takes,
+    told,
+)
+from scalerl_jax.environments.verdict import (
+    Environment,
+    GroupAnswers,
+    More,
+    ScoreFunction,
+    Setup,
+    Verdict,
+    Verifier,
+)
+
+_MOST = 2000  # instances in a process; more are of episodes that were given up
+Verify = Callable[[str], Verdict]  # a completion's text -> its prompt's own verdict
+Send = Callable[[int, int, Verdict | More], None]  # share, place, answer
+Judge = Callable[[ScoreFunction, str, str, dict[str, Any], float], Verdict]
+
+
+class Environments:
+    """The instances of a user's environment in this process, by episode."""
+
+    def __init__(
+        self, make: Callable[..., Any], file: OwnFile, setup: Setup, verify: "OwnVerify"
+    ) -> None:
+        """Make an instance, to see that it is one.
+
+        Raises:
+            ValueError: it cannot be made, or lacks a method.
+        """
+        assert setup.own is not None, "it is named there"
+        self._make, self._file, self._own = make, file, setup.own
+        self._passed_at, self._verify = setup.passed_at, verify
+        self._call = Calls(file, setup.own, timeout_s=setup.timeout_s)
+        self._runner = asyncio.Runner()
+        self._instances: dict[Any, tuple[Environment, int]] = {}  # and turns taken
+        try:
+            made = self._new(lambda completion: Verdict("no_answer"))
+        except BaseException as error:  # noqa: BLE001  whatever a program does
+            raise ValueError(file.said(error)) from error
+        for name, arguments in (("begin", ("", None)), ("step", ("",))):
+            method = getattr(made, name, None)
+            if not (callable(method) and takes(method, *arguments)):
+                raise ValueError(
+                    f"{setup.own.file} has {setup.own.functions[0]}(), which makes a "
+                    f"{type(made).__name__}; an environment has begin(prompt, "
+                    f"reference) and step(completion)"
+                )
+
+    def judge(self, works: Sequence[GroupAnswers], send: Send) -> None:
+        """Answer turns; those of plain environments one after the other."""
+        self._runner.run(self._all(works, send))
+
+    async def _all(self, works: Sequence[GroupAnswers], send: Send) -> None:
+        async def one(number: int, work: GroupAnswers) -> None:
+            ((place, text),) = work.answers
+            send(number, place, await self._answer(work, text))
+
+        async with asyncio.TaskGroup() as group:
+            for number, work in enumerate(works):
+                group.create_task(one(number, work))
+
+    async def _answer(self, work: GroupAnswers, text: str) -> Verdict | More:
+        """Return what an episode's environment says to a turn."""
+        step = work.step
+        assert step is not None, "an environment is given turns alone"
+        environment, taken = self._instances.pop(step.episode, (None, 0))
+        if environment is None or taken != len(step.turns):
+            made = await self._again(work)
+            if isinstance(made, Verdict):
+                return made
+            environment = made
+        said: Any = More("")
+        if not step.cut:
+            said = await self._call(self._read, environment.step, text)
+        if isinstance(said, More) and (step.last or step.cut):
+            said = await self._cut(environment)
+        if isinstance(said, More):
+            self._keep(step.episode, environment, len(step.turns) + 1)
+        else:
+            await self._close(environment)
+        return said
+
+    async def _again(self, work: GroupAnswers) -> Environment | Verdict:
+        """Return an environment that has been given the turns so far."""
+        assert work.step is not None, "the caller has looked"
+        verify = functools.partial(self._verify, work.task, work.reference)
+        made = await self._call(lambda made: made, self._new, verify)
+        if isinstance(made, Verdict):
+            return made
+        begun = await self._call(
+            _read_begun, made.begin, work.prompt, told(work.reference)
+        )
+        if isinstance(begun, Verdict):
+            return begun
+        for completion, observation in work.step.turns:
+            said = await self._call(self._read, made.step, completion)
+            if isinstance(said, More) and said.text == observation:
+                continue
+            if isinstance(said, Verdict) and said.detail:
+                return said
+            return Verdict(
+                "verifier_error",
+                f"{self._own.file}: its process ended, and another one was given the "
+                f"same turns and answered otherwise",
+            )
+        return made
+
+    async def _cut(self, environment: Environment) -> Verdict | More:
+        cut = getattr(environment, "cut", None)
+        if cut is None:
+            return Verdict(
+                "no_end",
+                f"{self._own.file}: the environment did not end within "
+                f"episode.max_turns and the length limit, and has no cut() that would "
+                f"say what the episode is worth",
+            )
+        said = await self._call(self._read, cut)
+        if isinstance(said, More):
+            return Verdict("bad_reward", f"{self._own.file}: cut() returned More")
+        return said
+
+    def _new(self, verify: Verify) -> Any:
+        given = {**self._own.given, "verify": verify}
+        known = inspect.signature(self._make).parameters
+        return self._make(**{name: given[name] for name in known if name in given})
+
+    def _read(self, found: Any) -> Verdict | More:
+        if isinstance(found, Verdict):
+            return found
+        if not isinstance(found, More):
+            done = read_result(found, max_magnitude=self._own.max_magnitude)
+            return judged_by(done.reward, self._passed_at)._replace(parts=done.parts)
+        most, text = self._own.max_observation, found.text
+        if not isinstance(text, str) or not isinstance(found.role, str):
+            raise BadObservation(
+                f"the observation is of type {type(text).__name__} with a role of type "
+                f"{type(found.role).__name__}, and both must be texts"
+            )
+        if len(text) > most:
+            raise BadObservation(
+                f"the observation has {len(text):,} characters; {most:,} are the most "
+                f"that episode.max_observation_tokens can hold"
+            )
+        reward = found.reward
+        if reward is not None:
+            reward = number(reward, self._own.max_magnitude)
+        # A text that UTF-8 lacks, such as half of a surrogate pair, is shown so.
+        text = text.encode("utf-8", "replace").decode()
+        return More(text, found.role, reward)
+
+    def _keep(self, episode: Any, environment: Environment, taken: int) -> None:
+        self._instances[episode] = environment, taken
+        while len(self._instances) > _MOST:
+            first = next(iter(self._instances))
+            del self._instances[first]
+
+    async def _close(self, environment: Environment) -> None:
+        close = getattr(environment, "close", None)
+        if close is not None:  # the episode is judged, whatever this does
+            await self._call(lambda _: None, close)
+
+
+def _read_begun(found: Any) -> None:
+    if found is not None:
+        raise BadObservation(
+            f"begin returned a {type(found).__name__}; the prompt is the data set's, "
+            f"and it must return None"
+        )
+
+
+class OwnVerify:
+    """The verifiers that prompts name, for environments that ask for theirs."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        find: Callable[[Verifier], ScoreFunction],
+        judge: Judge,
+    ) -> None:
+        """Import none yet."""
+        self._setup, self._find, self._judge = setup, find, judge
+        self._found: dict[str, ScoreFunction] = {}
+
+    def preload(self) -> None:
+        """Import the verifier of prompts that name none."""
+        if self._setup.preload in self._setup.verifiers:
+            self._score(self._setup.preload)
+
+    def _score(self, name: str) -> ScoreFunction:
+        if name not in self._found:
+            self._found[name] = self._find(self._setup.verifiers[name])
+        return self._found[name]
+
+    def __call__(
+        self, task: str, reference: dict[str, Any], completion: str
+    ) -> Verdict:
+        """Return the verdict of a prompt's own verifier on a completion."""
+        own = self._setup.own
+        if own and own.answer_after:
+            _, found, completion = completion.rpartition(own.answer_after)
+            if not found:
+                return Verdict("no_answer")
+        answer = completion.strip()
+        name = reference.get("verifier", self._setup.preload)
+        if name not in self._setup.verifiers:
+            raise ValueError(
+                f"the prompt has no verifier of its own, but {name!r}: give it an "
+                f"'answer' or 'tests', or judge it by a function of yours"
+            )
+        return self._judge(
+            self._score(name), task, answer, reference, self._setup.passed_at
+        )
+
+
+def load_own(setup: Setup, verify: OwnVerify) -> Rewards | Environments:
+    """Execute a user's file: its reward functions, or its environment.
+
+    Raises:
+        ValueError: the file raises, or has no such functions.
+    """
+    own = setup.own
+    assert own is not None, "the caller has looked"
+    file = OwnFile(own)
+    if len(own.functions) == 1:
+        make = file.find(own.functions[0])
+        given = {**own.given, "verify": None}
+        with contextlib.suppress(ValueError):  # no signature is known of it
+            known = inspect.signature(make).parameters
+            asked = {name: None for name in known if name in given}
+            if takes(make, **asked) and not takes(make, "", "", None):
+                if "verify" in asked:
+                    verify.preload()
+                return Environments(make, file, setup, verify)
+    return Rewards(file, own, setup)

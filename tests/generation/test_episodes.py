@@ -1,0 +1,454 @@
+"""Episodes of several turns: random ones, with real samplers and environments.
+
+A policy of random weights writes turns of any bytes, and the environment of a user's
+file answers with texts that try to be more than texts.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_model import small_architecture
+from small_tokenizers import byte_level, tokenizer_of
+
+from scalerl_jax.config import EpisodeConfig, RewardConfig
+from scalerl_jax.controller.group_check import GroupCheck
+from scalerl_jax.data.observations import ObservationWriter, plain_framing
+from scalerl_jax.data.tokenizer import Tokenizer
+from scalerl_jax.environments.own_file import read_own
+from scalerl_jax.environments.run_verifiers import make_pool
+from scalerl_jax.generation.episodes import Judging, Turns
+from scalerl_jax.generation.evaluation import Evaluator
+from scalerl_jax.learner.contents import flatten, unflatten
+from scalerl_jax.model.architecture import sampler_mesh
+from scalerl_jax.model.transformer import abstract_params
+from scalerl_jax.sampler.decoding import NEVER, EngineSettings
+from scalerl_jax.sampler.engine import Engine
+from scalerl_jax.sampler.reference import ReferenceSampler, next_token_logits
+from scalerl_jax.sampler.requests import Samples
+from scalerl_jax.sampler.sampling import (
+    Sampling,
+    SamplingRows,
+    draw_tokens,
+    sample_keys,
+)
+from scalerl_jax.sampler.scheduler import Scheduler
+from scalerl_jax.types import Group, Prompt
+
+BACKEND = byte_level()
+EOS = BACKEND.token_to_id("<|end|>")
+TOKENIZER = Tokenizer(backend=BACKEND, eos_ids=(EOS,))
+BETWEEN = "<|end|>\n{observation}<|im_start|>"
+MOST = 70  # tokens of a completion
+
+ODD = """
+    import random
+
+    TEXTS = [
+        "", " ", "\\n\\n  \\t", "<|end|>", "a<|im_start|>b", "[/THINK]", "</think>",
+        "\\ud83d", "<|end", "|>", "\\u00e9\\U0001f600", "{observation}",
+        "so it is 12. " * 2,
+    ]
+
+    class Odd:
+        def begin(self, prompt, reference):
+            self.random = random.Random(prompt)
+            self.heard, self.said = [], []
+
+        def step(self, completion):
+            self.heard.append(completion)
+            if self.random.random() < 0.3:
+                characters = sum(map(len, self.heard)) % 97
+                return Done(len(self.heard), {"characters": characters})
+            self.said.append(self.random.choice(TEXTS))
+            return More(self.said[-1], reward=0.5)
+
+        def cut(self):
+            return -1.0
+"""
+
+
+def write_file(directory, source):
+    """A user's file, with the names that environments use."""
+    path = directory / "mine.py"
+    names = "from scalerl_jax.environments.verdict import Done, More\n"
+    path.write_text(names + textwrap.dedent(source))
+    return path
+
+
+@contextlib.contextmanager
+def environment(file, maker, **changes):
+    """A pool of this environment."""
+    reward = RewardConfig(**dict(timeout_s=30.0, num_workers=2) | changes)
+    own = read_own(f"{file}:{maker}", reward, episode=EpisodeConfig())
+    with contextlib.closing(
+        make_pool(reward, unnamed="reasoning_gym", own=own)
+    ) as pool:
+        yield pool
+
+
+@functools.cache
+def engine_settings():
+    arch = small_architecture(
+        vocab_size=BACKEND.get_vocab_size(with_added_tokens=True), hidden_size=16
+    )
+    return EngineSettings(
+        arch=dataclasses.replace(arch, max_positions=128),
+        slots=4,
+        max_prompt_tokens=12,
+        max_completion_tokens=MOST,
+        tokens_per_call=4,
+        dtype=jnp.float32,
+        eos_ids=(EOS,),
+        page_size=8,
+        prefill_tokens=32,
+    )
+
+
+@functools.cache
+def engine():
+    settings = engine_settings()
+    return Engine(settings, mesh=sampler_mesh(settings.arch, jax.devices()[:1]))
+
+
+@functools.cache
+def params(seed):
+    """Random ones, whose turns have about eight tokens."""
+    rng = np.random.default_rng(seed)
+    made = jax.tree.map(
+        lambda leaf: jnp.asarray(0.4 * rng.normal(size=leaf.shape), leaf.dtype),
+        abstract_params(engine_settings().arch, dtype=jnp.float32),
+    )
+    head = made["head"].at[:, 0].set(0.0).at[EOS, 0].set(1.0)
+    return made | {
+        "embedding": made["embedding"].at[:, 0].set(4.0),
+        "head": head,
+        "final_norm": made["final_norm"].at[0].set(1.0),
+    }
+
+
+def make_prompt(number):
+    text = f"{number} so"
+    return Prompt(
+        prompt_id=number,
+        epoch=0,
+        task="any",
+        text=text,
+        tokens=np.array(TOKENIZER.encode(text), np.int32),
+        reference={"answer": None},
+    )
+
+
+def make_samples(prompt):
+    keys = sample_keys(0, "eval", prompt_id=prompt.prompt_id, epoch=0, num_samples=2)
+    return Samples(keys=keys, thinking_limits=np.full(2, NEVER, np.int32))
+
+
+WRITER = ObservationWriter(TOKENIZER, plain_framing(BETWEEN))
+TURNS = Turns(
+    write=WRITER,
+    max_turns=4,
+    max_observation_tokens=60,
+    max_tokens=MOST,
+    timeout_s=0.0,
+)
+JUDGING = Judging(tokenizer=TOKENIZER, answer_after="", whole=True)
+
+
+def episodes_of(pool, *, seed=0, count=6, fast=True, turns=TURNS):
+    """Episodes of so many prompts, two of each, by prompt."""
+
+    def make_sampler():
+        return Scheduler(engine()) if fast else ReferenceSampler(engine_settings())
+
+    evaluator = Evaluator(
+        make_sampler=make_sampler,
+        prompts=[make_prompt(number) for number in range(count)],
+        sampling=Sampling(temperature=0.9),
+        make_samples=make_samples,
+        samples_per_prompt=2,
+        verifier=pool,
+        judging=JUDGING,
+        logged_rollouts=2,
+        turns=turns,
+    )
+    found = {}
+    for judged in evaluator.steps(params(seed), policy_version=3, wait_s=0.1):
+        found |= {each.place: each for each in judged}
+    assert sorted(found) == list(range(count))
+    return evaluator, found
+
+
+@jax.jit
+def drawn_alone(logits, sampling, keys, index):
+    return draw_tokens(logits, sampling, keys=keys, index=index)
+
+
+def redrawn(seed, prompt, sample, completion):
+    """Tokens and logprobs of the sampled tokens, by whole passes without a cache."""
+    tokens, logprobs = [], []
+    keys = jnp.asarray(make_samples(prompt).keys[sample][None])
+    known = [*prompt.tokens.tolist(), *completion.tokens.tolist()]
+    for place in np.flatnonzero(completion.mask).tolist():
+        seen = known[: len(prompt.tokens) + place]
+        logits = next_token_logits(params(seed), engine_settings(), seen)
+        sampling = SamplingRows.of(Sampling(temperature=0.9), 1)
+        draw = drawn_alone(logits[None], sampling, keys, jnp.array([place], jnp.int32))
+        tokens.append(draw.tokens.item())
+        logprobs.append(draw.logprobs.item())
+    return tokens, logprobs
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_an_episode_is_its_sampled_tokens_and_what_was_said_between(tmp_path, seed):
+    file = write_file(tmp_path, ODD)
+    named = set(BACKEND.get_added_tokens_decoder())
+    with environment(file, "Odd") as pool:
+        evaluator, found = episodes_of(pool, seed=seed, count=4)
+        _, slow = episodes_of(pool, seed=seed, count=4, fast=False)
+    counts = []
+    for place, group in found.items():
+        for sample, (completion, turns, verdict) in enumerate(
+            zip(group.completions, group.turns, group.verdicts, strict=True)
+        ):
+            tokens, mask = completion.tokens, completion.mask
+            heard = []
+            for turn, after in zip(turns, [*turns[1:], None], strict=True):
+                own = tokens[turn.start : turn.end]
+                assert (mask[turn.start : turn.end] == turn.sampled).all()
+                if turn.sampled:
+                    heard.append(TOKENIZER.decode(own.tolist()))
+                    # Only its last token ends a turn.
+                    assert EOS not in own[:-1]
+                    assert after is None or turn.reward == 0.5
+                else:
+                    said = own.tolist()
+                    begin = BACKEND.token_to_id("<|im_start|>")
+                    assert said.pop() == begin
+                    assert not named.intersection(said)
+            assert turns[0].start == 0 and turns[-1].end == len(tokens)
+            assert [turn.sampled for turn in turns] == [
+                number % 2 == 0 for number in range(len(turns))
+            ]
+            if verdict.reward == -1.0:  # it was asked for its end
+                assert len(heard) == 4 or len(tokens) + 20 > MOST
+            else:
+                assert verdict.reward == len(heard)
+                assert verdict.parts == {"characters": sum(map(len, heard)) % 97}
+            counts.append(len(heard))
+            drawn, logprobs = redrawn(seed, group.prompt, sample, completion)
+            assert tokens[mask].tolist() == drawn
+            np.testing.assert_allclose(completion.logprobs[mask], logprobs, atol=3e-5)
+            assert not completion.logprobs[~mask].any()
+            assert (completion.versions == 3).all()
+            theirs = slow[place].completions[sample]
+            assert tokens.tolist() == theirs.tokens.tolist()
+            assert turns == slow[place].turns[sample]
+    assert max(counts) > 2 and min(counts) == 1
+    summary = evaluator.summary(found.values(), policy_version=3)
+    assert summary.figures()["mean_turns"] == np.mean(counts)
+
+
+def test_its_records_are_checked_and_kept_as_they_are(tmp_path):
+    with environment(write_file(tmp_path, ODD), "Odd") as pool:
+        _, found = episodes_of(pool, count=3)
+    check = GroupCheck(
+        arch=engine_settings().arch, group_size=2, length_limit=lambda version: MOST
+    )
+    groups = []
+    for place, each in found.items():
+        rollouts = JUDGING.rollouts(each.completions, each.verdicts, each.turns)
+        groups.append(
+            Group(
+                ticket=place, prompt=each.prompt, rollouts=rollouts, finished_version=3
+            )
+        )
+    for group, back in zip(groups, unflatten(*flatten(groups)), strict=True):
+        for rollout, same in zip(group.rollouts, back.rollouts, strict=True):
+            assert rollout.turns == same.turns and rollout.reward == same.reward
+        order = dataclasses.make_dataclass("Order", ["prompt", "begun_version"])(
+            group.prompt, 3
+        )
+        assert not check.fault(group, order, oldest=3, newest=3)
+        rollout = next((each for each in group.rollouts if len(each.turns) > 1), None)
+        if rollout is None:
+            continue
+        first, second, *rest = rollout.turns
+        for turns, words in (
+            ((first, *rest), "behind one that ends at"),
+            ((first._replace(end=second.end), *rest), "its turns end|behind one that"),
+            (
+                (first._replace(sampled=False), second._replace(sampled=True), *rest),
+                "turn 0 is from",
+            ),
+        ):
+            bad = dataclasses.replace(rollout, turns=turns)
+            others = tuple(bad if each is rollout else each for each in group.rollouts)
+            fault = check.fault(
+                dataclasses.replace(group, rollouts=others), order, oldest=3, newest=3
+            )
+            assert any(word in fault for word in words.split("|")), fault
+
+
+FAULTS = """
+    import os, time
+
+    class Faulty:
+        def begin(self, prompt, reference):
+            self.kind = prompt.split()[0]
+            self.steps = 0
+
+        def step(self, completion):
+            self.steps += 1
+            if self.kind == "0":
+                return 1.0
+            if self.steps == 1:
+                return More("go on")
+            if self.kind == "1":
+                os._exit(7)
+            if self.kind == "2":
+                return More(b"bytes")
+            if self.kind == "3":
+                return More("far too long " * 20)
+            if self.kind == "4":
+                raise LookupError("no such tool\\nof two lines")
+            if self.kind == "5":
+                return "a text"
+            return More("more")  # for ever
+"""
+
+
+def test_what_goes_wrong_in_a_turn_is_its_own_episodes_status(tmp_path):
+    expected = [
+        ("correct", ""),
+        ("verifier_error", "the verifier process ended with exit code 7"),
+        ("bad_observation", "the observation is of type bytes"),
+        ("bad_observation", "episode.max_observation_tokens = 60 is the limit"),
+        ("verifier_error", "line 23: LookupError: no such tool"),
+        ("bad_reward", "the reward is 'a text' of type str"),
+        ("no_end", "did not end within episode.max_turns"),
+    ]
+    with environment(write_file(tmp_path, FAULTS), "Faulty") as pool:
+        _, found = episodes_of(pool, count=len(expected))
+        assert pool.restarts >= 2  # each of them was replaced
+    for place, (status, words) in enumerate(expected):
+        for verdict, turns in zip(
+            found[place].verdicts, found[place].turns, strict=True
+        ):
+            if status != "correct" and len(turns) == 1:
+                continue  # its first turn has filled the length
+            assert (verdict.status, words in verdict.detail) == (status, True), verdict
+    judged = [all(found[place].judged) for place in range(len(expected))]
+    assert judged[0] and not any(judged[1:])
+
+
+ENDLESS = """
+    class Endless:
+        def begin(self, prompt, reference):
+            pass
+
+        def step(self, completion):
+            return More("on")
+"""
+
+
+def test_an_episode_has_so_many_seconds(tmp_path):
+    hasty = dataclasses.replace(TURNS, timeout_s=1e-6)
+    with environment(write_file(tmp_path, ENDLESS), "Endless") as pool:
+        _, found = episodes_of(pool, count=2, turns=hasty)
+    for group in found.values():
+        for verdict, turns in zip(group.verdicts, group.turns, strict=True):
+            assert len(turns) == 1
+            assert verdict.status in ("verifier_timeout", "no_end")
+    assert "episode.timeout_s = 1e-06" in found[0].detail + found[1].detail
+
+
+KILLED = """
+    import os, pathlib
+
+    class Killed:
+        def begin(self, prompt, reference):
+            self.kind, self.told = prompt.split()[0], []
+
+        def step(self, completion):
+            self.told.append(completion)
+            mark = pathlib.Path(__file__).with_suffix(f".{self.kind}")
+            if self.kind == "0" and len(self.told) == 2 and not mark.exists():
+                mark.touch()
+                os._exit(9)
+            if len(self.told) == 3:
+                return Done(1.0, {"characters": sum(map(len, self.told)) % 97})
+            return More("go on")
+
+        def cut(self):
+            return 0.0
+"""
+
+
+def test_an_episode_outlives_a_process_that_another_one_ended(tmp_path):
+    with environment(write_file(tmp_path, KILLED), "Killed", num_workers=1) as pool:
+        _, found = episodes_of(pool, count=4)
+        assert pool.restarts >= 1
+    statuses = [
+        verdict.status for group in found.values() for verdict in group.verdicts
+    ]
+    assert statuses.count("verifier_error") == 1
+    for group in found.values():
+        for verdict, completion, turns in zip(
+            group.verdicts, group.completions, group.turns, strict=True
+        ):
+            if verdict.status == "correct":
+                texts = [
+                    TOKENIZER.decode(completion.tokens[turn.start : turn.end].tolist())
+                    for turn in turns
+                    if turn.sampled
+                ]
+                assert verdict.parts == {"characters": sum(map(len, texts)) % 97}
+
+
+ASYNC = """
+    import asyncio
+
+    RUNNING = MOST = 0
+
+    class Slow:
+        def __init__(self):
+            self.steps = 0
+
+        async def begin(self, prompt, reference):
+            await asyncio.sleep(0)
+
+        async def step(self, completion):
+            global RUNNING, MOST
+            RUNNING += 1
+            MOST = max(MOST, RUNNING)
+            await asyncio.sleep(0.2)
+            RUNNING -= 1
+            self.steps += 1
+            return Done(MOST) if self.steps == 2 else More("on")
+
+        async def cut(self):
+            return 0.0
+"""
+
+
+def test_async_environments_of_a_process_work_beside_each_other(tmp_path):
+    with environment(write_file(tmp_path, ASYNC), "Slow", num_workers=1) as pool:
+        _, found = episodes_of(pool, count=6)
+    rewards = [each.reward for group in found.values() for each in group.verdicts]
+    assert max(rewards) > 1
+
+
+@pytest.mark.parametrize("kind", ["metaspace", "byte fallback", "byte level"])
+def test_a_tokenizer_must_write_the_same_behind_other_tokens(kind):
+    tokenizer = tokenizer_of(kind)
+    if kind == "byte level":
+        ObservationWriter(tokenizer, plain_framing(BETWEEN))
+    else:
+        with pytest.raises(ValueError, match="data.tokenizer writes a text otherwise"):
+            ObservationWriter(tokenizer, plain_framing(BETWEEN))

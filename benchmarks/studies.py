@@ -72,7 +72,7 @@ def halfway(runs: Runs, axis: str) -> str:
     half = min(run[-1][0] for arm in runs.values() for run in arm.values()) / 2.0
     at = {
         arm: {
-            seed: np.interp(half, *zip(*run, strict=True)) for seed, run in by.items()
+            seed: float(np.interp(half, *np.transpose(run))) for seed, run in by.items()
         }
         for arm, by in runs.items()
     }
@@ -80,7 +80,7 @@ def halfway(runs: Runs, axis: str) -> str:
     lines = [f"at {axis} = {half:,.0f}:"]
     for arm in others:
         seeds = sorted(at[first].keys() & at[arm].keys())
-        apart = [float(at[arm][seed] - at[first][seed]) for seed in seeds]
+        apart = [at[arm][seed] - at[first][seed] for seed in seeds]
         if len(apart) < 2:
             continue
         reach = stats.t.ppf(1.0 - 0.05 / len(others), len(apart) - 1)

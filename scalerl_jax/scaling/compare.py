@@ -130,25 +130,20 @@ def compare(
             from each other; where `paired`, those that lack a seed do not count.
     """
     runs = _checked(a, b, names, paired=paired)
-    first, end = runs[0][0], min(fit.x_last for fit in (*runs[0], *runs[1]))
-    error = (1.0 - first.level) / num_pairs
-    spread = RUN_SD if run_sd is None else run_sd
-    if paired:
-        others = [each for each in others if len(each.fits) == len(runs[0])]
-    test = _Test(run_sd=spread, paired=paired, others=others)
+    end = min(fit.x_last for fit in (*runs[0], *runs[1]))
+    error = (1.0 - runs[0][0].level) / num_pairs
+    test = _test(runs, run_sd, others, paired=paired)
     by_a, by_b, held = _by_law(runs, 1.0 - 0.5 * error, margin, test)
-    rates = [each.rates_at(end) for each in others]
-    by_rate = _differ(runs, _rate_at(end), 1.0 - error, test, rates)
+    by_rate = _at(end, runs, 1.0 - error, test)
     deciding = by_a or by_rate
-    incomparable = _incomparable(runs, names)
     sign, reason = choose(by_a, by_b, by_rate, margin=margin)
-    if obstacle := incomparable or _too_few(runs, names):
+    if obstacle := _incomparable(runs, names) or _too_few(runs, names):
         sign, reason = 0, obstacle
     return Comparison(
         names=names,
         winner=names[int(sign < 0)] if sign else None,
         reason=reason,
-        level=first.level,
+        level=runs[0][0].level,
         num_runs=_both(runs, len),
         paired=paired,
         run_sd=deciding.run_sd,
@@ -164,9 +159,19 @@ def compare(
         log_exponent_difference=by_b,
         rate_difference=by_rate,
         compared_at=end,
-        paper_rule=_paper_rule(runs, held, names, margin, incomparable),
+        paper_rule=_paper_rule(runs, held, names, margin, _incomparable(runs, names)),
         warnings=_warnings(runs, names, unused=run_sd and deciding.degrees),
     )
+
+
+def _test(
+    runs: Runs, run_sd: float | None, others: Sequence["Recipe"], *, paired: bool
+) -> "_Test":
+    """Return the test of a pair's runs, with the other recipes that it can use."""
+    if paired:
+        others = [each for each in others if len(each.fits) == len(runs[0])]
+    spread = RUN_SD if run_sd is None else run_sd
+    return _Test(run_sd=spread, paired=paired, others=others)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,6 +210,12 @@ class _Test:
     run_sd: float = RUN_SD
     paired: bool = False
     others: Sequence[Recipe] = ()
+
+
+def _at(end: float, runs: Runs, level: float, test: _Test) -> Difference:
+    """Return the difference of the curves' rates at the compute `end`."""
+    rates = [each.rates_at(end) for each in test.others]
+    return _differ(runs, _rate_at(end), level, test, rates)
 
 
 def _by_law(

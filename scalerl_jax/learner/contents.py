@@ -211,12 +211,7 @@ def unflatten(
                 "rollouts": tuple(
                     Rollout(
                         **{name: next(part).copy() for name, part in parts.items()},
-                        **rest
-                        | {
-                            "turns": tuple(
-                                Turn(*each) for each in rest.get("turns", ())
-                            )
-                        },
+                        **rest | {"turns": _turns(rest)},
                         experts=next(experts),
                     )
                     for rest in row["rollouts"]
@@ -228,6 +223,7 @@ def unflatten(
 
 
 def _turns(row: dict[str, Any]) -> tuple[Turn, ...]:
+    """Return a rollout's turns; checkpoints of before there were any have none."""
     return tuple(Turn(*each) for each in row.get("turns", ()))
 
 

@@ -8,8 +8,7 @@ generated together, no filter, every prompt again and again.  All is float32 her
 head too.  GSPO's clips are the paper's, for completions of thousands of tokens, and
 ones ten times as wide, since those here have 17 and move more.
 
-Result: docs/studies.md.  Not yet run: token average, no normalization,
-the filter and no-positive-resampling.
+Result: docs/studies.md.  Not yet run: token average and no normalization.
 """
 
 from scalerl_jax.study.design import Study

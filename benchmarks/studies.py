@@ -78,7 +78,8 @@ def halfway(runs: Runs, axis: str) -> str:
     for row, (arm, seed, _) in enumerate(cells):
         design[row, [arms.index(arm), len(arms) + seeds.index(seed)]] = 1.0
     design = np.delete(design, len(arms), axis=1)
-    rates = np.array([np.interp(half, *zip(*run, strict=True)) for *_, run in cells])
+    curves = [np.array(run).T for *_, run in cells]  # x, rates
+    rates = np.array([np.interp(half, x, y) for x, y in curves])
     means = np.linalg.lstsq(design, rates)[0]
     left = len(cells) - np.linalg.matrix_rank(design)
     lines = [f"at {axis} = {half:,.0f}:"]

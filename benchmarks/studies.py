@@ -6,8 +6,8 @@
 Copies what the report says of pairs and fits (differences.csv, fits.csv), and draws
 each arm: its seeds thin, their mean thick.  Prints who is ahead halfway: the pass rate
 at half of the compute that all runs reached, the first arm against each other one, by
-Student's t of the differences of equal seeds; all pairs share the error of 10 %.  The
-report compares ends, and says nothing of who was there earlier.
+Student's t, with a shift for each seed and the spread of all arms; all pairs share the
+error of 10 %.  The report compares ends, and says nothing of who was there earlier.
 """
 
 import argparse
@@ -70,26 +70,30 @@ def draw(runs: Runs, axis: str, title: str, file: Path) -> None:
 def halfway(runs: Runs, axis: str) -> str:
     """The differences of the arms from the first one, at half of the compute."""
     half = min(run[-1][0] for arm in runs.values() for run in arm.values()) / 2.0
-    at = {
-        arm: {
-            seed: float(np.interp(half, *np.transpose(run))) for seed, run in by.items()
-        }
-        for arm, by in runs.items()
-    }
-    first, *others = at
+    arms = list(runs)
+    seeds = sorted({seed for by in runs.values() for seed in by})
+    cells = [(arm, seed, run) for arm, by in runs.items() for seed, run in by.items()]
+    # Least squares: a mean for each arm, and a shift for each seed but the first.
+    design = np.zeros((len(cells), len(arms) + len(seeds)))
+    for row, (arm, seed, _) in enumerate(cells):
+        design[row, [arms.index(arm), len(arms) + seeds.index(seed)]] = 1.0
+    design = np.delete(design, len(arms), axis=1)
+    curves = [np.array(run).T for *_, run in cells]  # x, rates
+    rates = np.array([np.interp(half, x, y) for x, y in curves])
+    means = np.linalg.lstsq(design, rates)[0]
+    left = len(cells) - np.linalg.matrix_rank(design)
     lines = [f"at {axis} = {half:,.0f}:"]
-    for arm in others:
-        seeds = sorted(at[first].keys() & at[arm].keys())
-        apart = [at[arm][seed] - at[first][seed] for seed in seeds]
-        if len(apart) < 2:
-            continue
-        reach = stats.t.ppf(1.0 - 0.05 / len(others), len(apart) - 1)
-        reach *= statistics.stdev(apart) / len(apart) ** 0.5
-        mean = statistics.fmean(apart)
-        lines.append(
-            f"{arm} - {first}: {mean:+.3f} [{mean - reach:+.3f}, {mean + reach:+.3f}], "
-            f"{len(apart)} seeds"
-        )
+    if left < 1:
+        return f"{lines[0]} one seed each, or one arm, shows no spread"
+    variance = np.sum((rates - design @ means) ** 2) / left
+    covariance = variance * np.linalg.pinv(design.T @ design)
+    quantile = stats.t.ppf(1.0 - 0.05 / max(len(arms) - 1, 1), left)
+    for place, arm in enumerate(arms[1:], 1):
+        apart = np.zeros(design.shape[1])
+        apart[[place, 0]] = 1.0, -1.0
+        mean, reach = apart @ means, quantile * np.sqrt(apart @ covariance @ apart)
+        ends = f"[{mean - reach:+.3f}, {mean + reach:+.3f}]"
+        lines.append(f"{arm} - {arms[0]}: {mean:+.3f} {ends}, {len(runs[arm])} seeds")
     return "\n".join(lines)
 
 

@@ -7,6 +7,7 @@ import runpy
 import numpy as np
 import pytest
 import small_run
+from scipy import stats
 
 SEEDS = runpy.run_path(str(small_run.ROOT / "benchmarks" / "seeds.py"))
 PLACES = [
@@ -50,3 +51,20 @@ def test_the_figures_are_those_of_the_runs(tmp_path):
     assert re.search(r"lay in the band in [01] of 1 runs", table)
     assert "JAX 1.2.3" in table
     assert f"{last} after 300 steps, in at most 3 minutes" in " ".join(sentence.split())
+
+
+def test_who_is_ahead_halfway_is_a_paired_test_where_there_are_two_arms():
+    """For two arms of equal seeds, shifts of the seeds make it the paired t test."""
+    halfway = runpy.run_path(str(small_run.ROOT / "benchmarks" / "studies.py"))[
+        "halfway"
+    ]
+    rates = {"a": (0.50, 0.62, 0.55), "b": (0.58, 0.69, 0.66)}
+    runs = {
+        arm: {
+            str(seed): [(0.0, 0.2), (8.0, y), (16.0, 0.7)] for seed, y in enumerate(ys)
+        }
+        for arm, ys in rates.items()
+    }
+    paired = stats.ttest_rel(rates["b"], rates["a"]).confidence_interval(0.9)
+    ends = f"[{paired.low:+.3f}, {paired.high:+.3f}], 3 seeds"
+    assert halfway(runs, "x").splitlines() == ["at x = 8:", f"b - a: +0.087 {ends}"]

@@ -1,6 +1,10 @@
 """What the studies start from: the tiny policy on tasks that it does not come to solve.
 
 scalerl train --config=configs/studies/base.py --workdir=runs/study_base
+
+Result, seeds 0, 1, 2: held-out pass rate 0.210, 0.224, 0.200 before, 0.676, 0.674,
+0.691 at step 20 and 0.716, 0.740, 0.708 after 40 steps.  docs/studies.md says how the
+tasks and the learning rate were found.
 """
 
 from ml_collections import ConfigDict

@@ -6,7 +6,9 @@ The baseline is that of `scalerl_jax/config/bases.py`: GRPO without a KL, DAPO's
 sample average, advantages by the prompt's standard deviation, 8 steps on what is
 generated together, no filter, every prompt again and again.  All is float32 here, the
 head too.  GSPO's clips are the paper's, for completions of thousands of tokens, and
-ones ten times as wide, since those here have 17 and move more.  Not yet run.
+ones ten times as wide, since those here have 17 and move more.
+
+Result: docs/studies.md.  Not yet run: token average and no normalization.
 """
 
 from scalerl_jax.study.design import Study

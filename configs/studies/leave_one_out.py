@@ -3,7 +3,7 @@
 scalerl study run leave_one_out && scalerl study report leave_one_out
 
 The arms are those of `configs/ablations`.  Not here: the float32 head, since all is
-float32.  Not yet run.
+float32.  Not yet run but for ScaleRL itself: docs/studies.md.
 """
 
 from scalerl_jax.study.design import Study

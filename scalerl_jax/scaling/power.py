@@ -157,15 +157,7 @@ def plan_power(
     count = num_recipes or max(len(recipes), FEWEST_RECIPES)
     level = fits[0].level
     quantity, values = _spreading([Recipe(tuple(g)) for g in recipes.values()])
-    degrees, source = 0, "given"
-    if run_sd is None and values:
-        if paired:
-            _require_pairs(values)
-        variance, degrees = pooled(values, paired=paired)
-        run_sd = math.sqrt(variance)
-        source = f"measured, {degrees} degrees of freedom"
-    elif run_sd is None:
-        run_sd, source = RUN_SD, "that of ScaleRL's own runs"
+    run_sd, degrees, source = _spread(run_sd, values, paired=paired)
     at = 1.0 - 0.5 * (1.0 - level) / (count - 1)
 
     def needed(spread: float | None) -> int | None:
@@ -200,6 +192,20 @@ def plan_power(
             for n in SHOWN_RUNS
         },
     )
+
+
+def _spread(
+    given: float | None, values: Sequence[Array], *, paired: bool
+) -> tuple[float, int, str]:
+    """Return the spread between runs, its degrees of freedom, and where it is from."""
+    if given is not None:
+        return given, 0, "given"
+    if not values:
+        return RUN_SD, 0, "that of ScaleRL's own runs"
+    if paired:
+        _require_pairs(values)
+    variance, degrees = pooled(values, paired=paired)
+    return math.sqrt(variance), degrees, f"measured, {degrees} degrees of freedom"
 
 
 def _spreading(recipes: Sequence[Recipe]) -> tuple[str, list[Array]]:

@@ -167,8 +167,7 @@ def plan_power(
             true_difference, spread, level=at, recipes=count, paired=paired, power=power
         )
 
-    interval = _interval_of_spread(run_sd, degrees, level)
-    runs = needed(run_sd)
+    interval, runs = _interval_of_spread(run_sd, degrees, level), needed(run_sd)
     each = float(np.mean([fit.x_last for fit in fits]))
     return PowerPlan(
         true_difference=true_difference,

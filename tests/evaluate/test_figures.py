@@ -46,7 +46,7 @@ def test_figures_of_two_prompts():
     assert (found["cut_off"]["value"], found["interrupted"]["value"]) == (0.25, 0.25)
     shares = {"correct": 0.5, "wrong": 0.25, "no_answer": 0.25, "unparsable": 0.0}
     shares |= {"too_costly": 0.0, "verifier_timeout": 0.0, "verifier_error": 0.0}
-    shares |= {"bad_reward": 0.0}
+    shares |= {"bad_reward": 0.0, "bad_observation": 0.0, "no_end": 0.0}
     assert found["verdicts"] == shares
 
 

@@ -174,6 +174,7 @@ PLAIN = {
     "model/saving.py": "a directory made by mkdir, which no link can be",
     "weights/channels.py": "a new file of a random name",
     "environments/harness.py": "a sandbox",
+    "environments/packages.py": "a directory made by TemporaryDirectory",
     "environments/process.py": "/dev/null",
     "run/writing.py": "the one place",
 }

@@ -180,8 +180,8 @@ PRINTS = re.compile(
     r"(?<![.\w])print\(|sys\.(stdout|stderr)(\.buffer)?\.write|__std(out|err)__"
 )
 # What else writes: pages of help, which have no word of others; a program for another
-# machine; a supervisor its run's output, which has gone through this once; what a user's
-# own function prints while it is tried; and a tool's program, within its sandbox.
+# machine; a supervisor its run's output, which has gone through this once; what a
+# user's own function prints while it is tried; a tool's program, within its sandbox.
 OTHERS = {
     *("config/__init__.py", "config/listing.py"),
     *("environments/tools.py", "environments/verdict.py"),

@@ -63,6 +63,7 @@ LONGEST_NAME = 500  # letters of a column
 _CONSOLE_LINE = re.compile(r"(?:^|\s)step:(\d{1,18}) - (.*)")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _MOST_CONSOLE_LINE = 2**22  # bytes
+_MOST_PARQUET_ROWS, _PARQUET_ROWS = 2**22, 64  # in all; that are unpacked at once
 _NUMPY_NUMBER = re.compile(r"^np\.\w+\((.*)\)$")
 _SHOWN = 50  # columns that a message lists
 _KNOWN = (
@@ -514,25 +515,49 @@ def _read_json(file: Path) -> Table:
 
 
 def _read_parquet(file: Path) -> Table:
-    """A Parquet file, a row a point, that is not larger than a text may be."""
+    """A Parquet file, a row a point, that is not larger than a text may be.
+
+    A value that is stored once can be that of every row, so what counts is the size of
+    the rows as they are unpacked, a few at a time.
+    """
     import pyarrow  # here: a heavy library that no other kind of file needs
     import pyarrow.parquet
 
+    rows: list[dict[str, Any]] = []
+    size = 0
     try:
         with pyarrow.parquet.ParquetFile(file) as opened:
-            groups = range(opened.metadata.num_row_groups)
-            size = sum(opened.metadata.row_group(g).total_byte_size for g in groups)
-            if size > MOST_WHOLE:
+            if opened.metadata.num_rows > _MOST_PARQUET_ROWS:
                 raise CurveError(
-                    f"{file}: {size:,} bytes, and {MOST_WHOLE:,} are the most; give a "
-                    f"part of its rows"
+                    f"{file}: {opened.metadata.num_rows:,} rows, and "
+                    f"{_MOST_PARQUET_ROWS:,} are the most; give a part of them"
                 )
-            rows = opened.read().to_pylist()
+            for batch in opened.iter_batches(_PARQUET_ROWS):
+                size += sum(_unpacked_bytes(file, each) for each in batch.columns)
+                if size > MOST_WHOLE:
+                    raise CurveError(
+                        f"{file}: more than {MOST_WHOLE:,} bytes of values; give a "
+                        f"part of its rows"
+                    )
+                rows += batch.to_pylist()
     except pyarrow.ArrowException as failure:
         raise CurveError(f"{file}: no Parquet file: {failure}") from failure
     return Table(
         path=file, rows=[(f"{file}:{n}", row) for n, row in enumerate(rows, 1)]
     )
+
+
+def _unpacked_bytes(file: Path, column: Any) -> int:
+    """Return the bytes of an Arrow array in which each row has its own value."""
+    if "dictionary<" not in str(column.type):
+        return column.nbytes
+    try:
+        return column.dictionary_decode().nbytes
+    except AttributeError:
+        raise CurveError(
+            f"{file}: a column is {column.type}, which is not read; write its values "
+            f"themselves"
+        ) from None
 
 
 def _read_console(file: Path) -> Table:

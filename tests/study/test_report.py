@@ -4,8 +4,11 @@ import csv
 import json
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 
+from scalerl_jax.scaling import tables
 from scalerl_jax.scaling.__main__ import main
 from scalerl_jax.scaling.load import load_curves
 from scalerl_jax.scaling.records import CurveError
@@ -134,6 +137,19 @@ def test_an_exported_study_is_read_by_the_fitter_as_the_runs_are(tmp_path, capsy
     card = (tmp_path / "two/README.md").read_text()
     assert "246 evaluations of 6 runs (6 finished)" in card
     assert "| `pass_rate_se` |" not in card and "| `pass_rate` |" in card
+
+
+def test_a_value_that_every_row_repeats_counts_in_each_of_them(tmp_path, monkeypatch):
+    file = tmp_path / "curves.parquet"
+    column = pyarrow.array(["a" * 10_000] * 500).dictionary_encode()
+    pyarrow.parquet.write_table(pyarrow.table({"step": column}), file)
+    assert file.stat().st_size < 20_000
+    monkeypatch.setattr(tables, "MOST_WHOLE", 2**20)
+    with pytest.raises(CurveError, match="more than 1,048,576 bytes of values"):
+        load_curves(file)
+    monkeypatch.setattr(tables, "_MOST_PARQUET_ROWS", 499)
+    with pytest.raises(CurveError, match="500 rows, and 499 are the most"):
+        load_curves(file)
 
 
 def test_what_is_too_large_is_not_exported(tmp_path, monkeypatch):

@@ -108,6 +108,6 @@ def test_a_base_that_there_is_not_is_one_line():
     assert (status, said) == (2, "")
     known = [
         *("32b", "8b", "8b_32k", "own_reward", "qwen3_30b_a3b", "scout"),
-        *("smollm2", "smollm2_cpu", "tiny", "tiny_fleet", "tiny_moe"),
+        *("smollm2", "smollm2_cpu", "tiny", "tiny_fleet", "tiny_moe", "tools"),
     ]
     assert errors == f"error: --config=...:9b: choose from {known}\n"

@@ -155,7 +155,8 @@ def test_templates_are_given_what_a_tool_takes():
 
 @sandboxed
 def test_programs_run_alone_or_in_an_interpreter():
-    alone, kept = find_tool("python"), find_tool("interpreter")
+    alone = find_tool("python", timeout_s=100.0)
+    kept = find_tool("interpreter", timeout_s=100.0)
     first = "import math\nx = math.comb(5, 2)\nprint('made')"
     assert alone.call(first) == "made"
     assert alone.call("x") == "NameError: name 'x' is not defined"

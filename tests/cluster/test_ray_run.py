@@ -148,7 +148,7 @@ def test_ranks_and_replicas_that_are_killed_or_leave_change_no_bit(killed, tmp_p
     assert expected.keys() == found.keys()
     for name, leaf in expected.items():
         assert leaf.tobytes() == found[name].tobytes(), name
-    expected, found = (small_run.books(at)["assembler"] for at in (tmp_path, directory))
+    expected, found = (small_run.books(at)["assembler"] for at in (alone, directory))
     assert found == expected and expected["count"] > 0
     names = ("step", "policy_version", "pass_rate")
     expected, found = (

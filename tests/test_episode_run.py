@@ -81,11 +81,12 @@ DYING = """
             os._exit(11)
         return "7"
 
-    def make(verify):
+    def judge(prompt, completion, reference):
+        return len(completion) % 7 / 6  # the base solves too few for a gradient
+
+    def make():
         tool = Tool("calculator", "expression", "A sum.", calculator)
-        return Tools([tool], judge=lambda prompt, completion, reference: (
-            verify(completion)
-        ))
+        return Tools([tool], judge)
 """
 
 

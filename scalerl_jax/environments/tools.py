@@ -10,6 +10,7 @@ all of a turn.  A turn without a call is the answer.  No JAX here.
 import ast
 import math
 import operator
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -322,6 +323,8 @@ def run_cells(cells: Sequence[str], *, timeout_s: float) -> str:
     match reply.get("value"):
         case [0, str(output)]:
             return output.rstrip("\n")
+        case [int(code), str()] if -code in (signal.SIGKILL, signal.SIGXCPU):
+            raise ValueError("the program took too long")  # of the processor's time
         case [int(code), str(output)]:
             return f"{output}the program ended with status {code}"
     raise ValueError("the program took too much memory")

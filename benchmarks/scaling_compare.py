@@ -76,20 +76,34 @@ def _sets(count, spreads, correlation, shared):
     differ = {"equal": (0.0, EXPONENT), "slow": (0.0, SLOW)}
     differ |= {gap: (gap, EXPONENT) for gap in GAPS}
     return {
-        name: Fits(_rates(generator, count, spreads, correlation, shared, *differs))
-        for name, differs in differ.items()
+        name: Fits(
+            rates_of_runs(
+                generator,
+                (count, 2, max(SEEDS)),
+                np.array(spreads),
+                (np.array([gap, 0.0]), np.array([EXPONENT, exponent])),
+                correlation=correlation,
+                shared=shared,
+            )
+        )
+        for name, (gap, exponent) in differ.items()
     }
 
 
-def _rates(generator, count, spreads, correlation, shared, gap, exponent):
-    """Pass rates [count, 2, 5, n] of two recipes with five runs each."""
-    shape = (3, count, 2, max(SEEDS), 1)
-    common = generator.normal(size=(3, count, 1, max(SEEDS), 1))
-    luck = np.sqrt(1.0 - shared) * generator.normal(size=shape)
-    luck = (luck + np.sqrt(shared) * common) * np.reshape(spreads, (2, 1, 1))
-    recipe = np.reshape([1.0, 0.0], (2, 1, 1))
-    asymptotes = ASYMPTOTE + gap * recipe + luck[0]
-    exponents = np.where(recipe, EXPONENT, exponent) * np.exp(3.0 * luck[1])
+def rates_of_runs(
+    generator, shape, spreads, arms, *, correlation, shared, exponents_spread=3.0
+):
+    """Pass rates [count, arms, seeds, n]; runs of a seed share part of their luck.
+
+    `shape` is (count, arms, seeds); `arms` are what each adds to A, and its B.
+    """
+    count, num_arms, seeds = shape
+    common = generator.normal(size=(3, count, 1, seeds, 1))
+    luck = np.sqrt(1.0 - shared) * generator.normal(size=(3, *shape, 1))
+    luck = (luck + np.sqrt(shared) * common) * spreads.reshape(num_arms, 1, 1)
+    gaps, exponents = (each.reshape(num_arms, 1, 1) for each in arms)
+    asymptotes = ASYMPTOTE + gaps + luck[0]
+    exponents = exponents * np.exp(exponents_spread * luck[1])
     reach = X**exponents
     share = reach / (reach + np.exp(3.0 * luck[2]) ** exponents)
     noise = generator.normal(0.0, NOISE, share.shape)

@@ -11,7 +11,7 @@ import itertools
 from types import SimpleNamespace
 
 import numpy as np
-from scaling_compare import ASYMPTOTE, EXPONENT, NOISE, R0, SHARED, SLOW, Fits, X
+from scaling_compare import EXPONENT, SHARED, SLOW, Fits, X, rates_of_runs
 
 from scalerl_jax.scaling.compare import choose
 from scalerl_jax.scaling.differences import RUN_SD, RecipeSample, difference
@@ -96,7 +96,7 @@ def _sets(count, spreads, correlation, shared, exponents_spread=3.0):
     exponents[3] = SLOW
     return {
         name: Fits(
-            _rates(
+            rates_of_runs(
                 generator,
                 (count, len(spreads), MOST_SEEDS),
                 np.array(spreads),
@@ -108,24 +108,6 @@ def _sets(count, spreads, correlation, shared, exponents_spread=3.0):
         )
         for name, arms in {"equal": alike, "differ": (gaps, exponents)}.items()
     }
-
-
-def _rates(generator, shape, spreads, arms, *, correlation, shared, exponents_spread):
-    """Pass rates [count, arms, seeds, n]; runs of a seed share part of their luck."""
-    count, num_arms, seeds = shape
-    common = generator.normal(size=(3, count, 1, seeds, 1))
-    luck = np.sqrt(1.0 - shared) * generator.normal(size=(3, *shape, 1))
-    luck = (luck + np.sqrt(shared) * common) * spreads.reshape(num_arms, 1, 1)
-    gaps, exponents = (each.reshape(num_arms, 1, 1) for each in arms)
-    asymptotes = ASYMPTOTE + gaps + luck[0]
-    exponents = exponents * np.exp(exponents_spread * luck[1])
-    reach = X**exponents
-    share = reach / (reach + np.exp(3.0 * luck[2]) ** exponents)
-    noise = generator.normal(0.0, NOISE, share.shape)
-    for i in range(1, X.size):
-        fresh = np.sqrt(1.0 - correlation**2) * noise[..., i]
-        noise[..., i] = correlation * noise[..., i - 1] + fresh
-    return np.clip(R0 + (asymptotes - R0) * share + noise, 0.0, 1.0)
 
 
 def _errors(problem, theta, free):

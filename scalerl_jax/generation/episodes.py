@@ -129,6 +129,7 @@ class Story:
     """One sample's turns so far, where an environment answers by turns."""
 
     turns: list[Turn] = dataclasses.field(default_factory=list)
+    text: str = ""  # of the last sampled turn, as its environment is given it
     said: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     verdict: Verdict | None = None  # None: it has not ended
 
@@ -275,6 +276,7 @@ class Episodes:
         story = episode.stories.setdefault(completion.sample, Story())
         start = story.turns[-1].end if story.turns else 0
         story.turns.append(Turn(start, len(completion.tokens), True))
+        story.text = self._answer(completion.tokens[start:]) or ""
         last = len(story.said) + 1 >= self._turns.max_turns or completion.cut_off
         self._submit(episode, completion.sample, last=last)
 
@@ -285,7 +287,7 @@ class Episodes:
         self._verifier.submit(
             (episode.key, episode.number, sample),
             episode.prompt.task,
-            ["" if cut else self._text(episode, sample)],
+            ["" if cut else story.text],
             episode.prompt.reference,
             prompt=episode.prompt.text,
             step=Step(
@@ -295,12 +297,6 @@ class Episodes:
                 cut=cut,
             ),
         )
-
-    def _text(self, episode: Episode, sample: int) -> str:
-        """Return the text of the last turn of a sample."""
-        last = episode.stories[sample].turns[-1]
-        tokens = episode.completions[sample].tokens
-        return self._answer(tokens[last.start : last.end]) or ""
 
     def _take(self, verdicts: Verdicts, sampler: Sampler) -> Episode | None:
         """Take what an environment said to a turn; return an episode that is over."""
@@ -339,7 +335,7 @@ class Episodes:
         assert request is not None, "set when the episode began"
         limits, most = request.samples.max_tokens, self._turns.max_tokens
         most = most if limits is None else int(limits[sample])
-        story.said.append((self._text(episode, sample), said.text))
+        story.said.append((story.text, said.text))
         known = len(completion.tokens) + len(appended)
         if known >= most:
             self._submit(episode, sample, cut=True)
@@ -354,9 +350,7 @@ class Episodes:
         episode.verdicts = tuple(each.verdict for each in order)
         details = (each.detail for each in episode.verdicts if each.detail)
         episode.detail = "; ".join(dict.fromkeys(details))
-        episode.answers = tuple(
-            self._text(episode, sample) for sample in range(episode.num_samples)
-        )
+        episode.answers = tuple(each.text for each in order)
         episode.ended_version = max(
             int(each.versions[-1]) for each in episode.completions.values()
         )

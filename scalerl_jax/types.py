@@ -20,8 +20,9 @@ from jaxtyping import Array, Bool, Float, Int, UInt
 PyTree = Any
 # A NumPy array on its way to the device, or a JAX array: jitted functions take both.
 AnyArray = Any
-# By name, a value for each token of a batch.
-Scores = dict[str, Float[np.ndarray, "M R S"]]
+# By name, a value for each token of a batch: (M, R, S).  The axes have no names, since
+# batches of one window differ in M.
+Scores = dict[str, Float[np.ndarray, "_ _ _"]]
 
 
 @struct.dataclass(kw_only=True)

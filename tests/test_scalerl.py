@@ -1,5 +1,6 @@
 """One command for all: `scalerl`, of which `python -m scalerl_jax` is another form."""
 
+import json
 import subprocess
 import sys
 from importlib import util
@@ -45,6 +46,15 @@ def test_modules_of_several_commands_have_all_of_theirs():
     }
     assert theirs == set(cli.COMMANDS)
     assert judging.make_parser().prog == "python -m scalerl_jax.environments"
+
+
+def test_scripts_that_judge_by_the_former_name_still_do(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"completion": "\\\\boxed{7}", "answer": "7"}\n')
+    line = [sys.executable, "-m", "scalerl_jax.rewards", "judge", rows, "--json"]
+    done = subprocess.run(line, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["status"] == "correct"
 
 
 def test_the_installed_script_is_this_command():

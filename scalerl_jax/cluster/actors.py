@@ -40,7 +40,7 @@ from scalerl_jax.parallel.signed_lines import new_secret
 from scalerl_jax.parallel.xla import is_broken_off, keep_programs
 from scalerl_jax.process.ending import first_line
 from scalerl_jax.run.progress import Progress
-from scalerl_jax.sampler.lockstep import Call
+from scalerl_jax.sampler.lockstep import EngineCall
 from scalerl_jax.types import Group, PackedBatch, Prompt, Scores
 from scalerl_jax.weights.bucket_channel import make_channel
 from scalerl_jax.weights.manifest import Manifest
@@ -306,7 +306,7 @@ class RayFollowers:
                 target=self._watch, args=(number, actor), daemon=True
             ).start()
 
-    def tell(self, call: Call) -> None:
+    def tell(self, call: EngineCall) -> None:
         """Send each follower a call of the engine, to be made after those before it."""
         call = ray.put(call) if len(self._actors) > 1 else call  # type: ignore
         for actor in self._actors:
@@ -435,7 +435,7 @@ class ReplicaFollower(RoleProcess):
         self._ready.set()
         return self._here()
 
-    def obey(self, call: Call) -> None:
+    def obey(self, call: EngineCall) -> None:
         """Make a call of the leader's engine."""
         self._ready.wait()
         self._or_broken(self._follower.obey, call)

@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from scalerl_jax.sampler.lockstep import Call, Followed, LeadingEngine
+from scalerl_jax.sampler.lockstep import EngineCall, Followed, LeadingEngine
 from scalerl_jax.types import PyTree
 from scalerl_jax.weights.channels import Channel
 from scalerl_jax.weights.manifest import Manifest
@@ -18,7 +18,7 @@ from scalerl_jax.weights.receiving import LayOut, PublishedFrom
 class Followers(Protocol):
     """The other processes of a replica, as the one that leads reaches them."""
 
-    def tell(self, call: Call) -> None:
+    def tell(self, call: EngineCall) -> None:
         """Pass a call of the engine to each, after those before it; do not wait."""
         ...
 
@@ -86,7 +86,7 @@ class Follower:
         self._fetched: LayOut | None = None
         self._newest: PyTree | None = None  # held only with `in_place`
 
-    def obey(self, call: Call) -> None:
+    def obey(self, call: EngineCall) -> None:
         """Make a call of the leader's engine."""
         self._followed.obey(call)
 

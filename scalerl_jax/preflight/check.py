@@ -73,7 +73,7 @@ class Checked:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Result:
+class CheckedConfig:
     """The answer, before it is written down."""
 
     parts: Parts
@@ -93,7 +93,9 @@ class Result:
         )
 
 
-def check(config: Config, topology: Topology, lengths: Lengths | None = None) -> Result:
+def check(
+    config: Config, topology: Topology, lengths: Lengths | None = None
+) -> CheckedConfig:
     """Compile everything that a run of `config` needs on the topology.
 
     `lengths` of rollouts, by default assumed, are for the seconds of a whole step.
@@ -111,7 +113,7 @@ def check(config: Config, topology: Topology, lengths: Lengths | None = None) ->
         name: _checked(name, compile_program(name, each), parts, topology)
         for name, each in lowered.items()
     }
-    return Result(
+    return CheckedConfig(
         parts=parts,
         topology=topology,
         limit=limit,
@@ -353,7 +355,7 @@ def router_is_float32(router: HeadMatmuls | None) -> bool | None:
 # -- what would fit -------------------------------------------------------------------
 
 
-def estimate_largest(result: Result) -> dict[str, Any]:
+def estimate_largest(result: CheckedConfig) -> dict[str, Any]:
     """Return rows and tokens that would fit, temporaries in proportion to tokens."""
     parts, checked = result.parts, result.programs["accumulate"]
     if checked.too_large:

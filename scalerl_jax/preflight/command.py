@@ -9,7 +9,12 @@ from ml_collections import config_flags
 
 from scalerl_jax import config as config_lib
 from scalerl_jax.planning.lengths import read_lengths
-from scalerl_jax.preflight.check import Result, check, estimate_largest, program_memory
+from scalerl_jax.preflight.check import (
+    CheckedConfig,
+    check,
+    estimate_largest,
+    program_memory,
+)
 from scalerl_jax.preflight.hlo import compile_program
 from scalerl_jax.preflight.programs import make_parts
 from scalerl_jax.preflight.report import to_json, to_text
@@ -96,7 +101,9 @@ def _run(argv: list[str]) -> int:
 # -- the largest microbatch whose train step fits, found by compiling ------------------
 
 
-def search_rows(config: config_lib.Config, topology: Topology, result: Result) -> int:
+def search_rows(
+    config: config_lib.Config, topology: Topology, result: CheckedConfig
+) -> int:
     """Return the most rows of a microbatch whose train step fits; 0 if none does.
 
     Each number that is tried is compiled, and said on stderr.

@@ -1,6 +1,6 @@
 """Sentences of a report: what to change if it does not fit, and how it was found."""
 
-from scalerl_jax.preflight.check import Result
+from scalerl_jax.preflight.check import CheckedConfig
 from scalerl_jax.preflight.figures import gib
 from scalerl_jax.wiring.devices import is_shared
 
@@ -31,7 +31,7 @@ ADVICE = {
 }
 
 
-def advice(result: Result) -> list[str]:
+def advice(result: CheckedConfig) -> list[str]:
     """Return the advised changes, the largest part first; empty if everything fits."""
     said: list[str] = []
     for name, each in result.programs.items():
@@ -50,7 +50,7 @@ def advice(result: Result) -> list[str]:
     return said
 
 
-def notes(result: Result) -> list[str]:
+def notes(result: CheckedConfig) -> list[str]:
     """Return remarks on how the result was found and on what it leaves out."""
     parts, placement = result.parts, result.parts.placement
     said = list(parts.notes)
@@ -80,7 +80,7 @@ def notes(result: Result) -> list[str]:
     return said
 
 
-def _why_unused(result: Result) -> str:
+def _why_unused(result: CheckedConfig) -> str:
     """Name the settings that leave devices unused, and those that would use them."""
     parts, unused = result.parts, result.parts.placement.unused
     mesh, generators = parts.config.mesh, parts.config.generators

@@ -14,7 +14,7 @@ from scalerl_jax import config as config_lib
 from scalerl_jax.formats.reading import parse_json
 from scalerl_jax.preflight.check import (
     Checked,
-    Result,
+    CheckedConfig,
     decode_context,
     estimate_largest,
     head_is_float32,
@@ -52,7 +52,7 @@ _HEADER = (
 
 
 def to_json(
-    result: Result, *, config_file: str, price: float | None = None
+    result: CheckedConfig, *, config_file: str, price: float | None = None
 ) -> dict[str, Any]:
     """Return everything that was found; bytes are of one device.
 
@@ -126,12 +126,12 @@ def _traffic_json(traffic: dict[str, Traffic]) -> dict[str, dict[str, float]]:
     return {kind: dataclasses.asdict(sums) for kind, sums in traffic.items()}
 
 
-def _of_step(result: Result) -> list[Checked]:
+def _of_step(result: CheckedConfig) -> list[Checked]:
     """Return the programs of an optimizer step."""
     return [each for name, each in result.programs.items() if name not in _OTHERS]
 
 
-def _step_json(result: Result) -> dict[str, Any]:
+def _step_json(result: CheckedConfig) -> dict[str, Any]:
     """Return an optimizer step: its programs added up; the peak is the greatest."""
     step = _of_step(result)
     fullest = max(step, key=lambda one: one.peak_bytes)
@@ -156,12 +156,14 @@ def _step_json(result: Result) -> dict[str, Any]:
     }
 
 
-def _step_seconds(result: Result) -> float:
+def _step_seconds(result: CheckedConfig) -> float:
     """Return the seconds of an optimizer step, by the rooflines of its programs."""
     return sum(one.roofline.seconds * one.calls for one in _of_step(result))
 
 
-def to_text(result: Result, *, config_file: str, price: float | None = None) -> str:
+def to_text(
+    result: CheckedConfig, *, config_file: str, price: float | None = None
+) -> str:
     """Return tables to read; with `price` of a chip-hour, what a run costs."""
     parts, limit = result.parts, result.limit
     mesh = parts.config.mesh
@@ -210,7 +212,7 @@ def _memory_lines(name: str, each: Checked, limit: int) -> list[str]:
     return lines
 
 
-def _cost_lines(result: Result) -> list[str]:
+def _cost_lines(result: CheckedConfig) -> list[str]:
     lines = [
         "",
         f"{'program':<17} {'calls':>5} {'TFLOP':>10} {'of it head':>10} "
@@ -261,7 +263,7 @@ def _cost_lines(result: Result) -> list[str]:
     return lines
 
 
-def _product_lines(result: Result) -> list[str]:
+def _product_lines(result: CheckedConfig) -> list[str]:
     """Return a line for each product that the compiler has made dear, or inexact."""
     return [
         f"{name}: products of {_in_package(found.place)} take {found.ratio:.1f}x the "

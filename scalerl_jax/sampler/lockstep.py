@@ -23,7 +23,7 @@ from scalerl_jax.types import PyTree
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Call:
+class EngineCall:
     """The message about a call of the leader's engine that followers get."""
 
     method: str  # name in `Engine`; empty: only drop the objects in `gone`
@@ -36,7 +36,7 @@ class Call:
 class LeadingEngine(Engine):
     """An `Engine` whose every call is told to the followers before it is made."""
 
-    def lead(self, tell: Callable[[Call], None]) -> None:
+    def lead(self, tell: Callable[[EngineCall], None]) -> None:
         """Begin to `tell` followers of calls, which they get in the same order."""
         self._tell = tell
         self._order = threading.Lock()  # keeps telling and dispatching in one order
@@ -57,13 +57,13 @@ class LeadingEngine(Engine):
         """Make the followers drop a number that this process does not hold."""
         self._gone.append(number)
 
-    def let_go(self) -> Call:
+    def let_go(self) -> EngineCall:
         """Return a call that only drops objects no longer held here."""
         gone: list[int] = []
         with contextlib.suppress(IndexError):  # two threads may ask
             while True:
                 gone.append(self._gone.popleft())
-        return Call(method="", gone=tuple(gone))
+        return EngineCall(method="", gone=tuple(gone))
 
     def init_decode_state(self) -> DecodeState:
         """Tell, then make `Engine.init_decode_state`."""
@@ -153,7 +153,7 @@ class Followed:
         """Hold this process's part of params under the leader's number."""
         self._held[number] = params
 
-    def obey(self, call: Call) -> None:
+    def obey(self, call: EngineCall) -> None:
         """Make a call of the leader's.
 
         Raises:

@@ -84,7 +84,7 @@ class Stopped(Record):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Replay(Record):
+class ReplayedStudy(Record):
     """What stopping hopeless runs would have done to a study that is complete."""
 
     num_runs: int
@@ -101,7 +101,7 @@ def replay(
     runs: Sequence[tuple[str, int, Curve]],
     *,
     run_sd: float = RUN_SD,
-) -> Replay:
+) -> ReplayedStudy:
     """Replay `cannot_reach` on finished runs, one after the other.
 
     Args:
@@ -135,7 +135,7 @@ def replay(
         else:
             stopped.append(found)
             saved += (1.0 - found.at) * end
-    return Replay(
+    return ReplayedStudy(
         num_runs=len(runs),
         saved=saved / total if total else 0.0,
         stopped=tuple(stopped),

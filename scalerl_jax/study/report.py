@@ -20,7 +20,7 @@ from scalerl_jax.scaling.fit import fit_curve
 from scalerl_jax.scaling.forecasts import extrapolate_curve
 from scalerl_jax.scaling.plots import draw_fits, draw_linearised, to_png
 from scalerl_jax.scaling.power import runs_to_decide
-from scalerl_jax.scaling.pruning import Replay, replay
+from scalerl_jax.scaling.pruning import ReplayedStudy, replay
 from scalerl_jax.scaling.recipes import group_runs, rank
 from scalerl_jax.scaling.records import CurveError, Interval
 from scalerl_jax.scaling.report import make_report
@@ -41,7 +41,7 @@ class Findings:
     left_out: Mapping[str, str]  # why a run has no fit, by its name
 
     @functools.cached_property
-    def pruned(self) -> Replay | None:
+    def pruned(self) -> ReplayedStudy | None:
         """What --prune would have done; None where runs are missing or cut short."""
         if self.left_out:
             return None
@@ -284,7 +284,7 @@ def describe(study: Study, findings: Findings) -> str:
     return "\n".join(lines) + "\n"
 
 
-def pruned_lines(found: Replay | None) -> list[str]:
+def pruned_lines(found: ReplayedStudy | None) -> list[str]:
     """What --prune would have saved in a complete study, and where wrongly."""
     if found is None:
         return []

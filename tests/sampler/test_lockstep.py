@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from scalerl_jax.sampler.engine import Engine
-from scalerl_jax.sampler.lockstep import Call, Followed, LeadingEngine
+from scalerl_jax.sampler.lockstep import EngineCall, Followed, LeadingEngine
 
 PROMPTS = [[4, 1, 9, 2], [5, 6], [7, 8, 9, 1, 2, 3, 4, 5, 6, 7], [1, 2, 3]]
 
@@ -93,7 +93,7 @@ def test_what_the_leader_drops_its_follower_lets_go(make_bench, random_params):
 def test_a_call_for_what_is_not_held_is_an_error(make_bench, random_params):
     followed = Pair(make_bench, random_params(0)).followed
     with pytest.raises(KeyError):
-        followed.obey(Call(method="generate", state=1, params=2))
+        followed.obey(EngineCall(method="generate", state=1, params=2))
 
 
 def test_params_that_have_given_place_are_refused_before_followers_hear(

@@ -48,7 +48,7 @@ demo: install
 tools: install
 	$(BIN)/python -m scalerl_jax.main --config=configs/tools.py --workdir=runs/tools
 	$(BIN)/python -m scalerl_jax.main --config=configs/tools.py --workdir=runs/no-tools \
-	  --config.environment=
+	  --config.environment= --config.train.max_skipped_steps=80
 	$(BIN)/python -m scalerl_jax.scaling fit runs/tools
 
 # Every script of launch/ to the end of a run, against a fake cloud that refuses, stalls

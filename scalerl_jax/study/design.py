@@ -8,6 +8,7 @@ their differences are paired.
 import dataclasses
 import itertools
 import math
+import os
 import runpy
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, Literal
 
 from ml_collections import ConfigDict
 
+import scalerl_jax
 from scalerl_jax import config as config_lib
 from scalerl_jax.process.ending import first_line
 from scalerl_jax.run.record import flatten
@@ -207,10 +209,21 @@ def _resolved(study: Study, arm: str) -> dict[str, Any]:
     try:
         config = load_base(study.base)
         config.update_from_flattened_dict(study.changes(arm, study.seeds[0]))
-        return flatten(config_lib.to_json(config_lib.resolve(config)))
+        resolved = flatten(config_lib.to_json(config_lib.resolve(config)))
+        return {name: _portable(value) for name, value in resolved.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         said = str(error.args[0] if error.args else error)
         raise ValueError(f"arm {arm}: {said}") from error
+
+
+def _portable(value: Any) -> Any:
+    """A setting, of which a path of a file that the package ships is not absolute.
+
+    A study that was begun in one checkout goes on in another.
+    """
+    package = str(Path(scalerl_jax.__file__).parent)
+    inside = isinstance(value, str) and value.startswith(package + os.sep)
+    return "scalerl_jax" + value[len(package) :] if inside else value
 
 
 def _unsaid(
@@ -222,6 +235,7 @@ def _unsaid(
         {**study.common, "seed": study.seeds[0], "train.num_steps": study.steps}
     )
     base = flatten(config_lib.to_json(config_lib.resolve(config)))
+    base = {name: _portable(value) for name, value in base.items()}
     for arm, resolved in settings.items():
         differing = {name for name in resolved if resolved[name] != base.get(name)}
         if more := sorted(differing - set(study.arms[arm])):

@@ -141,9 +141,6 @@ def test_a_run_that_cannot_reach_a_finished_one_is_stopped_and_goes_on(tmp_path)
 
 def test_a_changed_base_is_refused_by_name(tmp_path):
     assert keep_record(STUDY, tmp_path) == []
-    more = dataclasses.replace(
-        STUDY, seeds=(0, 1, 2), arms={**STUDY.arms, "none": {"data.order": "given"}}
-    )
     changed = dataclasses.replace(
         STUDY, common={"eval.every": 1, "batch.group_size": 4}
     )
@@ -157,4 +154,3 @@ def test_a_changed_base_is_refused_by_name(tmp_path):
     (tmp_path / STUDY_FILE).write_text(json.dumps(record | {"version": 99}))
     with pytest.raises(ValueError, match="version 99"):
         keep_record(STUDY, tmp_path)
-    del more

@@ -138,10 +138,8 @@ class Tokens:
     advantages: Float[Array, "..."]
     mask: Bool[Array, "..."]  # True on the tokens that are trained on
     sequence_ids: Int[Array, "..."]  # unique within a row; 0: no token is predicted
-    # In nats: under the params at the start of the window; under the reference policy.
-    proximal_logprobs: Float[Array, "..."] | None = None
-    reference_logprobs: Float[Array, "..."] | None = None
-    regularization: Float[Array, "..."] | None = None  # scales regularisers; None: 1
+    # What terms of the objective read beside it, as in `PackedBatch`.
+    scores: Mapping[str, Float[Array, "..."]] = struct.field(default_factory=dict)
 
 
 @struct.dataclass(kw_only=True)

@@ -43,15 +43,18 @@ LOSSES = TRUST_REGION_LOSSES | {
 
 
 def make_tokens(logprobs, behavior_logprobs=None, advantages=1.0, **others):
-    """Tokens of one sequence per row; on policy unless something else is said."""
+    """Tokens of one sequence per row; on policy unless something else is said.
+
+    `others` are fields, or scores by their names.
+    """
     logprobs = jnp.asarray(logprobs, jnp.float32)
     behavior = logprobs if behavior_logprobs is None else behavior_logprobs
     fields = {
         "entropy": 0.0,
         "behavior_logprobs": behavior,
         "advantages": advantages,
-        "proximal_logprobs": behavior,
-        "reference_logprobs": behavior,
+        "proximal": behavior,
+        "reference": behavior,
     }
     fields |= {"mask": True, "sequence_ids": 1} | others
     dtypes = {"mask": bool, "sequence_ids": jnp.int32}
@@ -61,7 +64,8 @@ def make_tokens(logprobs, behavior_logprobs=None, advantages=1.0, **others):
         )
         for name, value in fields.items()
     }
-    return Tokens(logprobs=logprobs, **arrays)
+    scores = {name: arrays.pop(name) for name in ("proximal", "reference")}
+    return Tokens(logprobs=logprobs, scores=scores, **arrays)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -1,6 +1,6 @@
 """Losses around another anchor than the sampler: the policy at the window's start.
 
-Its log-probabilities are the learner's own, `tokens.proximal_logprobs`.
+Its log-probabilities are the learner's own, the score "proximal".
 """
 
 import dataclasses
@@ -65,5 +65,5 @@ def decoupled_loss(
 
 def proximal(tokens: Tokens) -> Float[Array, "..."]:
     """Return the log-probabilities of the window's start."""
-    assert tokens.proximal_logprobs is not None, "the batch was not annotated"
-    return tokens.proximal_logprobs
+    assert "proximal" in tokens.scores, "the batch was not annotated"
+    return tokens.scores["proximal"]

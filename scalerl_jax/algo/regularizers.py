@@ -102,8 +102,8 @@ def regularized(loss: TokenLoss, terms: Sequence[TokenLoss]) -> TokenLoss:
         value = loss(tokens)
         for term in terms:
             added = term(tokens)
-            if tokens.regularization is not None:
-                added = tokens.regularization * added
+            if "regularization" in tokens.scores:
+                added = tokens.scores["regularization"] * added
             value += added
         return value
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +12,7 @@ from scalerl_jax.algo.losses import TokenLoss
 from scalerl_jax.types import PackedBatch, Tokens
 
 Scalars = dict[str, Float[Array, ""]]
+_LOGPROBS = ("proximal", "reference", "teacher")  # scores that a ratio may be over
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,19 +63,16 @@ def summarize(sums: Scalars, maxima: Scalars) -> Scalars:
 def tokens_of(batch: PackedBatch, logprobs: Array, entropy: Array) -> Tokens:
     """Make the fields that a loss reads; every entry is finite, also where masked."""
     own = jax.lax.stop_gradient(logprobs)
-
-    def known(values: Array | None, masked: Array | float) -> Any:
-        return None if values is None else jnp.where(batch.mask, values, masked)
-
     # Masked before exp: a masked token has ratio 1, and can never make a NaN.
     return Tokens(
         logprobs=logprobs,
         entropy=entropy,
-        behavior_logprobs=known(batch.behavior_logprobs, own),
-        advantages=known(batch.advantages, 0.0),
+        behavior_logprobs=jnp.where(batch.mask, batch.behavior_logprobs, own),
+        advantages=jnp.where(batch.mask, batch.advantages, 0.0),
         mask=batch.mask,
         sequence_ids=batch.sequence_ids,
-        proximal_logprobs=known(batch.scores.get("proximal"), own),
-        reference_logprobs=known(batch.scores.get("reference"), own),
-        regularization=known(batch.scores.get("regularization"), 0.0),
+        scores={
+            name: jnp.where(batch.mask, values, own if name in _LOGPROBS else 0.0)
+            for name, values in batch.scores.items()
+        },
     )

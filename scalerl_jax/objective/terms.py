@@ -360,8 +360,8 @@ def _of_regularizers(config: Config) -> Iterator[Term]:
     in_loss = kl > 0 and objective.kl_in == "loss"
 
     def divergence(tokens: Tokens) -> Array:
-        assert tokens.reference_logprobs is not None, "the batch was not annotated"
-        return estimator(tokens.logprobs, tokens.reference_logprobs)
+        assert "reference" in tokens.scores, "the batch was not annotated"
+        return estimator(tokens.logprobs, tokens.scores["reference"])
 
     yield _term(
         "KL to the reference",

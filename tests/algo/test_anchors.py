@@ -18,9 +18,7 @@ from small_tokens import LOSSES, at_ratio, make_tokens, slope
 )
 def test_the_decoupled_loss_by_hand(ratio, drift, advantage, expected):
     proximal = -1.0 - math.log(ratio)
-    tokens = make_tokens(
-        -1.0, proximal - math.log(drift), advantage, proximal_logprobs=proximal
-    )
+    tokens = make_tokens(-1.0, proximal - math.log(drift), advantage, proximal=proximal)
     np.testing.assert_allclose(LOSSES["decoupled"](tokens), expected, rtol=2e-6)
     np.testing.assert_array_equal(
         LOSSES["corrected"](tokens), LOSSES["decoupled"](tokens)
@@ -30,5 +28,5 @@ def test_the_decoupled_loss_by_hand(ratio, drift, advantage, expected):
 
 
 def test_an_anchored_loss_does_not_see_the_sampler():
-    tokens = at_ratio(-1.0, 100.0, 1.0, proximal_logprobs=-1.0 - math.log(1.25))
+    tokens = at_ratio(-1.0, 100.0, 1.0, proximal=-1.0 - math.log(1.25))
     np.testing.assert_allclose(LOSSES["anchored"](tokens), -1.25, rtol=2e-6)

@@ -139,7 +139,7 @@ EXTREME = st.sampled_from([0.0, -1e-30, -1.0, -87.5, -1000.0, -3e4, -1e30])
 def test_extreme_but_finite_inputs_make_no_nan(
     name, logprobs, behavior, proximal, advantage
 ):
-    tokens = make_tokens(logprobs, behavior, advantage, proximal_logprobs=proximal)
+    tokens = make_tokens(logprobs, behavior, advantage, proximal=proximal)
     for found in values_and_slopes(LOSSES[name], tokens):
         assert jnp.isfinite(found).all()
 

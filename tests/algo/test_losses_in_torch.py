@@ -124,7 +124,7 @@ def test_losses_and_gradients_are_those_of_the_papers(
         logprobs,
         behavior,
         advantages,
-        proximal_logprobs=proximal,
+        proximal=proximal,
         mask=MASK,
         sequence_ids=IDS,
     )

@@ -133,5 +133,5 @@ def test_terms_are_added_to_a_loss_by_the_factor_of_their_token():
     )
     tokens = make_tokens([-1.0, -2.0], advantages=10.0, entropy=[1.0, 3.0])
     assert loss(tokens).tolist() == [10.0, 11.0]
-    tokens = tokens.replace(regularization=jnp.array([0.0, 0.5]))
+    tokens = tokens.replace(scores={"regularization": jnp.array([0.0, 0.5])})
     assert loss(tokens).tolist() == [-1.0, 4.5]

@@ -118,12 +118,12 @@ def our_loss(batch, token_loss, weigh, *, kl=0.0, entropy=0.0):
             batch["sampler"],
             batch["advantages"][:, None],
             entropy=entropies,
-            proximal_logprobs=batch["old"],
-            reference_logprobs=batch["reference"],
+            proximal=batch["old"],
+            reference=batch["reference"],
             mask=batch["mask"],
         )
         found = token_loss(tokens)
-        found += kl * kl_k3(tokens.logprobs, tokens.reference_logprobs)
+        found += kl * kl_k3(tokens.logprobs, tokens.scores["reference"])
         found += entropy_bonus(tokens.entropy, coefficient=entropy)
         return (weigh(tokens.mask) * jnp.where(tokens.mask, found, 0.0)).sum()
 

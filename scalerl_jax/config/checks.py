@@ -75,12 +75,36 @@ def _model(config: Config) -> None:
             f"{optimizer.stochastic_rounding = } needs params that are rounded: set "
             f"model.param_dtype = 'bfloat16', or leave it off"
         )
+    if model.lora.rank:
+        _lora(config)
     same = model.compute_dtype == model.sampler_dtype == "float32"
     if same and not model.float32_head:
         raise ValueError(
             f"{model.float32_head = } takes the logits in the dtype of the "
             f"activations, float32 on both sides: nothing would change; leave it on, "
             f"or set model.compute_dtype or model.sampler_dtype to 'bfloat16'"
+        )
+
+
+def _lora(config: Config) -> None:
+    """Refuse what has no meaning where only factors are trained."""
+    rank, objective = config.model.lora.rank, config.objective
+    if config.model.frozen:
+        raise ValueError(
+            f"model.frozen = {config.model.frozen!r} goes with weights that are "
+            f"trained, and with model.lora.rank = {rank} none of the model's own is; "
+            f"leave out model.frozen, and say with model.lora.targets what changes"
+        )
+    if config.optimizer.stochastic_rounding:
+        raise ValueError(
+            f"optimizer.stochastic_rounding = True rounds trained params of bfloat16, "
+            f"and with model.lora.rank = {rank} these are float32 factors; leave it off"
+        )
+    if objective.expert_bias_rate:
+        raise ValueError(
+            f"objective.expert_bias_rate = {objective.expert_bias_rate} moves the "
+            f"router's biases, and with model.lora.rank = {rank} the router is frozen; "
+            f"set it to 0"
         )
 
 

@@ -42,6 +42,30 @@ MathAnswer = Literal["boxed", "last_number", "boxed_else_last_number"]
 Dtype = Literal["float32", "bfloat16"]
 
 
+_LORA = With("model.lora.rank")
+
+
+@dataclasses.dataclass(frozen=True)
+class LoraConfig:
+    """Low-rank factors that are trained in place of the policy's own weights."""
+
+    rank: CountOr0 = setting(
+        0, "of the factors; 0: the weights themselves are trained; docs/lora.md"
+    )
+    alpha: Positive = setting(
+        32.0,
+        "the factors' product is scaled by alpha / rank",
+        "https://thinkingmachines.ai/blog/lora",
+        needs=_LORA,
+    )
+    targets: tuple[str, ...] = setting(
+        (),
+        'patterns of whole names ("layers/query"); empty: all matrices of attention '
+        "and feed-forwards, experts among them",
+        needs=_LORA,
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """The policy: its shape, where its weights come from, its number formats."""
@@ -79,6 +103,7 @@ class ModelConfig:
         'patterns of whole names ("embedding", "layers/.*norm") that are not trained; '
         "learner/freezing.py",
     )
+    lora: LoraConfig = LoraConfig()
 
 
 _CHAT = With("data.template", "chat")

@@ -111,12 +111,19 @@ class Checkpointer:
         return step // self._every > since // self._every
 
     def save(
-        self, step: int, *, state: PyTree, host: dict[str, Any], groups: Sequence[Group]
+        self,
+        step: int,
+        *,
+        state: PyTree,
+        host: dict[str, Any],
+        groups: Sequence[Group],
+        base: str = "",
     ) -> None:
         """Copy a checkpoint off the devices, and write it or have it written.
 
         All processes save the same step and state; the host's state and the groups are
-        those of the first.
+        those of the first.  `base` is the digest of params that belong to the state and
+        are not in it.
 
         Raises:
             UnsavedError: this checkpoint or the one before it cannot be written, or the
@@ -139,6 +146,8 @@ class Checkpointer:
             "files": {},
             "arrays": contents.describe(state),
         }
+        if base:
+            manifest["base"] = base
         self._bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         name = self._place.partial_name(step)
         with self._told(step):
@@ -250,7 +259,7 @@ class Checkpointer:
                 self._place.remove(partial)
             raise
 
-    def restore(self, abstract_state: PyTree) -> Restored | None:
+    def restore(self, abstract_state: PyTree, *, base: str = "") -> Restored | None:
         """Return the newest good checkpoint, or None if none was ever written.
 
         Errors are those of `CheckpointReader.restore`.
@@ -260,7 +269,7 @@ class Checkpointer:
 
         reader = CheckpointReader(self._place, timeout_s=self._timeout_s)
         try:
-            return reader.restore(abstract_state)
+            return reader.restore(abstract_state, base=base)
         finally:
             self._damaged |= reader.damaged
 
@@ -303,22 +312,23 @@ class CheckpointReader:
         self._place = place
         self._timeout_s = timeout_s
 
-    def restore(self, abstract_state: PyTree) -> Restored | None:
+    def restore(self, abstract_state: PyTree, *, base: str = "") -> Restored | None:
         """Return the newest good checkpoint, or None if none was ever written.
 
-        `abstract_state` has a `jax.ShapeDtypeStruct` for each array; one without a
+        `base` is as in `Checkpointer.save`.  `abstract_state` has a `jax.ShapeDtypeStruct` for each array; one without a
         sharding is put on the first device.
 
         Raises:
             RuntimeError: there are checkpoints, and all of them are damaged or hold
                 numbers that are not finite.
-            ValueError: the checkpoint is of another model or optimizer.
+            ValueError: the checkpoint is of another model, base or optimizer.
         """
 
         def load(
             step: int, path: Folder, manifest: dict[str, Any]
         ) -> Callable[[], Restored]:
             _check_shapes(path, manifest["arrays"], abstract_state)
+            _check_base(path, manifest, base)
             return lambda: Restored(
                 step=step,
                 state=_load(path / contents.STATE, abstract_state),
@@ -329,11 +339,11 @@ class CheckpointReader:
         return self._newest(load, arrays=lambda restored: restored.state)
 
     def restore_params(
-        self, abstract_params: PyTree, *, name: str = ""
+        self, abstract_params: PyTree, *, name: str = "", base: str = ""
     ) -> tuple[int, PyTree] | None:
         """Return step and params of the newest good checkpoint, and read nothing else.
 
-        Errors are as in `restore`.  With a `name`, such as step_00000050, that
+        `base` and errors are as in `restore`.  With a `name`, such as step_00000050, that
         checkpoint is read.
         """
         wanted = {"params": abstract_params}
@@ -347,6 +357,7 @@ class CheckpointReader:
                 if name.startswith("params.")
             }
             _check_shapes(path, params, wanted)
+            _check_base(path, manifest, base)
             state = path / contents.STATE
             return lambda: (step, _load(state, wanted, partial=True)["params"])
 
@@ -488,6 +499,18 @@ def _check_shapes(path: Folder, arrays: dict[str, list[Any]], wanted: PyTree) ->
             f"{path} is of another model or optimizer: {'; '.join(differences[:5])} "
             f"({len(differences)} in all); resume with the settings that it was "
             f"written with, or choose another --workdir"
+        )
+
+
+def _check_base(path: Folder, manifest: dict[str, Any], base: str) -> None:
+    """Refuse params that were trained beside other frozen ones."""
+    saved = manifest.get("base", "")
+    if saved != base:
+        raise ValueError(
+            f"{path} was trained beside frozen params of digest {saved[:16] or None}, "
+            f"and those here have {base[:16] or None}: model.checkpoint or "
+            f"model.param_dtype is another one, or its files have changed; put back "
+            f"what the run began with"
         )
 
 

@@ -208,7 +208,7 @@ class PairedStep(TrainStep):
         critic: Any = state.critic
         policy = dataclasses.replace(state, critic=None)
         # Computed before the critic's steps, which need to know that it is finite.
-        of_policy = self.total(policy.params, batch)
+        of_policy = self.total(policy.params, batch, policy.frozen)
         finite = _all_finite(of_policy, True)
         metrics_of_critic, unfit_critic = [], jnp.int32(-1)
         for part in minibatches(batch, self._num_minibatches):

@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Int
 
 from scalerl_jax.learner.forward import Forward
 from scalerl_jax.learner.step import TrainStep
+from scalerl_jax.model.lora import join
 from scalerl_jax.model.transformer import head_weights
 from scalerl_jax.objective.loss import Objective, tokens_of
 from scalerl_jax.types import PackedBatch, PyTree
@@ -36,13 +37,16 @@ class Diagnosis:
     forward: Forward
     objective: Objective
 
-    def __call__(self, params: PyTree, batch: PackedBatch) -> str:
+    def __call__(
+        self, params: PyTree, batch: PackedBatch, frozen: PyTree | None = None
+    ) -> str:
         """Return a phrase that names what is not finite; `batch` is [M, R, S]."""
+        policy = join(params, frozen)
         parts = (
-            self._in_params(params),
+            self._in_params(policy),
             _in_inputs(batch),
-            self._in_forward(params, batch),
-            self._in_gradient(params, batch),
+            self._in_forward(policy, batch),
+            self._in_gradient(params, batch, frozen),
         )
         for found in parts:
             for sentence in found:
@@ -94,9 +98,11 @@ class Diagnosis:
         if not loss:
             yield "the weighted sum of the token losses is not; each of them is"
 
-    def _in_gradient(self, params: PyTree, batch: PackedBatch) -> Iterator[str]:
+    def _in_gradient(
+        self, params: PyTree, batch: PackedBatch, frozen: PyTree | None
+    ) -> Iterator[str]:
         sums = None
-        for number, sums in enumerate(self.step.accumulated(params, batch)):
+        for number, sums in enumerate(self.step.accumulated(params, batch, frozen)):
             bad = _not_finite(sums.grads, order=_backward_order)
             if bad:  # never before the first microbatch, when all is zero
                 yield (
@@ -207,10 +213,16 @@ def _named_peaks(tree: PyTree) -> dict[tuple[str, int], float]:
     """Largest absolute values by leaf and layer, which is -1 outside of the layers."""
     peaks, _ = jax.tree_util.tree_flatten_with_path(jax.device_get(_peaks(tree)))
     return {
-        (str(path[-1].key), layer if np.ndim(values) else -1): float(value)
+        (_named(path), layer if np.ndim(values) else -1): float(value)
         for path, values in peaks
         for layer, value in enumerate(np.atleast_1d(values))
     }
+
+
+def _named(path: tuple) -> str:
+    """Return the name of a leaf within its layer: "query", "query.factors.up"."""
+    within = path[1:] if path[0] == jax.tree_util.DictKey("layers") else path
+    return jax.tree_util.keystr(within, simple=True, separator=".")
 
 
 def _describe(leaf: str, layer: int) -> str:
@@ -226,7 +238,7 @@ def _forward_order(place: tuple[str, int]) -> tuple[int, ...]:
 def _backward_order(place: tuple[str, int]) -> tuple[int, ...]:
     """Head, final norm, the layers from the last to the first, embedding."""
     leaf, layer = place
-    within = _BACKWARD.index(leaf) if layer >= 0 else 0
+    within = _BACKWARD.index(leaf.partition(".")[0]) if layer >= 0 else 0
     return {"head": 0, "final_norm": 1, "embedding": 3}.get(leaf, 2), -layer, within
 
 

@@ -27,6 +27,7 @@ from scalerl_jax.model.architecture import (
     layered_table,
     sampler_shardings,
 )
+from scalerl_jax.model.lora import merged
 from scalerl_jax.model.transformer import unstack_layers
 from scalerl_jax.parallel.mesh import AXES
 from scalerl_jax.parallel.xla import is_full
@@ -50,7 +51,7 @@ def make_snapshot(
     return jax.jit(
         lambda params: jax.tree.map(
             lambda leaf: jnp.array(leaf, dtype=dtype, copy=True),
-            unstack_layers(params, arch),
+            unstack_layers(merged(params), arch),
         ),
         out_shardings=layered_shardings(arch, learner_mesh),
     )
@@ -137,7 +138,7 @@ def _make_stage(
     def stage(params: PyTree, policy_version: Array) -> Published:
         copies = jax.tree.map(
             lambda leaf: jnp.array(leaf, dtype=dtype, copy=True),
-            unstack_layers(params, arch),
+            unstack_layers(merged(params), arch),
         )
         return Published(
             params=jax.tree.map(

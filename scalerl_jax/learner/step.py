@@ -26,6 +26,7 @@ from scalerl_jax.learner import fitness
 from scalerl_jax.learner.forward import Forward, abstract, microbatches
 from scalerl_jax.learner.optimizer import round_stochastically
 from scalerl_jax.model.architecture import batch_sharding
+from scalerl_jax.model.lora import join
 from scalerl_jax.objective.balance import LoadBalancing
 from scalerl_jax.objective.loss import Objective, Scalars, summarize
 from scalerl_jax.parallel.mesh import compiler_options
@@ -34,13 +35,25 @@ from scalerl_jax.types import Group, PackedBatch, PyTree, Scores
 
 @struct.dataclass(kw_only=True)
 class TrainState:
-    """The state that an optimizer step changes."""
+    """The state that an optimizer step changes, and the params that none changes."""
 
-    params: PyTree
+    params: PyTree  # those that are trained
     opt_state: PyTree  # float32, whatever the dtype of the params
     policy_version: Int[Array, ""]  # optimizer steps applied
-    reference: PyTree | None = None  # params of the reference policy of the KL
+    # Of the reference policy of the KL: what its params have in place of `params`.
+    reference: PyTree | None = None
     critic: "TrainState | None" = None  # of learner/critic.py; own params and moments
+    frozen: PyTree | None = None  # params that are not trained; see model/lora.py
+
+    @property
+    def policy(self) -> PyTree:
+        """Return all params of the policy."""
+        return join(self.params, self.frozen)
+
+    @property
+    def reference_policy(self) -> PyTree:
+        """Return all params of the reference policy."""
+        return join(self.reference, self.frozen)
 
 
 @struct.dataclass(kw_only=True)
@@ -48,14 +61,15 @@ class Accumulated:
     """Sums over the microbatches of a step."""
 
     loss: Float[Array, ""]
-    grads: PyTree  # float32, in the tree of the params
+    grads: PyTree  # float32, in the tree of the params that are trained
     sums: Scalars
     maxima: Scalars
     taken: Float[Array, "L E"] | None = None  # choices of each expert of a mixture
 
 
-# Params, the sums so far, a microbatch [R, S] -> the new sums.
-Accumulate = Callable[[PyTree, Accumulated | None, PackedBatch], Accumulated]
+# Params that are trained, the sums so far, a microbatch [R, S], and the frozen params,
+# if there are any -> the new sums.
+Accumulate = Callable[..., Accumulated]
 Update = Callable[[TrainState, Accumulated], tuple[TrainState, dict[str, Array]]]
 # Sums and maxima of a microbatch's tokens, and the choices of experts, if counted.
 Counted = tuple[Scalars, Scalars, Array | None]
@@ -68,7 +82,10 @@ def init_state(
     *,
     with_reference: bool = False,
 ) -> TrainState:
-    """Return the state at version 0; a reference is a copy of the params."""
+    """Return the state at version 0; a reference is a copy of the params.
+
+    These are the ones that are trained.
+    """
     return TrainState(
         params=params,
         opt_state=optimizer.init(_float32(params)),
@@ -102,15 +119,10 @@ def state_layout(
         lambda leaf: leaf.update(sharding=everywhere), jax.eval_shape(init, params)
     )
 
-    def is_absent(moment: Any) -> bool:  # a frozen parameter has no moments
-        return isinstance(moment, optax.MaskedNode)
-
     def as_param(leaf: Any, param: Any) -> Any:
-        return leaf if is_absent(leaf) else leaf.update(sharding=param.sharding)
+        return leaf.update(sharding=param.sharding)
 
-    moments = optax.tree.map_params(
-        optimizer, as_param, state.opt_state, params, is_leaf=is_absent
-    )
+    moments = optax.tree.map_params(optimizer, as_param, state.opt_state, params)
     copies = jax.tree.map(as_param, state.params, params)
     reference = copies if with_reference else None
     return state.replace(params=copies, opt_state=moments, reference=reference)
@@ -151,12 +163,21 @@ def make_accumulate(
 
 def accumulating(microbatch_loss: MicrobatchLoss) -> Accumulate:
     """Make a function that adds a microbatch's loss, gradient, sums and maxima."""
-    gradient = jax.value_and_grad(microbatch_loss, has_aux=True)
+
+    def loss_of(
+        params: PyTree, frozen: PyTree | None, batch: PackedBatch
+    ) -> tuple[Array, Counted]:
+        return microbatch_loss(join(params, frozen), batch)
+
+    gradient = jax.value_and_grad(loss_of, has_aux=True)
 
     def accumulate(
-        params: PyTree, so_far: Accumulated | None, batch: PackedBatch
+        params: PyTree,
+        so_far: Accumulated | None,
+        batch: PackedBatch,
+        frozen: PyTree | None = None,
     ) -> Accumulated:
-        (loss, (sums, maxima, taken)), grads = gradient(params, batch)
+        (loss, (sums, maxima, taken)), grads = gradient(params, frozen, batch)
         own = Accumulated(
             loss=loss, grads=_float32(grads), sums=sums, maxima=maxima, taken=taken
         )
@@ -319,10 +340,12 @@ class TrainStep:
         everywhere = NamedSharding(mesh, PartitionSpec())
         self._put_to = batch_sharding(mesh)
         state = jax.tree.map(abstract, state)
+        state, frozen = dataclasses.replace(state, frozen=None), state.frozen
         shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
         batch = jax.tree.map(lambda leaf: abstract(leaf, self._put_to), batch)
         sums = jax.eval_shape(
-            lambda params, batch: accumulate(params, None, batch), state.params, batch
+            lambda params, *rest: accumulate(params, None, *rest),
+            *(state.params, batch, frozen),
         )
         layout = jax.tree.map(lambda _: everywhere, sums)
         layout = layout.replace(grads=shardings.params)
@@ -338,7 +361,7 @@ class TrainStep:
             "start": (jit(start, out_shardings=layout), ()),
             "accumulate": (
                 jit(accumulate, out_shardings=layout, donate_argnums=1),
-                (state.params, sums, batch),
+                (state.params, sums, batch, frozen),
             ),
             "update": (
                 jit(
@@ -367,26 +390,34 @@ class TrainStep:
         self, state: TrainState, batch: PackedBatch
     ) -> tuple[TrainState, dict[str, Array]]:
         """Return the state after a batch [M, R, S], and metrics; `state` is donated."""
-        return self.apply(state, self.total(state.params, batch))
+        return self.apply(state, self.total(state.params, batch, state.frozen))
 
-    def total(self, params: PyTree, batch: PackedBatch) -> Accumulated:
+    def total(
+        self, params: PyTree, batch: PackedBatch, frozen: PyTree | None = None
+    ) -> Accumulated:
         """Return the sums over the microbatches of a batch [M, R, S]."""
-        return collections.deque(self.accumulated(params, batch), maxlen=1).pop()
+        all_sums = self.accumulated(params, batch, frozen)
+        return collections.deque(all_sums, maxlen=1).pop()
 
     def apply(
         self, state: TrainState, sums: Accumulated
     ) -> tuple[TrainState, dict[str, Array]]:
         """Return the state after the optimizer's part, and metrics; donates `state`."""
-        return self._programs["update"](state, sums)
+        # What is not trained is neither donated nor copied: the program has it not.
+        bare = dataclasses.replace(state, frozen=None)
+        new, metrics = self._programs["update"](bare, sums)
+        return dataclasses.replace(new, frozen=state.frozen), metrics
 
-    def accumulated(self, params: PyTree, batch: PackedBatch) -> Iterator[Accumulated]:
+    def accumulated(
+        self, params: PyTree, batch: PackedBatch, frozen: PyTree | None = None
+    ) -> Iterator[Accumulated]:
         """Yield zeros, then the sums after each microbatch; each donates the last."""
         if not self._programs:
             self.compile()
         so_far = self._programs["start"]()
         yield so_far
         for microbatch in self.microbatches(batch):
-            so_far = self._programs["accumulate"](params, so_far, microbatch)
+            so_far = self._programs["accumulate"](params, so_far, microbatch, frozen)
             yield so_far
 
     def microbatches(self, batch: PackedBatch) -> Iterator[PackedBatch]:
@@ -403,13 +434,16 @@ Annotate = Callable[[TrainState, list[PackedBatch]], list[Scores]]
 class LocalLearner:
     """The learner in the loop's process: programs over the train state."""
 
-    layout: PyTree  # of the train state: shapes, dtypes and shardings
+    layout: TrainState  # shapes, dtypes and shardings
     train_step: TrainStep
-    diagnose: Callable[[PyTree, PackedBatch], str]  # of a skipped step
+    diagnose: Callable[..., str]  # of a skipped step: params, batch, frozen params
     annotate_window: Annotate
     to_sampler: Callable[[PyTree, Array], Publication] | None
     score_batch: Callable[[PyTree, PackedBatch], Float[np.ndarray, "M R S"]]
     checkpointer: Any  # a `learner.checkpoint.Checkpointer`
+    # Params that are not trained, which checkpoints name by this digest.
+    frozen: PyTree | None = None
+    base: str = ""
     metrics: dict[str, float] = dataclasses.field(
         default_factory=dict
     )  # of several processes
@@ -431,7 +465,7 @@ class LocalLearner:
             return state, metrics, unfit_update(state, unfit)
         fault = (
             f"loss {metrics['loss']} or gradient norm {metrics['grad_norm']} is not "
-            f"finite; {self.diagnose(state.params, batch)}"
+            f"finite; {self.diagnose(state.params, batch, state.frozen)}"
         )
         return state, metrics, fault
 
@@ -448,17 +482,18 @@ class LocalLearner:
             RuntimeError: the copy could not be sent.
         """
         assert self.to_sampler is not None, "made without generators to publish to"
-        return self.to_sampler(state.params, state.policy_version)
+        return self.to_sampler(state.policy, state.policy_version)
 
     def score(
         self, state: TrainState, batch: PackedBatch
     ) -> Float[np.ndarray, "M R S"]:
         """Return the log-probability of every target of a batch, in nats."""
-        return self.score_batch(state.params, batch)
+        return self.score_batch(state.policy, batch)
 
     def examine(self, state: TrainState, batch: PackedBatch) -> dict[str, float]:
         """Return a batch's metrics and the norm of its gradient; no step is made."""
-        found = _measured(self.train_step.total(state.params, batch), summarize)
+        total = self.train_step.total(state.params, batch, state.frozen)
+        found = _measured(total, summarize)
         return {name: float(value) for name, value in found.items()}
 
     def save(
@@ -475,8 +510,21 @@ class LocalLearner:
             UnsavedError: this checkpoint or the one before it cannot be written; the
                 checkpoints on disk are untouched.
         """
-        self.checkpointer.save(step, state=state, host=host, groups=groups)
+        bare = dataclasses.replace(state, frozen=None)
+        self.checkpointer.save(
+            step, state=bare, host=host, groups=groups, base=self.base
+        )
 
     def restore(self) -> Restored | None:
-        """Return the newest good checkpoint, if there is any."""
-        return self.checkpointer.restore(self.layout)
+        """Return the newest good checkpoint, if there is any.
+
+        Raises:
+            RuntimeError: all checkpoints are damaged.
+            ValueError: it is of another model, base or optimizer.
+        """
+        layout = dataclasses.replace(self.layout, frozen=None)
+        restored = self.checkpointer.restore(layout, base=self.base)
+        if restored is None:
+            return None
+        state = dataclasses.replace(restored.state, frozen=self.frozen)
+        return dataclasses.replace(restored, state=state)

@@ -28,8 +28,8 @@ def _of_critic(state: TrainState) -> PyTree:
 
 # Scores of a window by name -> the params that give them.
 PARAMS: dict[str, Callable[[TrainState], PyTree]] = {
-    "proximal": lambda state: state.params,
-    "reference": lambda state: state.reference,
+    "proximal": lambda state: state.policy,
+    "reference": lambda state: state.reference_policy,
     "values": _of_critic,
 }
 

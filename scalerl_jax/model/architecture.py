@@ -266,7 +266,13 @@ MESH_AXES: dict[str, tuple[str, ...]] = {
     "layers": (),
     "width": (),
     "head_dim": (),
+    "rank": (),
 }
+
+
+def learner_sharding(spec: ParamSpec, mesh: Mesh) -> NamedSharding:
+    """Return the sharding of one parameter on the learner's mesh."""
+    return _sharding(spec, mesh, _cut)
 
 
 def param_shardings(arch: Architecture, mesh: Mesh) -> PyTree:

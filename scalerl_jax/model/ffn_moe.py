@@ -44,6 +44,7 @@ from scalerl_jax.model.expert_rows import (
     spread,
 )
 from scalerl_jax.model.layers import CHOSEN, ROUTER, gated, linear, rms_norm
+from scalerl_jax.model.lora import merged
 from scalerl_jax.parallel.mesh import ROWS, over_mesh
 from scalerl_jax.types import PyTree
 
@@ -149,7 +150,7 @@ def expert_feed_forward(
         (cut, cut, cut),
     )
     output, chosen, scores = chosen_ones(
-        {name: layer[name] for name in cuts}, normed, given
+        merged({name: layer[name] for name in cuts}), normed, given
     )
     if experts.shared:
         h = gated(

@@ -5,6 +5,7 @@ bfloat16 forward pass nothing of a gradient is rounded before it reaches the opt
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.model.lora import Adapted
 from scalerl_jax.parallel.mesh import ROWS, SHARDS, over_mesh
 
 # Under a scan nothing is merged across the two passes: a barrier would only cost.
@@ -27,11 +29,21 @@ _TOKENS = PartitionSpec(ROWS, "context")
 _FOUND = PartitionSpec(ROWS, "context", None)
 
 
-@jax.custom_vjp
 def linear(
+    x: Float[Array, "... K"], weights: Float[Array, "K N"] | Adapted
+) -> Float[Array, "... N"]:
+    """x @ weights, in the dtype of x; factors are multiplied one after the other."""
+    if not isinstance(weights, Adapted):
+        return _linear(x, weights)
+    factors: Any = weights.factors
+    beside = _linear(_linear(x, factors.down), factors.up)
+    return _linear(x, weights.weights) + factors.scale * beside
+
+
+@jax.custom_vjp
+def _linear(
     x: Float[Array, "... K"], weights: Float[Array, "K N"]
 ) -> Float[Array, "... N"]:
-    """x @ weights, in the dtype of x."""
     return _product(x, weights)
 
 
@@ -40,7 +52,7 @@ def _product(x: Array, weights: Array) -> Array:
 
 
 def _linear_forward(x: Array, weights: Array) -> tuple[Array, tuple[Array, Array]]:
-    # Not `linear` itself: remat policies find products, and none inside a custom rule.
+    # Not `_linear` itself: remat policies find products, and none inside a custom rule.
     return _product(x, weights), (x, weights)
 
 
@@ -59,7 +71,7 @@ def _linear_backward(
     return of_x, of_weights
 
 
-linear.defvjp(_linear_forward, _linear_backward)
+_linear.defvjp(_linear_forward, _linear_backward)
 
 
 @functools.partial(_remember_inputs, static_argnums=2)

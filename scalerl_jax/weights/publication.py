@@ -6,6 +6,8 @@ objects have been checked shard by shard (`receiving`), and have no checksums he
 """
 
 import dataclasses
+import hashlib
+import json
 
 import jax
 import jax.numpy as jnp
@@ -55,6 +57,22 @@ def checksums(params: PyTree, policy_version: Int[Array, ""]) -> UInt32[Array, "
     return jnp.stack(
         [_checksum(leaf) + _mix(policy_version) for leaf in jax.tree.leaves(params)]
     )
+
+
+def digest_of(frozen: PyTree | None) -> str:
+    """Return a text that names params by their bits, however they are cut; "" of none.
+
+    It is the SHA-256 of names, dtypes, shapes and `checksums`.
+    """
+    if frozen is None:
+        return ""
+    sums = jax.device_get(checksums(frozen, jnp.int32(0))).tolist()
+    leaves = jax.tree_util.tree_leaves_with_path(frozen)
+    told = [
+        (jax.tree_util.keystr(path), str(leaf.dtype), list(leaf.shape), number)
+        for (path, leaf), number in zip(leaves, sums, strict=True)
+    ]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
 
 def _checksum(leaf: Array) -> UInt32[Array, ""]:

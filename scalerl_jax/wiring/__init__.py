@@ -25,10 +25,9 @@ from scalerl_jax.data.mixture import Stream
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.learner.checkpoint import Checkpointer
 from scalerl_jax.learner.forward import plain_scorer
-from scalerl_jax.learner.freezing import frozen_params
 from scalerl_jax.learner.publish import make_publish
 from scalerl_jax.learner.step import LocalLearner, TrainState
-from scalerl_jax.model.architecture import Architecture, parameter_table
+from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.objective.assembly import make_assembler
 from scalerl_jax.parallel.xla import explained, keep_freed_memory
 from scalerl_jax.run.directory import keep_data_report, keep_environment
@@ -36,12 +35,14 @@ from scalerl_jax.run.files import RunFiles
 from scalerl_jax.run.ledger import Ledger
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.types import PyTree
+from scalerl_jax.weights.publication import digest_of
 from scalerl_jax.wiring.devices import fit_devices as fit_devices
 from scalerl_jax.wiring.devices import learner_pool, make_meshes
 from scalerl_jax.wiring.devices import make_ledger as make_ledger
 from scalerl_jax.wiring.devices import why_not_one_process as why_not_one_process
 from scalerl_jax.wiring.learning import (
     abstract_state,
+    check_trained,
     make_annotate,
     make_architecture,
     make_diagnosis,
@@ -186,8 +187,7 @@ def make_books(config: Config, directory: Path, progress: Progress) -> RunBooks:
             f"rewards are those of the new text, and {before.name} keeps the old one"
         )
     arch = make_architecture(config)
-    if config.model.frozen:
-        frozen_params(parameter_table(arch), config.model.frozen)  # it may raise
+    check_trained(config, arch)
     if jax.default_backend() == "cpu":
         keep_freed_memory(arch.num_params)
     tokenizer = make_checked_tokenizer(config, arch)
@@ -240,6 +240,8 @@ def make_local_learner(
         to_sampler=to_sampler,
         score_batch=plain_scorer(forward),
         checkpointer=checkpointer,
+        frozen=state.frozen,
+        base=digest_of(state.frozen),
     )
     return learner, state
 

@@ -117,7 +117,7 @@ def make_annotator(
         # The reference has the policy's shapes and shardings: one program for both.
         score = Scorer(
             lambda params, batch: forward.logprobs(params, batch)[0],
-            params=state.params,
+            params=state.policy,
             **shapes,
         )
         score.compile()

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from scalerl_jax.config import Config, OptimizerConfig, naming
 from scalerl_jax.learner.forward import Forward, LearnerFlops
-from scalerl_jax.learner.freezing import freeze, without_gradient
+from scalerl_jax.learner.freezing import frozen_params
 from scalerl_jax.learner.head import Head
 from scalerl_jax.learner.nonfinite import Diagnosis
 from scalerl_jax.learner.optimizer import make_optimizer, make_schedule
@@ -28,9 +28,17 @@ from scalerl_jax.learner.step import (
 from scalerl_jax.model.architecture import (
     Architecture,
     param_shardings,
+    parameter_table,
 )
 from scalerl_jax.model.attention import BlockwiseAttention, SegmentAttention
 from scalerl_jax.model.hugging_face import read_architecture
+from scalerl_jax.model.lora import (
+    Lora,
+    abstract_factors,
+    factor_table,
+    init_factors,
+    split,
+)
 from scalerl_jax.model.sizes import ARCHITECTURES
 from scalerl_jax.model.transformer import abstract_params, init_params
 from scalerl_jax.model.weights import load_params
@@ -135,10 +143,7 @@ def _learning_rates(config: Config, settings: OptimizerConfig) -> optax.Schedule
 
 def make_adamw(config: Config) -> optax.GradientTransformation:
     """Return the optimizer; the shape of a saved train state depends on it."""
-    adamw = _adamw(config, config.optimizer)
-    if config.model.frozen:
-        adamw = freeze(adamw, config.model.frozen)
-    return adamw
+    return _adamw(config, config.optimizer)
 
 
 def make_critic_adamw(config: Config) -> optax.GradientTransformation:
@@ -173,20 +178,12 @@ def make_learner(
     config: Config, forward: Forward, mesh: Mesh, progress: Progress
 ) -> tuple[TrainState, TrainStep]:
     """Return the state at version 0 on its mesh, and the compiled step."""
-    arch, dtype = forward.arch, jnp.dtype(config.model.param_dtype)
-    shardings = param_shardings(arch, mesh)
-    if source := config.model.checkpoint:
-        load = load_params
-        if arch.experts is not None and arch.experts.bias:
-            load = load_with_biases
-        with naming("model.checkpoint"):
-            params = load(source, arch, dtype=dtype, shardings=shardings)
-    else:
-        params = jax.jit(
-            functools.partial(init_params, arch, dtype=dtype), out_shardings=shardings
-        )(jax.random.key(config.seed))
+    arch = forward.arch
+    params = start_params(config, arch, param_shardings(arch, mesh))
+    trained, frozen = split_params(config, arch, params, mesh)
     needs = needs_of(config)
-    layout = dataclasses.replace(abstract_state(config, arch, mesh), critic=None)
+    layout = abstract_state(config, arch, mesh)
+    layout = dataclasses.replace(layout, critic=None, frozen=None)
     state = jax.jit(
         functools.partial(
             init_state,
@@ -194,7 +191,8 @@ def make_learner(
             with_reference=needs.reference,
         ),
         out_shardings=jax.tree.map(lambda leaf: leaf.sharding, layout),
-    )(params)
+    )(trained)
+    state = dataclasses.replace(state, frozen=frozen)
     if needs.critic:
         critic = make_critic(params, make_critic_adamw(config), mesh)
         state = dataclasses.replace(state, critic=critic)
@@ -202,6 +200,84 @@ def make_learner(
     with progress.bar("compiling the train step"):
         step.compile(progress.program)
     return state, step
+
+
+def start_params(config: Config, arch: Architecture, shardings: PyTree) -> PyTree:
+    """Return the policy's own weights at version 0: the checkpoint's, or random ones.
+
+    Raises:
+        ValueError: the checkpoint cannot be read.
+    """
+    dtype = jnp.dtype(config.model.param_dtype)
+    if source := config.model.checkpoint:
+        load = load_params
+        if arch.experts is not None and arch.experts.bias:
+            load = load_with_biases
+        with naming("model.checkpoint"):
+            return load(source, arch, dtype=dtype, shardings=shardings)
+    return jax.jit(
+        functools.partial(init_params, arch, dtype=dtype), out_shardings=shardings
+    )(jax.random.key(config.seed))
+
+
+def make_lora(config: Config) -> Lora | None:
+    """Return the factors that a run trains; None: it trains the weights themselves."""
+    lora = config.model.lora
+    if not lora.rank:
+        return None
+    return Lora(rank=lora.rank, alpha=lora.alpha, targets=lora.targets)
+
+
+def split_params(
+    config: Config, arch: Architecture, params: PyTree, mesh: Mesh
+) -> tuple[PyTree, PyTree | None]:
+    """Return what of the policy is trained at version 0, and what is not.
+
+    `params` are the policy's own weights; abstract ones give abstract trees.
+    """
+    lora = make_lora(config)
+    if lora is None:
+        if not config.model.frozen:
+            return params, None
+        return split(params, frozen_params(params, config.model.frozen))
+    factors = abstract_factors(arch, lora, mesh)
+    if not isinstance(jax.tree.leaves(params)[0], jax.ShapeDtypeStruct):
+        factors = jax.jit(
+            functools.partial(init_factors, arch, lora),
+            out_shardings=jax.tree.map(lambda leaf: leaf.sharding, factors),
+        )(jax.random.key(config.seed))
+    return factors, params
+
+
+def start_frozen(config: Config, arch: Architecture, mesh: Mesh) -> PyTree | None:
+    """Return the params that a run does not train; None: it trains all.
+
+    Raises:
+        ValueError: the checkpoint that has them cannot be read.
+    """
+    abstract = abstract_state(config, arch, mesh)
+    if abstract.frozen is None:
+        return None
+    params = start_params(config, arch, param_shardings(arch, mesh))
+    return params if make_lora(config) else split_params(config, arch, params, mesh)[1]
+
+
+def check_trained(config: Config, arch: Architecture) -> None:
+    """Refuse settings of what is trained that do not fit the model.
+
+    Raises:
+        ValueError: names the setting, and what there is.
+    """
+    if config.model.frozen:
+        held = frozen_params(parameter_table(arch), config.model.frozen)
+        if config.objective.expert_bias_rate and held["layers"].get("router_bias"):
+            raise ValueError(
+                f"model.frozen = {config.model.frozen!r} holds layers/router_bias, "
+                f"which objective.expert_bias_rate = "
+                f"{config.objective.expert_bias_rate} moves; set that to 0"
+            )
+    if (lora := make_lora(config)) is not None:
+        factor_table(arch, lora)
 
 
 def abstract_state(config: Config, arch: Architecture, mesh: Mesh) -> TrainState:
@@ -212,12 +288,14 @@ def abstract_state(config: Config, arch: Architecture, mesh: Mesh) -> TrainState
         param_shardings(arch, mesh),
     )
     needs = needs_of(config)
+    trained, frozen = split_params(config, arch, params, mesh)
     state = state_layout(
-        params,
+        trained,
         make_adamw(config),
         everywhere=NamedSharding(mesh, PartitionSpec()),
         with_reference=needs.reference,
     )
+    state = dataclasses.replace(state, frozen=frozen)
     if not needs.critic:
         return state
 
@@ -238,8 +316,6 @@ def make_train_step(config: Config, forward: Forward, mesh: Mesh) -> TrainStep:
         balance=balance,
     )
     accumulate = make_accumulate(forward, make_objective(config), balance=balance)
-    if config.model.frozen:
-        accumulate = without_gradient(accumulate, config.model.frozen)
     if state.critic is None:
         return TrainStep(accumulate, update, state=state, batch=batch, mesh=mesh)
 
@@ -262,12 +338,15 @@ def make_flops(config: Config, arch: Architecture) -> LearnerFlops:
 
 def make_diagnosis(
     config: Config, forward: Forward, step: TrainStep
-) -> Callable[[PyTree, PackedBatch], str]:
-    """Return a function (params, batch) -> why a step was skipped."""
+) -> Callable[..., str]:
+    """Return a function (params, batch, frozen params) -> why a step was skipped."""
 
-    def diagnose(params: PyTree, batch: PackedBatch) -> str:
+    def diagnose(
+        params: PyTree, batch: PackedBatch, frozen: PyTree | None = None
+    ) -> str:
         objective = make_objective(config)
-        return Diagnosis(step=step, forward=forward, objective=objective)(params, batch)
+        diagnosis = Diagnosis(step=step, forward=forward, objective=objective)
+        return diagnosis(params, batch, frozen)
 
     return diagnose
 

@@ -19,10 +19,16 @@ from scalerl_jax.learner import fitness
 from scalerl_jax.learner.checkpoint import CheckpointReader
 from scalerl_jax.learner.places import BucketPlace, CheckpointPlace
 from scalerl_jax.model.architecture import Architecture
-from scalerl_jax.model.transformer import abstract_params
+from scalerl_jax.model.lora import join, merged
 from scalerl_jax.model.weights import load_params
+from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.types import PyTree
-from scalerl_jax.wiring.learning import make_architecture
+from scalerl_jax.weights.publication import digest_of
+from scalerl_jax.wiring.learning import (
+    abstract_state,
+    make_architecture,
+    start_frozen,
+)
 from scalerl_jax.wiring.sampling import make_tokenizer
 
 _CHECKPOINTS = "checkpoints"  # of a run directory
@@ -118,7 +124,7 @@ def _load(
         )
     else:
         assert isinstance(path, Path), "a run is a directory"
-        version, params = _restore(run, path, _abstract_params(config, arch))
+        version, params = _policy(run, path, config, arch)
         params = jax.tree.map(lambda leaf: leaf.astype(kind), params)
         params = jax.device_put(params, shardings or jax.devices()[0])
         if require_finite and (unfit := fitness.unfit_leaf(params)):
@@ -180,25 +186,38 @@ def get_config(workdir: str) -> ml_collections.ConfigDict:
     return ml_collections.ConfigDict(dataclasses.asdict(config))
 
 
-def _abstract_params(config: Config, arch: Architecture) -> PyTree:
-    """Return shapes of a run's params on the host, where they are cast."""
-    params = abstract_params(arch, dtype=jnp.dtype(config.model.param_dtype))
+def _policy(
+    run: Path, path: Path, config: Config, arch: Architecture
+) -> tuple[int, PyTree]:
+    """Return step and all params of a run's policy on the host, where they are cast.
+
+    What the run does not train is read from where the run has it.
+    """
     try:
         device = jax.local_devices(backend="cpu")[0]
     except RuntimeError:  # JAX_PLATFORMS leaves the CPU out
         device = jax.devices()[0]
-    sharding = jax.sharding.SingleDeviceSharding(device)
-    return jax.tree.map(lambda leaf: leaf.update(sharding=sharding), params)
+    # Restored to one device, and made there: init_params depends on no mesh.
+    mesh = make_mesh([device])
+    abstract = abstract_state(config, arch, mesh)
+    if abstract.frozen is None:
+        return _restore(run, path, abstract.params)
+
+    frozen = start_frozen(config, arch, mesh)
+    version, trained = _restore(run, path, abstract.params, base=digest_of(frozen))
+    return version, merged(join(trained, frozen))
 
 
-def _restore(run: Path, path: Path, abstract: PyTree) -> tuple[int, PyTree]:
+def _restore(
+    run: Path, path: Path, abstract: PyTree, *, base: str = ""
+) -> tuple[int, PyTree]:
     """Return step and params of the checkpoint at `path`, or the run's newest."""
     name = path.name if path.parent == run / _CHECKPOINTS else ""
     if origin := origin_of(run):
         place = BucketPlace(f"{origin}/{_CHECKPOINTS}")
     else:
         place = CheckpointPlace(run.absolute() / _CHECKPOINTS)
-    restored = CheckpointReader(place).restore_params(abstract, name=name)
+    restored = CheckpointReader(place).restore_params(abstract, name=name, base=base)
     if restored is None:
         raise ValueError(
             f"{path} holds no checkpoint; a run writes one every checkpoint.every "

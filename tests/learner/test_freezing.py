@@ -1,5 +1,7 @@
 """Frozen parameters: which they are, and that the others train as if alone."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,35 +14,26 @@ from small_step import (
     PLAIN,
     Bench,
     assert_trees_close,
+    assert_trees_equal,
     mesh_of,
     slow_result,
     start_params,
 )
 
-from scalerl_jax.learner.freezing import freeze, frozen_params, without_gradient
-from scalerl_jax.learner.optimizer import make_optimizer, make_schedule
-from scalerl_jax.learner.step import TrainStep, make_accumulate, make_update
+from scalerl_jax.learner.freezing import frozen_params
+from scalerl_jax.learner.step import (
+    TrainStep,
+    init_state,
+    make_accumulate,
+    make_update,
+)
 from scalerl_jax.model.architecture import param_shardings
+from scalerl_jax.model.lora import join, param_names, split
 
 PARAMS = {
     "embedding": jnp.array([[1.0, 2.0]]),
     "layers": {"query": jnp.array([3.0]), "query_norm": jnp.array([-1.0])},
 }
-GRADIENT = {
-    "embedding": jnp.array([[300.0, 400.0]]),
-    "layers": {"query": jnp.array([0.3]), "query_norm": jnp.array([0.4])},
-}
-
-
-def adamw(max_grad_norm=0.1):
-    return make_optimizer(
-        make_schedule(learning_rate=0.1, warmup_steps=0),
-        beta1=0.9,
-        beta2=0.95,
-        eps=1e-15,
-        weight_decay=0.3,
-        max_grad_norm=max_grad_norm,
-    )
 
 
 @pytest.mark.parametrize(
@@ -77,63 +70,48 @@ def test_patterns_that_cannot_be_meant_are_refused(patterns, message):
         frozen_params(PARAMS, patterns)
 
 
-def test_the_others_are_trained_as_if_alone():
-    # The gradient of the embedding would rule the norm; only (0.3, 0.4) is clipped.
-    optimizer, alone = freeze(adamw(), ("embedding",)), adamw()
-    state, others = optimizer.init(PARAMS), PARAMS["layers"]
-    alone_state = alone.init(others)
-    params = PARAMS
-    for _ in range(3):
-        updates, state = optimizer.update(GRADIENT, state, params)
-        params = optax.apply_updates(params, updates)
-        updates, alone_state = alone.update(GRADIENT["layers"], alone_state, others)
-        others = optax.apply_updates(others, updates)
-    np.testing.assert_array_equal(params["embedding"], PARAMS["embedding"])
-    jax.tree.map(np.testing.assert_array_equal, params["layers"], others)
-    moments = [leaf.size for leaf in jax.tree.leaves(optax.tree.get(state, "mu"))]
-    assert moments == [1, 1]  # none of the embedding's two
-
-
 FROZEN = ("embedding", "layers/.*norm")
 SHAPE = (1, 2, 1, 2)
 
 
-def held(tree):
-    """Which leaves of the small policy are frozen, and the others alone."""
-    kept, rest = [], []
-    for frozen, leaf in zip(
-        jax.tree.leaves(frozen_params(start_params(), FROZEN)),
-        jax.tree.leaves(tree),
-        strict=True,
-    ):
-        (kept if frozen else rest).append(leaf)
-    return kept, rest
+def parts_of(tree):
+    """The trained and the frozen parts of a tree of the small policy's params."""
+    return split(tree, frozen_params(start_params(), FROZEN))
 
 
 @pytest.mark.slow
 def test_a_step_over_a_mesh_trains_the_others_as_the_slow_loss_says():
-    these = Bench(optimizer=freeze(PLAIN, FROZEN), shape=SHAPE)
+    mesh = mesh_of(SHAPE)
+    layout = jax.device_put(start_params(), param_shardings(ARCH, mesh))
+    trained, frozen = parts_of(layout)
+    these = Bench(shape=SHAPE)
+    state = init_state(jax.tree.map(jnp.copy, trained), PLAIN)
+    state = dataclasses.replace(state, frozen=frozen)
+    everywhere = jax.NamedSharding(mesh, jax.P())
+    state = state.replace(policy_version=jax.device_put(jnp.int32(0), everywhere))
     step = TrainStep(
-        without_gradient(make_accumulate(these.forward, CISPO), FROZEN),
-        make_update(these.optimizer),
-        state=these.state(),
+        make_accumulate(these.forward, CISPO),
+        make_update(PLAIN),
+        state=state,
         batch=jax.tree.map(lambda leaf: leaf[0], these.batch()),
-        mesh=mesh_of(SHAPE),
+        mesh=mesh,
     )
-    after, metrics = step(these.state(), these.batch())
+    sums = step.total(state.params, these.batch(), state.frozen)
+    assert jax.tree.structure(sums.grads) == jax.tree.structure(trained)
+    after, metrics = step(state, these.batch())
     _, gradient, expected = slow_result()
-    frozen, others = held(after.params)
-    assert len(frozen) >= 3
-    jax.tree.map(np.testing.assert_array_equal, frozen, held(start_params())[0])
-    assert_trees_close(others, held(expected)[1], rtol=1e-5, atol=1e-6)
-    norm = optax.tree.norm(held(gradient)[1])
+    assert len(jax.tree.leaves(frozen)) >= 3
+    assert_trees_equal(after.frozen, parts_of(start_params())[1])
+    assert_trees_close(after.params, parts_of(expected)[0], rtol=1e-5, atol=1e-6)
+    norm = optax.tree.norm(parts_of(gradient)[0])
     np.testing.assert_allclose(metrics["grad_norm"], norm, rtol=1e-5)
     assert norm < 0.99 * optax.tree.norm(gradient)
 
 
-def test_over_a_mesh_moments_lie_as_their_params_and_the_frozen_have_none():
-    state = Bench(optimizer=freeze(ADAMW, FROZEN), shape=SHAPE).state()
-    params = held(param_shardings(ARCH, mesh_of(SHAPE)))[1]
-    for moment in ("mu", "nu"):
-        moments = jax.tree.leaves(optax.tree.get(state.opt_state, moment))
-        assert [leaf.sharding for leaf in moments] == params
+def test_two_trees_are_one_again_and_the_frozen_has_no_moments():
+    trained, frozen = parts_of(start_params())
+    names = {*param_names(trained), *param_names(frozen)}
+    assert sorted(names) == param_names(start_params())
+    assert_trees_equal(join(trained, frozen), start_params())
+    moments = optax.tree.get(ADAMW.init(trained), "mu")
+    assert param_names(moments) == param_names(trained)

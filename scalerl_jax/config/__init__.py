@@ -28,6 +28,7 @@ from scalerl_jax.config.sections import Config as Config
 from scalerl_jax.config.sections import DataConfig as DataConfig
 from scalerl_jax.config.sections import EpisodeConfig as EpisodeConfig
 from scalerl_jax.config.sections import InterruptionConfig as InterruptionConfig
+from scalerl_jax.config.sections import LoraConfig as LoraConfig
 from scalerl_jax.config.sections import MathAnswer as MathAnswer
 from scalerl_jax.config.sections import Mode as Mode
 from scalerl_jax.config.sections import ModelConfig as ModelConfig

@@ -101,7 +101,7 @@ class ModelConfig:
     frozen: tuple[str, ...] = setting(
         (),
         'patterns of whole names ("embedding", "layers/.*norm") that are not trained; '
-        "learner/freezing.py",
+        "model/trainable.py",
     )
     lora: LoraConfig = LoraConfig()
 

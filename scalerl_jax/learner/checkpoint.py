@@ -315,8 +315,9 @@ class CheckpointReader:
     def restore(self, abstract_state: PyTree, *, base: str = "") -> Restored | None:
         """Return the newest good checkpoint, or None if none was ever written.
 
-        `base` is as in `Checkpointer.save`.  `abstract_state` has a `jax.ShapeDtypeStruct` for each array; one without a
-        sharding is put on the first device.
+        `base` is as in `Checkpointer.save`.  `abstract_state` has a
+        `jax.ShapeDtypeStruct` for each array; one without a sharding is put on the
+        first device.
 
         Raises:
             RuntimeError: there are checkpoints, and all of them are damaged or hold
@@ -343,8 +344,8 @@ class CheckpointReader:
     ) -> tuple[int, PyTree] | None:
         """Return step and params of the newest good checkpoint, and read nothing else.
 
-        `base` and errors are as in `restore`.  With a `name`, such as step_00000050, that
-        checkpoint is read.
+        `base` and errors are as in `restore`.  With a `name`, such as step_00000050,
+        that checkpoint is read.
         """
         wanted = {"params": abstract_params}
 

@@ -153,23 +153,33 @@ def abstract(leaf: Any, sharding: Sharding | None = None) -> jax.ShapeDtypeStruc
 class LearnerFlops:
     """Model FLOPs of a batch, by its tokens and by how many each attends to on average.
 
-    A backward pass costs two forward passes.  Recomputation to save memory is not
+    A backward pass costs two forward passes, but for the gradients of weights that are
+    frozen, and it reaches the first layer.  Recomputation to save memory is not
     counted, nor are the optimizer, the loss and the diagnosis of a skipped step.
     """
 
     arch: Architecture
     scores: int = 0  # log-probabilities before a window's steps: anchor, reference
     critic_passes: int = 0  # over a batch, in however many steps
+    frozen: float = (
+        0.0  # weights that a token is multiplied by and that are not trained
+    )
+    factors: float = 0.0  # params of low-rank factors that a token is multiplied by
 
     def annotation(self, tokens: int, context: float) -> float:
         """Return FLOPs before the first step: a pass per score, one for the values."""
         values = self._critic(context) if self.critic_passes else 0.0
-        return tokens * (self.scores * self.arch.flops_per_token(context) + values)
+        return tokens * (self.scores * self._policy(context) + values)
 
     def step(self, tokens: int, context: float) -> float:
         """Return FLOPs of the policy's step and the critic's on the same batch."""
         critic = self.critic_passes * self._critic(context)
-        return 3 * tokens * (self.arch.flops_per_token(context) + critic)
+        policy = 3 * self._policy(context) - 2 * self.frozen
+        return tokens * (policy + 3 * critic)
+
+    def _policy(self, context: float) -> float:
+        """Return FLOPs of a token's forward pass, factors beside their weights."""
+        return self.arch.flops_per_token(context) + 2 * self.factors
 
     def _critic(self, context: float) -> float:
         """Return FLOPs of a token's value: the trunk, and a head of one output."""

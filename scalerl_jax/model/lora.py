@@ -1,18 +1,16 @@
-"""Params as two trees, trainable and frozen, and low-rank factors beside the frozen.
+"""Low-rank factors, which are trained, beside frozen weights.
 
     W' = W + scale * down @ up,   scale = alpha / rank,   up = 0 at the start
 
-LoRA, https://arxiv.org/abs/2106.09685, equation 3.  `join` makes one tree of the two,
-in which an adapted weight is an `Adapted`; `layers.linear` multiplies by both parts
-one after the other, so that no product of the factors exists.  `merged` adds the
-product to the weight, for who samples, exports or has weights of experts.
+LoRA, https://arxiv.org/abs/2106.09685, equation 3.  `join` makes one tree of the two
+of `trainable`; an adapted weight is an `Adapted` in it.  `layers.linear` multiplies by
+its parts one after the other, so that no product of the factors exists.  `merged` adds
+the product to the weight, for who samples, exports or has weights of experts.
 """
 
-import dataclasses
 import math
 import re
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,12 +18,14 @@ from flax import struct
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array
 
+from scalerl_jax.config import LoraConfig, ModelConfig
 from scalerl_jax.model.architecture import (
     Architecture,
     ParamSpec,
     learner_sharding,
     parameter_table,
 )
+from scalerl_jax.model.trainable import matching, param_names
 from scalerl_jax.types import PyTree
 
 # Of a layer, with experts or without; not the router, which is no linear layer.
@@ -66,49 +66,7 @@ class Adapted:
         return whole.astype(self.weights.dtype)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Lora:
-    """Which weights get factors, of what rank, and how their product is scaled."""
-
-    rank: int
-    alpha: float
-    targets: tuple[str, ...] = ()  # patterns of whole names; empty: `LINEAR`
-
-
-def matching(
-    names: Sequence[str], patterns: Sequence[str], *, setting: str
-) -> set[str]:
-    """Return the names that any pattern matches as a whole.
-
-    Raises:
-        ValueError: a pattern is no regular expression, or matches nothing.
-    """
-    found: set[str] = set()
-    for pattern in patterns:
-        try:
-            matches = {name for name in names if re.fullmatch(pattern, name)}
-        except re.error as error:
-            raise ValueError(
-                f"{setting} holds {pattern!r}, which is no regular expression: {error}"
-            ) from error
-        if not matches:
-            raise ValueError(
-                f"{setting} holds {pattern!r}, which matches the whole name of no "
-                f"parameter; there are {list(names)}"
-            )
-        found |= matches
-    return found
-
-
-def param_names(tree: PyTree) -> list[str]:
-    """Return the names of parameters: "embedding", "layers/query"."""
-    return [
-        jax.tree_util.keystr(path, simple=True, separator="/")
-        for path, _ in jax.tree_util.tree_leaves_with_path(tree)
-    ]
-
-
-def factor_table(arch: Architecture, lora: Lora) -> PyTree:
+def factor_table(arch: Architecture, lora: LoraConfig) -> PyTree:
     """Return `Factors` of `ParamSpec`s for each target, in the tree of the params.
 
     Raises:
@@ -134,7 +92,7 @@ def factor_table(arch: Architecture, lora: Lora) -> PyTree:
     return {"layers": layers}
 
 
-def _factors(name: str, spec: ParamSpec, lora: Lora) -> Any:
+def _factors(name: str, spec: ParamSpec, lora: LoraConfig) -> Any:
     stacked = sum(axis in _STACKS for axis in spec.axes)
     (size, *outputs), (axis, *out_axes) = spec.shape[stacked:], spec.axes[stacked:]
     if lora.rank > (limit := min(size, math.prod(outputs))):
@@ -151,7 +109,7 @@ def _factors(name: str, spec: ParamSpec, lora: Lora) -> Any:
     return Factors(down=down, up=up, scale=lora.alpha / lora.rank)  # type: ignore
 
 
-def init_factors(arch: Architecture, lora: Lora, key: Array) -> PyTree:
+def init_factors(arch: Architecture, lora: LoraConfig, key: Array) -> PyTree:
     """Return factors whose product is 0, float32.
 
         down ~ U(-1 / sqrt(inputs), 1 / sqrt(inputs)),   up = 0
@@ -170,7 +128,7 @@ def init_factors(arch: Architecture, lora: Lora, key: Array) -> PyTree:
     return jax.tree.unflatten(treedef, [*map(start, leaves, keys)])
 
 
-def abstract_factors(arch: Architecture, lora: Lora, mesh: Mesh) -> PyTree:
+def abstract_factors(arch: Architecture, lora: LoraConfig, mesh: Mesh) -> PyTree:
     """Return shapes, dtypes and shardings of the factors, cut as their weights are."""
 
     def leaf(spec: ParamSpec) -> jax.ShapeDtypeStruct:
@@ -180,23 +138,8 @@ def abstract_factors(arch: Architecture, lora: Lora, mesh: Mesh) -> PyTree:
     return jax.tree.map(leaf, factor_table(arch, lora))
 
 
-def split(params: PyTree, frozen: PyTree) -> tuple[PyTree, PyTree]:
-    """Return the params that are trained and those that are not, each without the rest.
-
-    `frozen` has a bool for each leaf, and params and it are nested dicts.
-    """
-
-    def part(params: PyTree, frozen: PyTree, wanted: bool) -> PyTree:
-        if not isinstance(params, dict):
-            return params if frozen == wanted else None
-        parts = {name: part(params[name], frozen[name], wanted) for name in params}
-        return {name: each for name, each in parts.items() if each is not None} or None
-
-    return part(params, frozen, False), part(params, frozen, True)
-
-
 def join(trained: PyTree, frozen: PyTree | None) -> PyTree:
-    """Return one tree of the two of `split`; factors stand beside their weights."""
+    """Return one tree of a trained and a frozen one; factors stand by their weights."""
     if frozen is None or trained is None:
         return trained if frozen is None else frozen
     if isinstance(trained, Factors):
@@ -217,3 +160,40 @@ def merged(params: PyTree) -> PyTree:
         params,
         is_leaf=is_adapted,
     )
+
+
+class Sizes(NamedTuple):
+    """Numbers of params of a policy, or of those that a token is multiplied by."""
+
+    trained: float
+    frozen: float
+
+
+def sizes(model: ModelConfig, arch: Architecture, *, products: bool = False) -> Sizes:
+    """Return how many params are trained and frozen; factors count as trained.
+
+    With `products` only those count that a token is multiplied by, the head among them:
+    of the experts the share that it takes.
+    """
+    table = parameter_table(arch)
+    specs = dict(zip(param_names(table), jax.tree.leaves(table), strict=True))
+    own = dict(specs)
+    if products and not arch.tied_embeddings:
+        del own["embedding"]  # it is looked up
+
+    def size(spec: ParamSpec) -> float:
+        if not products:
+            return spec.size
+        share = 0.0 if spec.is_vector else 1.0
+        if "experts" in spec.axes and arch.experts is not None:
+            share = arch.experts.top_k / arch.experts.count
+        return share * spec.size
+
+    if model.lora.rank:
+        made = jax.tree.leaves(factor_table(arch, model.lora))
+        return Sizes(sum(map(size, made)), sum(map(size, own.values())))
+    held: set[str] = set()
+    if model.frozen:
+        held = matching(list(specs), model.frozen, setting="model.frozen")
+    frozen = sum(size(spec) for name, spec in own.items() if name in held)
+    return Sizes(sum(map(size, own.values())) - frozen, frozen)

@@ -7,6 +7,7 @@ what it really takes.  A config here has numbers for all that concerns the devic
 from scalerl_jax.config import Config
 from scalerl_jax.machines.chips import Chip
 from scalerl_jax.model.architecture import Architecture, sampler_copies
+from scalerl_jax.model.lora import sizes
 from scalerl_jax.objective.terms import needs_of
 from scalerl_jax.parallel.mesh import largest_divisor
 from scalerl_jax.sampler.kernels import most_slots
@@ -91,18 +92,21 @@ def usable_bytes(chip: Chip) -> float:
 def learner_bytes(config: Config, arch: Architecture) -> float:
     """Return the bytes of a device of the learner, while a microbatch is computed.
 
-    Master weights, two float32 moments, the gradients so far and of the microbatch;
-    what the forward pass keeps; a tile of the head; the weights of two layers, which
-    are gathered; and what a layer's backward pass has at a time.
+    Weights, and of those that are trained two float32 moments, the gradients so far and
+    of the microbatch; what the forward pass keeps; a tile of the head; the weights of
+    two layers, which are gathered; and what a layer's backward pass has at a time.
     """
     mesh, itemsize = config.mesh, value_bytes(config.model.compute_dtype)
     shards = mesh.fsdp * mesh.tensor
     master = value_bytes(config.model.param_dtype)
     needs = needs_of(config)
-    models = 2 if needs.critic else 1
-    state = models * arch.num_params * (master + 8 + 4 + 4) / shards
+    trained, frozen = sizes(config.model, arch)
+    each = 4 if config.model.lora.rank else master  # factors are float32
+    state = (trained * (each + 8 + 4 + 4) + frozen * master) / shards
+    if needs.critic:
+        state += arch.num_params * (master + 8 + 4 + 4) / shards
     if needs.reference:
-        state += arch.num_params * master / shards  # the reference
+        state += trained * each / shards  # the reference
     outer = (1 if arch.tied_embeddings else 2) * arch.vocab_size * arch.hidden_size
     layer = (arch.num_params - outer) / arch.num_layers / mesh.tensor
     width, ffn = arch.hidden_size, arch.ffn_size // mesh.tensor

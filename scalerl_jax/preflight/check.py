@@ -183,9 +183,11 @@ def learner_parts(
 ) -> dict[str, int]:
     """Return the bytes of a device while a microbatch is computed."""
     params, gradients = device_bytes(state.params), _gradient_bytes(state.params)
-    lasting = {
+    frozen = device_bytes(state.frozen)
+    held = {"frozen params": frozen} if frozen else {}
+    lasting = held | {
         "params": params,
-        "optimizer": device_bytes(state) - params,
+        "optimizer": device_bytes(state) - params - frozen,
         "gradients so far": gradients,
     }
     passing = {
@@ -221,6 +223,7 @@ def program_memory(name: str, compiled: Compiled, parts: Parts) -> dict[str, int
     """Return all bytes while a program runs: its own, and what it does not touch."""
     state, engine, code = parts.state, parts.engine, compiled.code
     whole, params = device_bytes(state), device_bytes(state.params)
+    frozen = device_bytes(state.frozen)
     if name in _SAMPLING:
         shared = is_shared(parts.config)
         sizes = len(engine.row_counts) * len(engine.table_widths)
@@ -233,8 +236,10 @@ def program_memory(name: str, compiled: Compiled, parts: Parts) -> dict[str, int
     if name == "accumulate":
         own = learner_parts(parts.config, parts.arch, state, compiled.temporaries)
         return others | own | {"code": code}
+    if frozen:  # of which no other program knows
+        others |= {"frozen params": frozen}
     if name == "start":
-        others |= {"params": params, "optimizer": whole - params}
+        others |= {"params": params, "optimizer": whole - params - frozen}
     elif state.critic is not None:
         critic = device_bytes(state.critic)
         if name == "update":
@@ -244,7 +249,7 @@ def program_memory(name: str, compiled: Compiled, parts: Parts) -> dict[str, int
             own = {"critic_update": critic, "critic_start": 0}
             read = own.get(name, device_bytes(state.critic.params))
             others |= {
-                "policy's state": whole - critic,
+                "policy's state": whole - critic - frozen,
                 "policy's gradients": _gradient_bytes(state.params),
                 "rest of the critic": critic - read,
             }

@@ -12,7 +12,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from scalerl_jax.config import Config, OptimizerConfig, naming
 from scalerl_jax.learner.forward import Forward, LearnerFlops
-from scalerl_jax.learner.freezing import frozen_params
 from scalerl_jax.learner.head import Head
 from scalerl_jax.learner.nonfinite import Diagnosis
 from scalerl_jax.learner.optimizer import make_optimizer, make_schedule
@@ -32,14 +31,9 @@ from scalerl_jax.model.architecture import (
 )
 from scalerl_jax.model.attention import BlockwiseAttention, SegmentAttention
 from scalerl_jax.model.hugging_face import read_architecture
-from scalerl_jax.model.lora import (
-    Lora,
-    abstract_factors,
-    factor_table,
-    init_factors,
-    split,
-)
+from scalerl_jax.model.lora import abstract_factors, factor_table, init_factors, sizes
 from scalerl_jax.model.sizes import ARCHITECTURES
+from scalerl_jax.model.trainable import frozen_params, split
 from scalerl_jax.model.transformer import abstract_params, init_params
 from scalerl_jax.model.weights import load_params
 from scalerl_jax.objective.assembly import make_pack
@@ -220,14 +214,6 @@ def start_params(config: Config, arch: Architecture, shardings: PyTree) -> PyTre
     )(jax.random.key(config.seed))
 
 
-def make_lora(config: Config) -> Lora | None:
-    """Return the factors that a run trains; None: it trains the weights themselves."""
-    lora = config.model.lora
-    if not lora.rank:
-        return None
-    return Lora(rank=lora.rank, alpha=lora.alpha, targets=lora.targets)
-
-
 def split_params(
     config: Config, arch: Architecture, params: PyTree, mesh: Mesh
 ) -> tuple[PyTree, PyTree | None]:
@@ -235,8 +221,8 @@ def split_params(
 
     `params` are the policy's own weights; abstract ones give abstract trees.
     """
-    lora = make_lora(config)
-    if lora is None:
+    lora = config.model.lora
+    if not lora.rank:
         if not config.model.frozen:
             return params, None
         return split(params, frozen_params(params, config.model.frozen))
@@ -259,7 +245,11 @@ def start_frozen(config: Config, arch: Architecture, mesh: Mesh) -> PyTree | Non
     if abstract.frozen is None:
         return None
     params = start_params(config, arch, param_shardings(arch, mesh))
-    return params if make_lora(config) else split_params(config, arch, params, mesh)[1]
+    return (
+        params
+        if config.model.lora.rank
+        else split_params(config, arch, params, mesh)[1]
+    )
 
 
 def check_trained(config: Config, arch: Architecture) -> None:
@@ -276,8 +266,8 @@ def check_trained(config: Config, arch: Architecture) -> None:
                 f"which objective.expert_bias_rate = "
                 f"{config.objective.expert_bias_rate} moves; set that to 0"
             )
-    if (lora := make_lora(config)) is not None:
-        factor_table(arch, lora)
+    if config.model.lora.rank:
+        factor_table(arch, config.model.lora)
 
 
 def abstract_state(config: Config, arch: Architecture, mesh: Mesh) -> TrainState:
@@ -333,7 +323,14 @@ def make_train_step(config: Config, forward: Forward, mesh: Mesh) -> TrainStep:
 def make_flops(config: Config, arch: Architecture) -> LearnerFlops:
     """Return the FLOPs of the objective's passes."""
     needs = needs_of(config)
-    return LearnerFlops(arch=arch, scores=needs.passes, critic_passes=int(needs.critic))
+    products = sizes(config.model, arch, products=True)
+    return LearnerFlops(
+        arch=arch,
+        scores=needs.passes,
+        critic_passes=int(needs.critic),
+        frozen=products.frozen,
+        factors=products.trained if config.model.lora.rank else 0.0,
+    )
 
 
 def make_diagnosis(

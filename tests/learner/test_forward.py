@@ -98,3 +98,21 @@ def test_what_an_objective_reads_is_paid_for(changes, scores, critic_passes):
     config = small_run.make_config(changes)
     flops = make_flops(config, small_architecture())
     assert (flops.scores, flops.critic_passes) == (scores, critic_passes)
+
+
+def test_what_is_frozen_costs_no_gradient_by_hand():
+    arch = small_architecture()
+    flops = LearnerFlops(arch=arch)
+    held = small_run.make_config({"model.frozen": ("layers/(query|.*norm)", "head")})
+    of_head, query = 16 * 16, 2 * 16 * 32
+    found = make_flops(held, arch)
+    saved = 2 * TOKENS * (query + of_head)
+    assert found.step(TOKENS, CONTEXT) == flops.step(TOKENS, CONTEXT) - saved
+    rank = 2
+    lora = small_run.make_config(
+        {"model.lora.rank": rank, "model.lora.targets": ("layers/(query|key)",)}
+    )
+    factors = 2 * rank * (16 + 32 + 16 + 16)
+    found = make_flops(lora, arch)
+    passes = 3 * (POLICY + 2 * TOKENS * factors)
+    assert found.step(TOKENS, CONTEXT) == passes - 2 * TOKENS * (LAYERS + HEAD)

@@ -20,6 +20,7 @@ from small_step import (
     start_params,
 )
 
+from scalerl_jax.config import LoraConfig
 from scalerl_jax.learner.step import (
     TrainStep,
     init_state,
@@ -30,7 +31,6 @@ from scalerl_jax.model.architecture import Experts, param_shardings
 from scalerl_jax.model.lora import (
     Adapted,
     Factors,
-    Lora,
     abstract_factors,
     factor_table,
     init_factors,
@@ -39,7 +39,7 @@ from scalerl_jax.model.lora import (
 )
 from scalerl_jax.model.transformer import hidden_states, init_params
 
-LORA = Lora(rank=3, alpha=5.0)
+LORA = LoraConfig(rank=3, alpha=5.0)
 CLOSE = dict(rtol=2e-4, atol=2e-6)
 
 

@@ -20,7 +20,6 @@ from small_step import (
     start_params,
 )
 
-from scalerl_jax.learner.freezing import frozen_params
 from scalerl_jax.learner.step import (
     TrainStep,
     init_state,
@@ -28,7 +27,8 @@ from scalerl_jax.learner.step import (
     make_update,
 )
 from scalerl_jax.model.architecture import param_shardings
-from scalerl_jax.model.lora import join, param_names, split
+from scalerl_jax.model.lora import join
+from scalerl_jax.model.trainable import frozen_params, param_names, split
 
 PARAMS = {
     "embedding": jnp.array([[1.0, 2.0]]),

@@ -1,0 +1,81 @@
+"""Params as two trees, those that are trained and those that are frozen.
+
+The frozen have no gradient, no moments and no float32 copy; checkpoints name them by a
+digest.
+"""
+
+import re
+from collections.abc import Sequence
+
+import jax
+
+from scalerl_jax.types import PyTree
+
+
+def frozen_params(params: PyTree, patterns: Sequence[str]) -> PyTree:
+    """Return a tree that is True at the leaves whose whole name a pattern matches.
+
+    Names are paths in the tree: "embedding", "layers/query".  Layers are stacked, so
+    that a name stands for a parameter of all layers.
+
+    Raises:
+        ValueError: a pattern is no regular expression or matches nothing, or all of
+            them together leave nothing to train.
+    """
+    names = param_names(params)
+    frozen = matching(names, patterns, setting="model.frozen")
+    if len(frozen) == len(names):
+        raise ValueError(
+            f"model.frozen = {tuple(patterns)} matches every parameter, and leaves "
+            f"nothing to train: {names}"
+        )
+    structure = jax.tree.structure(params)
+    return jax.tree.unflatten(structure, [name in frozen for name in names])
+
+
+def matching(
+    names: Sequence[str], patterns: Sequence[str], *, setting: str
+) -> set[str]:
+    """Return the names that any pattern matches as a whole.
+
+    Raises:
+        ValueError: a pattern is no regular expression, or matches nothing.
+    """
+    found: set[str] = set()
+    for pattern in patterns:
+        try:
+            matches = {name for name in names if re.fullmatch(pattern, name)}
+        except re.error as error:
+            raise ValueError(
+                f"{setting} holds {pattern!r}, which is no regular expression: {error}"
+            ) from error
+        if not matches:
+            raise ValueError(
+                f"{setting} holds {pattern!r}, which matches the whole name of no "
+                f"parameter; there are {list(names)}"
+            )
+        found |= matches
+    return found
+
+
+def param_names(tree: PyTree) -> list[str]:
+    """Return the names of parameters: "embedding", "layers/query"."""
+    return [
+        jax.tree_util.keystr(path, simple=True, separator="/")
+        for path, _ in jax.tree_util.tree_leaves_with_path(tree)
+    ]
+
+
+def split(params: PyTree, frozen: PyTree) -> tuple[PyTree, PyTree]:
+    """Return the params that are trained and those that are not, each without the rest.
+
+    `frozen` has a bool for each leaf, and params and it are nested dicts.
+    """
+
+    def part(params: PyTree, frozen: PyTree, wanted: bool) -> PyTree:
+        if not isinstance(params, dict):
+            return params if frozen == wanted else None
+        parts = {name: part(params[name], frozen[name], wanted) for name in params}
+        return {name: each for name, each in parts.items() if each is not None} or None
+
+    return part(params, frozen, False), part(params, frozen, True)

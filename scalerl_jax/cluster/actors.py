@@ -46,7 +46,11 @@ from scalerl_jax.weights.bucket_channel import make_channel
 from scalerl_jax.weights.manifest import Manifest
 from scalerl_jax.weights.sending import Sender
 from scalerl_jax.weights.shards import own_shards
-from scalerl_jax.wiring.replicas import make_follower, make_remote_replica
+from scalerl_jax.wiring.replicas import (
+    make_follower,
+    make_remote_replica,
+    publishes_part,
+)
 
 # What a follower does beside the calls of its engine, which it makes one by one.
 FOLLOWER_GROUPS = {"params": 1, "watch": 1}
@@ -210,13 +214,20 @@ class LearnerRank(RoleProcess):
             progress=Progress(),
         )
         dtype = jax.numpy.dtype(config.model.sampler_dtype)
-        self._snapshot = make_snapshot(arch, dtype=dtype, learner_mesh=mesh)
+        self._partly = publishes_part(config)
+        self._snapshot = make_snapshot(
+            arch,
+            dtype=dtype,
+            learner_mesh=mesh,
+            trained=self._state.params if self._partly else None,
+        )
         self._channel = self._make_channel(owner=f"rank{self._rank}")
         self._sender = Sender(
             rank=self._rank,
             num_ranks=self._num_ranks,
             channel=self._channel,
             base_every=config.generators.base_every,
+            frozen_digest=self._learner.base if self._partly else "",
         )
         return self._here()
 
@@ -244,7 +255,10 @@ class LearnerRank(RoleProcess):
     def publish(self, policy_version: int, pinned: bool) -> tuple[Manifest, Any]:
         """Publish this rank's shards of the params; return a manifest and a report."""
         assert int(self._state.policy_version) == policy_version, policy_version
-        shards = own_shards(self._snapshot(self._state.params))
+        state = self._state
+        shards = own_shards(
+            self._snapshot(state.params if self._partly else state.policy)
+        )
         with self._sending:
             manifest = self._sender.send(
                 shards, policy_version=policy_version, pinned=pinned

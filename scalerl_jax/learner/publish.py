@@ -27,7 +27,7 @@ from scalerl_jax.model.architecture import (
     layered_table,
     sampler_shardings,
 )
-from scalerl_jax.model.lora import merged
+from scalerl_jax.model.lora import Factors, join, merged
 from scalerl_jax.model.transformer import unstack_layers
 from scalerl_jax.parallel.mesh import AXES
 from scalerl_jax.parallel.xla import is_full
@@ -40,14 +40,29 @@ _CUT_FIRST = ("tensor", "expert", "fsdp", "context", "data")
 
 
 def make_snapshot(
-    arch: Architecture, *, dtype: DTypeLike, learner_mesh: Mesh
+    arch: Architecture,
+    *,
+    dtype: DTypeLike,
+    learner_mesh: Mesh,
+    trained: PyTree | None = None,
 ) -> Callable[[PyTree], PyTree]:
     """Make a function from the learner's params to a cast copy, an array per layer.
 
     The copy is cut like the params, so that nothing moves between devices, and owns its
     memory, as the train step donates its state.  Of several processes all must call the
-    function; each then publishes the `own_shards` of the copy.
+    function; each then publishes the `own_shards` of the copy.  With `trained`, a tree
+    with shardings, the function is of trees like it, a part of the params, which stay
+    stacks; factors stay float32.
     """
+    if trained is not None:
+        return jax.jit(
+            lambda params: jax.tree.map(
+                lambda leaf, kind: jnp.array(leaf, dtype=kind, copy=True),
+                params,
+                part_dtypes(trained, dtype),
+            ),
+            out_shardings=jax.tree.map(lambda leaf: leaf.sharding, trained),
+        )
     return jax.jit(
         lambda params: jax.tree.map(
             lambda leaf: jnp.array(leaf, dtype=dtype, copy=True),
@@ -55,6 +70,33 @@ def make_snapshot(
         ),
         out_shardings=layered_shardings(arch, learner_mesh),
     )
+
+
+def part_dtypes(trained: PyTree, dtype: DTypeLike) -> PyTree:
+    """Return the dtype in which each leaf of a part of the params is published."""
+
+    def kinds(part: Any) -> Any:
+        kind = jnp.dtype("float32" if isinstance(part, Factors) else dtype)
+        return jax.tree.map(lambda _: kind, part)
+
+    return jax.tree.map(kinds, trained, is_leaf=lambda x: isinstance(x, Factors))
+
+
+def make_completion(
+    arch: Architecture, frozen: PyTree, *, dtype: DTypeLike, sampler_mesh: Mesh
+) -> Callable[[PyTree], PyTree]:
+    """Make a function from a published part to all params, as the sampler takes them.
+
+    `frozen` stays on the devices of `sampler_mesh`, beside what is made.
+    """
+    complete = jax.jit(
+        lambda trained, frozen: jax.tree.map(
+            lambda leaf: jnp.array(leaf, dtype=dtype, copy=True),
+            unstack_layers(merged(join(trained, frozen)), arch),
+        ),
+        out_shardings=sampler_shardings(arch, sampler_mesh),
+    )
+    return lambda trained: jax.block_until_ready(complete(trained, frozen))
 
 
 Publish = Callable[[PyTree, Int[Array, ""]], Published]

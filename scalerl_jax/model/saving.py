@@ -39,6 +39,8 @@ TOKENIZER_FILES = (
 )
 # Files that may lie beside the weights; the last says how a base checkpoint was made.
 COMPANIONS = (*TOKENIZER_FILES, "warmstart.json")
+# Of an export of low-rank factors alone.
+ADAPTER_CONFIG, ADAPTER_TENSORS = "adapter_config.json", "adapter_model.safetensors"
 
 
 def save_params(
@@ -77,7 +79,7 @@ def save_params(
         raise ValueError(f"dtype = {dtype.name}; choose from {choices}")
     found = parameters(arch)
     leaves = _check_params(params, found)
-    with _whole(directory) as partial:
+    with whole_directory(directory) as partial:
         _write_tensors(partial, leaves, found, dtype, max_shard_bytes)
         for name, content in companions.items():
             (partial / name).write_bytes(content)
@@ -144,7 +146,7 @@ def check_place(directory: str | Path, *, num_bytes: int = 0) -> None:
 
 
 @contextlib.contextmanager
-def _whole(directory: Path) -> Iterator[Path]:
+def whole_directory(directory: Path) -> Iterator[Path]:
     """Give an empty directory to write into, which then replaces `directory`."""
     partial = directory.with_name(f".{directory.name}.partial")
     replaced = directory.with_name(f".{directory.name}.replaced")
@@ -170,7 +172,7 @@ def _whole(directory: Path) -> Iterator[Path]:
 
 
 def _check_replaceable(directory: Path) -> None:
-    known = (CONFIG_FILE, INDEX, *COMPANIONS)
+    known = (CONFIG_FILE, INDEX, *COMPANIONS, ADAPTER_CONFIG, ADAPTER_TENSORS)
     if directory.is_symlink():
         raise ValueError(
             f"{directory} is a link, which would be replaced; name a directory"

@@ -16,6 +16,7 @@ import hashlib
 import itertools
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -23,7 +24,7 @@ from scalerl_jax.formats.reading import parse_json
 from scalerl_jax.weights.channels import Reference
 from scalerl_jax.weights.shards import Region
 
-FORMAT = 2  # of the JSON and of the bytes; raised with each change that others misread
+FORMAT = 3  # of the JSON and of the bytes; raised with each change that others misread
 # Bytes of a value, by the name of its dtype.
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
 FORMS = ("full", "delta")
@@ -67,6 +68,9 @@ class Manifest:
     num_ranks: int  # of the learner
     policy_version: int  # optimizer steps behind the params
     base_version: int | None  # of the shards that are deltas; None: there are none
+    # `publication.digest_of` the params that are not published, which the replica has;
+    # empty: all params are published.
+    frozen_digest: str
     shards: tuple[ManifestShard, ...]
     # Handles of objects that a reference alone does not reach; no part of the JSON.
     handles: Mapping[Reference, Any] = dataclasses.field(
@@ -185,7 +189,7 @@ def merge(parts: Sequence[Manifest]) -> Manifest:
     """
     if not parts:
         raise ValueError("the manifest of at least one rank is needed")
-    for name in ("policy_version", "base_version", "num_ranks"):
+    for name in ("policy_version", "base_version", "frozen_digest", "num_ranks"):
         by_value = collections.defaultdict(list)
         for part in parts:
             by_value[getattr(part, name)] += part.ranks
@@ -287,6 +291,7 @@ def _manifest(value: Any) -> Manifest:
         base_version=None
         if base is None
         else _integer(base, "base_version", most=policy_version - 1),
+        frozen_digest=_digest(fields["frozen_digest"]),
         shards=tuple(map(_shard, _list(fields["shards"], "shards"))),
     )
     _check_buffers(manifest)
@@ -359,6 +364,14 @@ def _list(value: Any, what: str) -> list[Any]:
 def _text(value: Any, what: str) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= 1000:
         raise ValueError(f"{what} must be a text of 1 to 1000 characters")
+    return value
+
+
+def _digest(value: Any) -> str:
+    if not isinstance(value, str) or not re.fullmatch("([0-9a-f]{64})?", value):
+        raise ValueError(
+            f"frozen_digest = {str(value)[:70]!r} must be a SHA-256 in hex, or empty"
+        )
     return value
 
 

@@ -52,6 +52,7 @@ class Sender:
         num_ranks: int,
         channel: Channel,
         base_every: int = 20,
+        frozen_digest: str = "",
         object_bytes: int = 64 << 20,
         threads: int = 4,
     ) -> None:
@@ -62,12 +63,14 @@ class Sender:
             num_ranks: how many manifests are merged into one.
             channel: where the bytes go.
             base_every: versions from one anchor to the next; 1: no deltas.
+            frozen_digest: of the params that are not sent, which replicas have.
             object_bytes: an object of the channel is closed when it has so many.
             threads: that compare and sum up.
         """
         self._rank, self._num_ranks = rank, num_ranks
         self._channel = channel
         self._base_every = base_every
+        self._frozen_digest = frozen_digest
         self._object_bytes = object_bytes
         self._threads = threads
         self._last: Manifest | None = None
@@ -186,6 +189,7 @@ class Sender:
             num_ranks=self._num_ranks,
             policy_version=policy_version,
             base_version=None if base is None else base.policy_version,
+            frozen_digest=self._frozen_digest,
             shards=tuple(listed),
         )
 

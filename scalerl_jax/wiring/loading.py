@@ -92,6 +92,39 @@ def load_model(
         raise ValueError(f"--checkpoint={directory}: {error}") from error
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """The low-rank factors of a run at one version, and the base that they belong to."""
+
+    arch: Architecture
+    config: Config
+    factors: PyTree
+    digest: str  # of the base
+
+
+def load_adapter(directory: str | Path) -> Adapter:
+    """Return the factors of a run's newest checkpoint, or of the one named.
+
+    Raises:
+        ValueError: it is no run with factors, broken, or beside another base.
+    """
+    try:
+        path = _local(directory)
+        run = _run_of(path)
+        config = None if run is None else read_settings(run / "config.json")
+        if run is None or config is None or not config.model.lora.rank:
+            raise ValueError(
+                "there are no factors: it is no run with model.lora.rank; leave out "
+                "--adapter"
+            )
+        assert isinstance(path, Path), "a run is a directory"
+        arch = make_architecture(config)
+        _, factors, frozen = _parts(run, path, config, arch)
+    except (ValueError, RuntimeError, OSError) as error:
+        raise ValueError(f"--checkpoint={directory}: {error}") from error
+    return Adapter(arch=arch, config=config, factors=factors, digest=digest_of(frozen))
+
+
 def _local(name: str | Path, *, weights: bool = False) -> Directory:
     """Return the local path of a checkpoint; of a bucket's, a copy without arrays."""
     if is_remote(name):
@@ -189,7 +222,15 @@ def get_config(workdir: str) -> ml_collections.ConfigDict:
 def _policy(
     run: Path, path: Path, config: Config, arch: Architecture
 ) -> tuple[int, PyTree]:
-    """Return step and all params of a run's policy on the host, where they are cast.
+    """Return step and all params of a run's policy on the host, where they are cast."""
+    version, trained, frozen = _parts(run, path, config, arch)
+    return version, merged(join(trained, frozen))
+
+
+def _parts(
+    run: Path, path: Path, config: Config, arch: Architecture
+) -> tuple[int, PyTree, PyTree | None]:
+    """Return step, trained and frozen params of a run, on the host.
 
     What the run does not train is read from where the run has it.
     """
@@ -200,12 +241,9 @@ def _policy(
     # Restored to one device, and made there: init_params depends on no mesh.
     mesh = make_mesh([device])
     abstract = abstract_state(config, arch, mesh)
-    if abstract.frozen is None:
-        return _restore(run, path, abstract.params)
-
     frozen = start_frozen(config, arch, mesh)
     version, trained = _restore(run, path, abstract.params, base=digest_of(frozen))
-    return version, merged(join(trained, frozen))
+    return version, trained, frozen
 
 
 def _restore(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array
@@ -21,7 +22,7 @@ from scalerl_jax.generation.evaluation import summarize
 from scalerl_jax.generation.followers import Follower, Followers, PublishedToAll
 from scalerl_jax.generation.replica import Replica, ReplicaThread, ThreadLink
 from scalerl_jax.generation.replica_orders import ReplicaOrders
-from scalerl_jax.learner.publish import make_publish
+from scalerl_jax.learner.publish import make_completion, make_publish, part_dtypes
 from scalerl_jax.model.architecture import Architecture, sampler_layout, sampler_mesh
 from scalerl_jax.parallel.mesh import Device
 from scalerl_jax.run.ledger import Ledger
@@ -31,9 +32,10 @@ from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.lockstep import Followed, LeadingEngine
 from scalerl_jax.types import Prompt, PyTree
 from scalerl_jax.weights.channels import Channel
-from scalerl_jax.weights.publication import PublishedToEach
+from scalerl_jax.weights.publication import PublishedToEach, digest_of
 from scalerl_jax.weights.receiving import PublishedFrom, Reaching
 from scalerl_jax.wiring.devices import generator_pools
+from scalerl_jax.wiring.learning import abstract_state, start_frozen
 from scalerl_jax.wiring.sampling import (
     GeneratorParts,
     make_checked_tokenizer,
@@ -149,8 +151,8 @@ def make_remote_replica(
         own=own,
         progress=Progress(),
     )
-    mesh, how = sampler_mesh(arch, devices), _source(config, reaching)
-    layout = _layout(config, arch, mesh)
+    mesh = sampler_mesh(arch, devices)
+    layout, how = _source(config, arch, mesh, reaching)
     if followers is None:
         engine = make_engine(config, arch, tokenizer, mesh)
         source = PublishedFrom(channel, layout, **how)
@@ -175,17 +177,40 @@ def make_follower(
     """Return another process of the replica that `make_remote_replica` leads."""
     mesh = sampler_mesh(arch, devices)
     engine = make_engine(config, arch, make_checked_tokenizer(config, arch), mesh)
-    layout = _layout(config, arch, mesh)
-    source = PublishedFrom(channel, layout, **_source(config, reaching))
+    layout, how = _source(config, arch, mesh, reaching)
+    source = PublishedFrom(channel, layout, **how)
     return Follower(Followed(engine), source)
 
 
-def _layout(config: Config, arch: Architecture, mesh: Mesh) -> PyTree:
-    return sampler_layout(arch, dtype=jnp.dtype(config.model.sampler_dtype), mesh=mesh)
+def publishes_part(config: Config) -> bool:
+    """Return whether replicas get the trained params alone, and have the others.
+
+    Those of several processes get all: what makes a whole of the parts is a program,
+    which their processes would have to run at the same place among the engine's.
+    """
+    partly = bool(config.model.lora.rank or config.model.frozen)
+    return partly and config.generators.processes <= 1
 
 
-def _source(config: Config, reaching: Reaching) -> dict[str, Any]:
-    return dict(reaching=reaching, in_place=config.generators.versions == 1)
+def _source(
+    config: Config, arch: Architecture, mesh: Mesh, reaching: Reaching
+) -> tuple[PyTree, dict[str, Any]]:
+    """Return what is published to a replica, and how its source takes it."""
+    dtype = jnp.dtype(config.model.sampler_dtype)
+    how = dict(reaching=reaching, in_place=config.generators.versions == 1)
+    if not publishes_part(config):
+        return sampler_layout(arch, dtype=dtype, mesh=mesh), how
+
+    trained = abstract_state(config, arch, mesh).params
+    layout = jax.tree.map(
+        lambda leaf, kind: leaf.update(dtype=kind), trained, part_dtypes(trained, dtype)
+    )
+    frozen = start_frozen(config, arch, mesh)
+    how |= dict(
+        complete=make_completion(arch, frozen, dtype=dtype, sampler_mesh=mesh),
+        frozen_digest=digest_of(frozen),
+    )
+    return layout, how
 
 
 def make_fleet(

@@ -44,6 +44,7 @@ def make_part(rank, *shards, num_ranks=2, **changes):
         num_ranks=num_ranks,
         policy_version=3,
         base_version=None,
+        frozen_digest="",
         shards=shards,
     )
     return Manifest(**fields | changes)
@@ -207,7 +208,12 @@ WRONG_FIELDS = [
     ((), "base_version", 3, "base_version = 3 must be an integer from 0 to 2"),
     ((), "shards", {}, "shards must be a list"),
     ((), "shards", [3], "a shard must have exactly the fields"),
-    ((), "format", FORMAT - 1, f"of format 1 and this code reads format {FORMAT}"),
+    (
+        (),
+        "format",
+        FORMAT - 1,
+        f"of format {FORMAT - 1} and this code reads format {FORMAT}",
+    ),
     ((), "format", FORMAT + 1, f"of format 3 and this code reads format {FORMAT}"),
     ((), "format", "2", "of format 2"),
     ((), "format", True, "of format True"),

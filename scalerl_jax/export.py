@@ -1,10 +1,11 @@
 """A policy as a Hugging Face directory, which transformers, vLLM and others load:
 
-    scalerl export --checkpoint=runs/tiny --out=DIR [--dtype=bfloat16]
+    scalerl export --checkpoint=runs/tiny --out=DIR [--dtype=bfloat16 | --adapter]
 
 The checkpoint is a run directory (its newest is taken), one of a run's checkpoints, a
 Hugging Face directory or a GGUF file.  With the weights go the tokenizer, its chat
-template and what ends a completion.
+template and what ends a completion.  With `--adapter` only the factors of a run with
+`model.lora.rank` are written, as `peft` lays them out.
 """
 
 import json
@@ -15,10 +16,11 @@ from typing import Any
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.formats.bounded import MOST_WHOLE, read_bytes
 from scalerl_jax.formats.model_files import local_directory, local_path
+from scalerl_jax.model.adapter_files import save_factors
 from scalerl_jax.model.saving import TOKENIZER_FILES, check_place, save_params
 from scalerl_jax.process.ending import Parser, answer
 from scalerl_jax.process.printing import to_stdout
-from scalerl_jax.wiring.loading import load_model, run_settings
+from scalerl_jax.wiring.loading import load_adapter, load_model, run_settings
 
 
 def export(checkpoint: str | Path, out: str | Path, *, dtype: str = "") -> None:
@@ -43,6 +45,22 @@ def export(checkpoint: str | Path, out: str | Path, *, dtype: str = "") -> None:
         dtype=model.dtype,
         companions=tokenizer_files(source, model.tokenizer),
         eos_token_id=list(model.tokenizer.eos_ids),
+    )
+
+
+def export_adapter(checkpoint: str | Path, out: str | Path) -> None:
+    """Write the low-rank factors of the run in `checkpoint` to the directory `out`.
+
+    Raises:
+        ValueError: the checkpoint has none or is broken, or `out` holds other files.
+        RuntimeError: `out` cannot be written.
+    """
+    check_place(out)
+    adapter = load_adapter(checkpoint)
+    model = adapter.config.model
+    base = str(local_directory(model.checkpoint)) if model.checkpoint else ""
+    save_factors(
+        out, adapter.factors, adapter.arch, model.lora, base=base, digest=adapter.digest
     )
 
 
@@ -94,9 +112,20 @@ def main(arguments: list[str]) -> int:
         choices=("", "float32", "bfloat16"),
         help="of the files; empty: as the policy was sampled or saved",
     )
+    parser.add_argument(
+        "--adapter",
+        action="store_true",
+        help="write the low-rank factors alone, for peft, in float32",
+    )
     options = parser.parse_args(arguments)
+    if options.adapter and options.dtype:
+        parser.error("--dtype is of merged weights; leave it out with --adapter")
     status = answer(
-        lambda: export(options.checkpoint, options.out, dtype=options.dtype)
+        lambda: (
+            export_adapter(options.checkpoint, options.out)
+            if options.adapter
+            else export(options.checkpoint, options.out, dtype=options.dtype)
+        )
     )
     if not status:
         to_stdout(f"wrote {options.out}\n")

@@ -94,7 +94,7 @@ def load_model(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Adapter:
-    """The low-rank factors of a run at one version, and the base that they belong to."""
+    """The low-rank factors of a run at one version, and the digest of their base."""
 
     arch: Architecture
     config: Config

@@ -9,12 +9,18 @@ import jax
 import numpy as np
 import pytest
 import small_run
+from safetensors.numpy import load_file, save_file
 
 from scalerl_jax import config as config_lib
 from scalerl_jax import export
 from scalerl_jax.data.tokenizer import load_tokenizer
+from scalerl_jax.learner.step import TrainState
 from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.weights import load_params
+from scalerl_jax.parallel.mesh import make_mesh
+from scalerl_jax.weights.publication import digest_of
+from scalerl_jax.wiring import make_architecture, make_checkpointer
+from scalerl_jax.wiring.learning import abstract_state, start_frozen
 
 BASE = small_run.ROOT / "scalerl_jax" / "assets" / "tiny_base"
 TEXT = "Spell this word backward (example: sun -> nus): mediacy<think>"
@@ -88,6 +94,77 @@ def test_the_newest_checkpoint_of_a_run_is_exported(tmp_path):
     found = load_params(tmp_path / "out", arch, dtype=np.float32)
     jax.tree.map(np.testing.assert_array_equal, found, trained)
     assert load_tokenizer(tmp_path / "out").eos_ids == load_tokenizer(BASE).eos_ids
+
+
+@pytest.fixture
+def adapted(tmp_path):
+    """A run with low-rank factors, and these factors."""
+    changes = {"model.lora.rank": 2, "model.lora.alpha": 6.0}
+    config, run = small_run.make_config(changes), tmp_path / "run"
+    run.mkdir()
+    settings = {"config": config_lib.to_json(config)}
+    (run / "config.json").write_text(json.dumps(settings))
+    arch, mesh = make_architecture(config), make_mesh(jax.devices()[:1])
+    rng = np.random.default_rng(0)
+    factors = jax.tree.map(
+        lambda leaf: jax.numpy.asarray(0.1 * rng.normal(size=leaf.shape), "float32"),
+        abstract_state(config, arch, mesh).params,
+    )
+    state = TrainState(params=factors, opt_state={}, policy_version=jax.numpy.int32(3))
+    saver = make_checkpointer(config, run)
+    base = digest_of(start_frozen(config, arch, mesh))
+    saver.save(3, state=state, host={}, groups=(), base=base)
+    saver.close()
+    return run, factors
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # peft's of transformers
+def test_factors_are_exported_as_peft_reads_them_and_merged(tmp_path, adapted):
+    run, factors = adapted
+    alone, whole = tmp_path / "alone", tmp_path / "whole"
+    assert export.main([f"--checkpoint={run}", f"--out={alone}", "--adapter"]) == 0
+    assert export.main([f"--checkpoint={run}", f"--out={whole}"]) == 0
+    parts = load_file(alone / "adapter_model.safetensors")
+    merged = load_file(whole / "model.safetensors")
+    assert len(parts) == 2 * 7 * 4  # of 7 matrices in 4 layers
+    for name, before in load_file(BASE / "model.safetensors").items():
+        module = f"base_model.model.{name.removesuffix('.weight')}"
+        if (low := parts.pop(f"{module}.lora_A.weight", None)) is not None:
+            high = parts.pop(f"{module}.lora_B.weight")
+            before = before.astype(np.float32) + 6.0 / 2 * high @ low
+        np.testing.assert_allclose(merged[name], before, rtol=1e-6, atol=1e-6)
+    assert not parts
+    config = json.loads((alone / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["bias"]) == (2, 6.0, "none")
+    peft = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    ids = load_tokenizer(BASE).encode(TEXT)
+    expected, _ = logits_of(transformers, whole, ids)
+    _, model = logits_of(transformers, config["base_model_name_or_path"], ids)
+    import torch
+
+    with torch.no_grad():
+        found = peft.PeftModel.from_pretrained(model, alone)(torch.tensor([ids]))
+    np.testing.assert_allclose(found.logits[0].numpy(), expected, atol=5e-5)
+
+
+def test_factors_of_another_base_or_of_no_run_are_one_line(tmp_path, capsys, adapted):
+    run, _ = adapted
+    other = shutil.copytree(BASE, tmp_path / "other")
+    tensors = load_file(other / "model.safetensors")
+    tensors["model.norm.weight"] = tensors["model.norm.weight"] * 2
+    save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
+    settings = json.loads((run / "config.json").read_text())
+    settings["config"]["model"]["checkpoint"] = str(other)
+    (run / "config.json").write_text(json.dumps(settings))
+    out = f"--out={tmp_path / 'out'}"
+    for source, words in (
+        (run, "was trained beside frozen params of digest"),
+        (BASE, "there are no factors"),
+    ):
+        assert export.main([f"--checkpoint={source}", out, "--adapter"]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("error: ") and words in line
 
 
 @pytest.mark.parametrize(

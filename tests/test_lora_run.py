@@ -14,6 +14,7 @@ BASE = small_run.ROOT / "scalerl_jax" / "assets" / "tiny_base"
 LORA = {
     "model.lora.rank": 2,
     "queue.max_staleness": 0,
+    "reward.timeout_s": 60.0,  # on a busy machine
     "objective.kl_coefficient": 0.01,
     "objective.kl_estimator": "k3",
 }

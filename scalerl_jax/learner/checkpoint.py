@@ -140,22 +140,12 @@ class Checkpointer:
         contents.check_json(host, name="host")
         contents.check_processes(state)
         books, (columns, rows) = json.dumps(host), contents.flatten(groups)
-        manifest = {
-            "format": FORMAT,
-            "step": int(step),
-            "files": {},
-            "arrays": contents.describe(state),
-        }
-        if base:
-            manifest["base"] = base
+        manifest = _manifest(step, state, base)
         self._bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         name = self._place.partial_name(step)
         with self._told(step):
-            multihost.agree(
-                str(step),
-                name="the step of the checkpoint",
-                timeout_s=self._timeout_s,
-            )
+            what = "the step of the checkpoint"
+            multihost.agree(str(step), name=what, timeout_s=self._timeout_s)
             partial = self._directory / self._exchange(name)[0]
             with self._discarded(partial):
                 self._first(lambda: self._place.make(partial, contents.STATE))
@@ -446,6 +436,18 @@ class CheckpointReader:
 
         with concurrent.futures.ThreadPoolExecutor(DISK_THREADS) as pool:
             list(pool.map(check, share([*manifest["files"].items()])))
+
+
+def _manifest(step: int, state: PyTree, base: str) -> dict[str, Any]:
+    """Return the manifest of a checkpoint, without its files."""
+    of_base = {"base": base} if base else {}
+    arrays = contents.describe(state)
+    return {
+        "format": FORMAT,
+        "step": int(step),
+        "files": {},
+        "arrays": arrays,
+    } | of_base
 
 
 def _read_manifest(path: Folder, *, step: int) -> dict[str, Any]:

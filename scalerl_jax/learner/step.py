@@ -434,7 +434,7 @@ Annotate = Callable[[TrainState, list[PackedBatch]], list[Scores]]
 class LocalLearner:
     """The learner in the loop's process: programs over the train state."""
 
-    layout: TrainState  # shapes, dtypes and shardings
+    layout: PyTree  # of the train state: shapes, dtypes and shardings
     train_step: TrainStep
     diagnose: Callable[..., str]  # of a skipped step: params, batch, frozen params
     annotate_window: Annotate

@@ -35,8 +35,6 @@ from scalerl_jax.weights.shards import (
 Reaching = Callable[[Mapping[Reference, Any]], contextlib.AbstractContextManager[None]]
 # old params, deleted to make room, or None -> params on the devices
 LayOut = Callable[[PyTree | None], PyTree]
-# params as they are published -> all params, as the sampler takes them
-Complete = Callable[[PyTree], PyTree]
 _Bits = tuple[int, list[int]]  # a version, and the checksums of its shards
 
 
@@ -291,16 +289,11 @@ class PublishedFrom:
         *,
         reaching: Reaching = lambda handles: contextlib.nullcontext(),
         in_place: bool = False,
-        complete: Complete | None = None,
-        frozen_digest: str = "",
     ) -> None:
         """Fetch over this channel params like `abstract`, which has shardings.
 
-        With `in_place` the devices hold only one version, that of `replacing`.  Where
-        only a part of the params is published, `complete` makes all of them with those
-        held here, which have the `frozen_digest`.
+        With `in_place` the devices hold only one version, that of `replacing`.
         """
-        self._complete, self._frozen_digest = complete, frozen_digest
         self._reaching = reaching
         self.in_place = in_place
         self.receiver = Receiver(channel, abstract)
@@ -379,24 +372,9 @@ class PublishedFrom:
             NotReceivedError: what was received before stays as it is.
         """
         receiver = self._apart if apart else self.receiver
-        if manifest.frozen_digest != self._frozen_digest:
-            raise NotReceivedError(
-                f"the params of version {manifest.policy_version} were trained beside "
-                f"frozen ones of digest {manifest.frozen_digest[:16] or None}, and "
-                f"those here have {self._frozen_digest[:16] or None}: model.checkpoint "
-                f"is another one on this machine"
-            )
         with self._reaching(manifest.handles):
             fetched = receiver.fetch(manifest)
-
-        def lay_out(before: PyTree | None) -> PyTree:
-            if self._complete is None:
-                return receiver.lay_out(fetched, instead_of=before)
-            for leaf in jax.tree.leaves(before):
-                leaf.delete()
-            return self._complete(receiver.lay_out(fetched))
-
-        return lay_out
+        return lambda before: receiver.lay_out(fetched, instead_of=before)
 
 
 def _bits(manifest: Manifest) -> _Bits:

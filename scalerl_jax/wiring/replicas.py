@@ -32,6 +32,7 @@ from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.lockstep import Followed, LeadingEngine
 from scalerl_jax.types import Prompt, PyTree
 from scalerl_jax.weights.channels import Channel
+from scalerl_jax.weights.parts import PublishedParts
 from scalerl_jax.weights.publication import PublishedToEach, digest_of
 from scalerl_jax.weights.receiving import PublishedFrom, Reaching
 from scalerl_jax.wiring.devices import generator_pools
@@ -152,15 +153,18 @@ def make_remote_replica(
         progress=Progress(),
     )
     mesh = sampler_mesh(arch, devices)
-    layout, how = _source(config, arch, mesh, reaching)
     if followers is None:
         engine = make_engine(config, arch, tokenizer, mesh)
-        source = PublishedFrom(channel, layout, **how)
+        source = _source(config, arch, mesh, channel, reaching)
     else:
         engine = make_engine(config, arch, tokenizer, mesh, kind=LeadingEngine)
         engine.lead(followers.tell)
         source = PublishedToAll(
-            channel, layout, engine=engine, followers=followers, **how
+            channel,
+            _layout(config, arch, mesh),
+            engine=engine,
+            followers=followers,
+            **_how(config, reaching),
         )
     work = WorkLog("remote")
     return make_replica(parts, engine, work, "remote", opened, fetch=source, work=work)
@@ -177,8 +181,8 @@ def make_follower(
     """Return another process of the replica that `make_remote_replica` leads."""
     mesh = sampler_mesh(arch, devices)
     engine = make_engine(config, arch, make_checked_tokenizer(config, arch), mesh)
-    layout, how = _source(config, arch, mesh, reaching)
-    source = PublishedFrom(channel, layout, **how)
+    layout = _layout(config, arch, mesh)
+    source = PublishedFrom(channel, layout, **_how(config, reaching))
     return Follower(Followed(engine), source)
 
 
@@ -193,24 +197,38 @@ def publishes_part(config: Config) -> bool:
 
 
 def _source(
-    config: Config, arch: Architecture, mesh: Mesh, reaching: Reaching
-) -> tuple[PyTree, dict[str, Any]]:
-    """Return what is published to a replica, and how its source takes it."""
-    dtype = jnp.dtype(config.model.sampler_dtype)
-    how = dict(reaching=reaching, in_place=config.generators.versions == 1)
+    config: Config,
+    arch: Architecture,
+    mesh: Mesh,
+    channel: Channel,
+    reaching: Reaching,
+) -> PublishedFrom:
+    """Return what takes the params from the channel, for a process by itself."""
+    how: dict[str, Any] = _how(config, reaching)
     if not publishes_part(config):
-        return sampler_layout(arch, dtype=dtype, mesh=mesh), how
+        return PublishedFrom(channel, _layout(config, arch, mesh), **how)
 
+    dtype = jnp.dtype(config.model.sampler_dtype)
     trained = abstract_state(config, arch, mesh).params
     layout = jax.tree.map(
         lambda leaf, kind: leaf.update(dtype=kind), trained, part_dtypes(trained, dtype)
     )
     frozen = start_frozen(config, arch, mesh)
-    how |= dict(
+    return PublishedParts(
+        channel,
+        layout,
         complete=make_completion(arch, frozen, dtype=dtype, sampler_mesh=mesh),
         frozen_digest=digest_of(frozen),
+        **how,
     )
-    return layout, how
+
+
+def _layout(config: Config, arch: Architecture, mesh: Mesh) -> PyTree:
+    return sampler_layout(arch, dtype=jnp.dtype(config.model.sampler_dtype), mesh=mesh)
+
+
+def _how(config: Config, reaching: Reaching) -> dict[str, Any]:
+    return dict(reaching=reaching, in_place=config.generators.versions == 1)
 
 
 def make_fleet(

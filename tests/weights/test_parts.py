@@ -16,8 +16,9 @@ from scalerl_jax.learner.publish import (
 from scalerl_jax.model.architecture import param_shardings
 from scalerl_jax.model.lora import abstract_factors, join
 from scalerl_jax.model.trainable import frozen_params, split
+from scalerl_jax.weights.parts import PublishedParts
 from scalerl_jax.weights.publication import digest_of, receive
-from scalerl_jax.weights.receiving import NotReceivedError, PublishedFrom
+from scalerl_jax.weights.receiving import NotReceivedError
 from scalerl_jax.weights.sending import Sender
 from scalerl_jax.weights.shards import own_shards
 
@@ -72,7 +73,7 @@ def test_a_part_is_completed_to_what_is_published_within_a_process(kind):
         complete=make_completion(ARCH, held, dtype=BFLOAT16, sampler_mesh=replica),
         in_place=True,
     )
-    source = PublishedFrom(channel, abstract, frozen_digest=digest, **how)
+    source = PublishedParts(channel, abstract, frozen_digest=digest, **how)
     publish = make_publish(
         ARCH, dtype=BFLOAT16, learner_mesh=learner, sampler_mesh=replica
     )
@@ -92,6 +93,6 @@ def test_a_part_is_completed_to_what_is_published_within_a_process(kind):
     assert part.frozen_digest == digest
     if kind == "factors":  # query is 16 x 32, down 24 x 16, of two layers; float32
         assert sender.report.full_bytes == 4 * 2 * 2 * (16 + 32 + 24 + 16)
-    other = PublishedFrom(channel, abstract, frozen_digest="0" * 64, **how)
+    other = PublishedParts(channel, abstract, frozen_digest="0" * 64, **how)
     with pytest.raises(NotReceivedError, match=f"version 2 .*{digest[:16]}.*0{{16}}"):
         other.replacing(published(part))

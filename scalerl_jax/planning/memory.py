@@ -7,6 +7,7 @@ what it really takes.  A config here has numbers for all that concerns the devic
 from scalerl_jax.config import Config
 from scalerl_jax.machines.chips import Chip
 from scalerl_jax.model.architecture import Architecture, sampler_copies
+from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.objective.terms import needs_of
 from scalerl_jax.parallel.mesh import largest_divisor
 from scalerl_jax.sampler.kernels import most_slots
@@ -103,6 +104,9 @@ def learner_bytes(config: Config, arch: Architecture) -> float:
     state = models * arch.num_params * (master + 8 + 4 + 4) / shards
     if needs.reference:
         state += arch.num_params * master / shards  # the reference
+    if config.teacher.checkpoint:
+        teacher = read_architecture(config.teacher.checkpoint)
+        state += teacher.num_params * itemsize / shards
     outer = (1 if arch.tied_embeddings else 2) * arch.vocab_size * arch.hidden_size
     layer = (arch.num_params - outer) / arch.num_layers / mesh.tensor
     width, ffn = arch.hidden_size, arch.ffn_size // mesh.tensor

@@ -25,6 +25,7 @@ from scalerl_jax.learner.step import (
     make_update,
     state_layout,
 )
+from scalerl_jax.learner.window_scores import Annotator
 from scalerl_jax.model.architecture import (
     Architecture,
     param_shardings,
@@ -45,11 +46,12 @@ from scalerl_jax.run.progress import Progress
 from scalerl_jax.types import PackedBatch, PyTree
 from scalerl_jax.wiring.annotation import (
     abstract_critic,
-    make_annotator,
     make_critic,
     make_paired_step,
+    make_scores,
 )
 from scalerl_jax.wiring.mixtures import load_with_biases, with_router
+from scalerl_jax.wiring.teacher import make_teacher, read_teacher
 
 
 def make_architecture(config: Config) -> Architecture:
@@ -257,7 +259,12 @@ def make_train_step(config: Config, forward: Forward, mesh: Mesh) -> TrainStep:
 def make_flops(config: Config, arch: Architecture) -> LearnerFlops:
     """Return the FLOPs of the objective's passes."""
     needs = needs_of(config)
-    return LearnerFlops(arch=arch, scores=needs.passes, critic_passes=int(needs.critic))
+    return LearnerFlops(
+        arch=arch,
+        scores=needs.passes,
+        critic_passes=int(needs.critic),
+        teacher=read_teacher(config) if config.teacher.checkpoint else None,
+    )
 
 
 def make_diagnosis(
@@ -278,4 +285,9 @@ def make_annotate(config: Config, forward: Forward, mesh: Mesh) -> Annotate:
         return lambda state, batches: [{} for _ in batches]
 
     state = abstract_state(config, forward.arch, mesh)
-    return make_annotator(config, forward, mesh, state=state)
+    scores = make_scores(config, forward, mesh, state=state)
+    if config.teacher.checkpoint:
+        own = make_forward(config, read_teacher(config), mesh)
+        batch = make_pack(config, forward.arch)[1]
+        scores["teacher"] = make_teacher(config, own, mesh, batch=batch)
+    return Annotator(scores=scores)

@@ -107,6 +107,7 @@ setuptools.setup(
             "transformers>=5,<6",  # parity tests
             "trl==1.16.0",  # an independent objective to compare with
         ],
+        "docs": ["mkdocs-material>=9.7,<10", "mkdocstrings-python>=2,<3"],  # the site
         "test": TEST,  # alone: the numeric tests, without gigabytes
         # Brings TensorFlow: 3 GB in all.
         "jetstream": ["google-jetstream==0.2.2"],

@@ -106,7 +106,10 @@ def read_blocks(page):
         )
 
 
-PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in ROOT.glob("docs/*.md"))]
+PAGES = [
+    "README.md",
+    *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md")),
+]
 BLOCKS = [block for page in PAGES for block in read_blocks(page)]
 SHELL = [block for block in BLOCKS if block.language == "sh"]
 

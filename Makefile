@@ -40,8 +40,7 @@ study-smoke: install
 
 # The whole recipe on a laptop; README has its result and how long it took.
 demo: install
-	$(BIN)/python -m scalerl_jax.main --config=configs/tiny.py --workdir=$(WORKDIR)
-	$(BIN)/python -m scalerl_jax.scaling fit $(WORKDIR)
+	$(BIN)/python -m scalerl_jax demo --workdir=$(WORKDIR)
 
 # A policy that learns to call a calculator (docs/environments.md), and the same without
 # one; ten minutes each.

@@ -13,7 +13,8 @@ from scalerl_jax import config as config_lib
 ROOT = Path(__file__).parents[1]
 PAGES = {
     str(path.relative_to(ROOT)): path.read_text()
-    for path in [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
+    for kind in ("*.md", "docs/**/*.md", "examples/**/*.md")
+    for path in sorted(ROOT.glob(kind))
 }
 README, OBJECTIVE = PAGES["README.md"], PAGES["docs/objective.md"]
 MOST_BYTES = 9500  # of README, so that it is read

@@ -7,6 +7,7 @@ is compiled.  Every setting stands in `config.sections`.
 import dataclasses
 import json
 import os
+import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,6 +45,16 @@ from scalerl_jax.config.settings import naming as naming
 def defaults() -> ml_collections.ConfigDict:
     """Return the default settings, for config files and the command line to edit."""
     return ml_collections.ConfigDict(dataclasses.asdict(Config()))
+
+
+def named(name: str) -> ml_collections.ConfigDict:
+    """Return the settings of a config of this package, NAME[:ARGUMENT], to edit them.
+
+    Raises:
+        ValueError: there is no such config.
+    """
+    file, _, argument = find_config(name).partition(":")
+    return runpy.run_path(file)["get_config"](*([argument] if argument else []))
 
 
 def to_json(config: Config) -> dict[str, Any]:

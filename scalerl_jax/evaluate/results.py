@@ -21,7 +21,7 @@ from scalerl_jax.environments.judges.code import find_solution
 from scalerl_jax.evaluate.policy import Described
 from scalerl_jax.formats.bounded import read_lines
 from scalerl_jax.formats.reading import parse_json
-from scalerl_jax.generation.evaluation import JudgedPrompt, turns_of
+from scalerl_jax.generation.evaluation import JudgedPrompt, prompt_text, turns_of
 from scalerl_jax.process.full_disk import naming
 from scalerl_jax.run.writing import replace_file, replacing
 
@@ -174,7 +174,7 @@ def row_of(
         "set": name,
         "task": prompt.task,
         "reference_id": prompt.reference.get("id"),
-        "prompt": prompt.text,
+        "prompt": prompt_text(prompt, group.turns[0], tokenizer),
         "reference": prompt.reference.get("answer"),
         "detail": group.detail,
         "samples": samples,

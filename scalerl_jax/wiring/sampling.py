@@ -22,8 +22,10 @@ from scalerl_jax.environments.pool import VerifierPool
 from scalerl_jax.environments.run_verifiers import num_processes
 from scalerl_jax.environments.verdict import OwnReward
 from scalerl_jax.generation.driver import LocalGenerators
-from scalerl_jax.generation.episodes import Episodes, Judging, Turns
+from scalerl_jax.generation.episodes import Episodes
 from scalerl_jax.generation.evaluation import Evaluator, Probe
+from scalerl_jax.generation.judging import Judging
+from scalerl_jax.generation.turns import Turns
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.run.ledger import Ledger
 from scalerl_jax.run.progress import Progress
@@ -222,6 +224,7 @@ def make_turns(config: Config, tokenizer: Tokenizer) -> Turns | None:
     writer = functools.cache(functools.partial(make_writer, config, tokenizer))
     return Turns(
         write=lambda text, role, *, last: writer()(text, role, last=last),
+        open=lambda prompt, messages: writer().opened(prompt, messages),
         max_turns=config.episode.max_turns,
         max_observation_tokens=config.episode.max_observation_tokens,
         max_tokens=config.sampler.max_completion_tokens,

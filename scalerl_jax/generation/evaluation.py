@@ -386,9 +386,8 @@ def summarize(
     )
 
 
-def _reward_of(group: JudgedPrompt) -> dict[str, Any]:
-    """Return the first sample's reward and its parts, of a user's functions."""
-    verdict = group.verdicts[0]
+def reward_of(verdict: Verdict) -> dict[str, Any]:
+    """Return the reward of a sample and its parts, of a user's functions."""
     if verdict.reward is None and not verdict.parts:
         return {}
     return {"reward": verdict.reward, "reward_parts": dict(verdict.parts)}
@@ -442,7 +441,7 @@ def _readable(
                 **turns_of(group.turns[0], judging.tokenizer, tokens),
                 "reference": group.prompt.reference.get("answer"),
                 "status": group.statuses[0],
-                **_reward_of(group),
+                **reward_of(group.verdicts[0]),
                 "tokens": len(tokens),
                 "interrupted": completion.interrupted,
                 "cut_off": completion.cut_off,

@@ -170,6 +170,23 @@ def test_tokens_keep_the_experts_of_the_version_that_chose_them(make_bench):
         assert (by_version[0] != by_version[1]).any()
 
 
+def test_an_opened_completion_has_the_experts_of_all_its_tokens(make_bench):
+    bench = make_bench(arch=QWEN3, attention="gathered", report_experts=True)
+    params = talking(params_of(QWEN3), bench.settings.eos_ids)
+    request = bench.request(0, PROMPTS[2], num_samples=2, limits=None)
+    openings = (np.array([4, 1, 2], np.int32), np.zeros(0, np.int32))
+    samples = dataclasses.replace(request.samples, openings=openings)
+    opened = dataclasses.replace(request, samples=samples)
+    found = bench.complete(params, opened)
+    for (_, sample), each in found.items():
+        assert each.tokens[: len(openings[sample])].tolist() == [*openings[sample]]
+        known = np.concatenate([request.tokens, each.tokens])[:-1]
+        wanted = chosen_by(params, QWEN3, known).astype(np.uint8)
+        # Nothing reads what the last layer made of tokens that nobody drew behind.
+        wanted[: len(request.tokens) + len(openings[sample]) - 1, -1] = 255
+        np.testing.assert_array_equal(each.experts, wanted)
+
+
 def test_a_resumed_completion_has_the_experts_of_all_its_tokens(make_bench):
     bench = make_bench(arch=QWEN3, attention="gathered", report_experts=True)
     params = talking(params_of(QWEN3), bench.settings.eos_ids)

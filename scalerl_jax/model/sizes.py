@@ -9,8 +9,8 @@ from scalerl_jax.model.architecture import (
     Architecture,
     Experts,
     LocalLayers,
-    RopeScaling,
 )
+from scalerl_jax.model.rope import Llama3Scaling
 
 _QWEN3_8B = Architecture(
     family="qwen3",
@@ -54,7 +54,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         rms_eps=1e-5,
         tied_embeddings=False,
         max_positions=131_072,
-        rope_scaling=RopeScaling(
+        rope_scaling=Llama3Scaling(
             factor=8.0,
             low_freq_factor=1.0,
             high_freq_factor=4.0,
@@ -85,7 +85,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         rms_eps=1e-5,
         tied_embeddings=False,
         max_positions=10_485_760,
-        rope_scaling=RopeScaling(
+        rope_scaling=Llama3Scaling(
             factor=16.0,
             low_freq_factor=1.0,
             high_freq_factor=1.0,

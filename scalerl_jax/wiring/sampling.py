@@ -25,6 +25,7 @@ from scalerl_jax.generation.driver import LocalGenerators
 from scalerl_jax.generation.episodes import Episodes, Judging, Turns
 from scalerl_jax.generation.evaluation import Evaluator, Probe
 from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.model.rope import DynamicScaling
 from scalerl_jax.run.ledger import Ledger
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.sampler.decoding import NEVER, EngineSettings
@@ -92,8 +93,20 @@ def make_engine(
     *,
     kind: type[E] = Engine,
 ) -> E:
-    """Return an engine that samples for training."""
+    """Return an engine that samples for training.
+
+    Raises:
+        ValueError: a phrase leaves no room, or sequences may be too long for the model.
+    """
     sampler, interruption = config.sampler, config.interruption
+    longest = sampler.max_prompt_tokens + sampler.max_completion_tokens
+    if isinstance(arch.rope_scaling, DynamicScaling) and longest > arch.max_positions:
+        raise ValueError(
+            f"sampler.max_prompt_tokens + sampler.max_completion_tokens = {longest} is "
+            f"more than the {arch.max_positions} positions of the model, beyond which "
+            f"its rope of type 'dynamic' would change with every token; lower one of "
+            f"them"
+        )
     phrase: tuple[int, ...] = ()
     end: Marker | None = None
     if interruption.enabled:

@@ -6,8 +6,7 @@ import json
 import pytest
 
 from scalerl_jax.model.architecture import Architecture
-from scalerl_jax.model.hugging_face import read_architecture
-from scalerl_jax.model.saving import config_values
+from scalerl_jax.model.hugging_face import config_values, read_architecture
 from scalerl_jax.model.sizes import ARCHITECTURES
 
 LLAMA = ARCHITECTURES["llama3.1-8b"]
@@ -97,15 +96,21 @@ def test_a_published_config_is_read_as_the_named_architecture(tmp_path):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        (dict(model_type="mistral"), "model_type = 'mistral'"),
+        (dict(model_type="mixtral"), "model_type = 'mixtral'"),
+        (dict(embedding_multiplier=12.0), "embedding_multiplier = 12.0 .*remove it"),
+        (dict(sliding_window=64), "sliding_window = 64 .*no llama model"),
         (dict(model_type=...), "model_type is missing"),
         (
-            dict(rope_scaling={"rope_type": "yarn", "factor": 4.0}),
-            r"rope_scaling\.rope_type = 'yarn'",
+            dict(rope_scaling={"rope_type": "longrope", "factor": 4.0}),
+            r"rope_scaling\.rope_type = 'longrope' .*'yarn'",
         ),
         (
-            dict(rope_scaling={"type": "linear", "factor": 2.0}),
-            r"rope_scaling\.type = 'linear'",
+            dict(rope_scaling={"type": "linear", "factor": 2.0, "mscale": 1.0}),
+            r"rope_scaling\.mscale = 1\.0",
+        ),
+        (
+            dict(rope_scaling={"type": "yarn", "factor": 2.0}),
+            r"rope_scaling\.original_max_position_embeddings is missing",
         ),
         (
             dict(rope_scaling={"rope_type": "llama3"}),

@@ -100,10 +100,12 @@ class Family:
     interleaved: bool = False  # an expert's gates and ups take turns in their tensor
 
 
-_OLMO = dict(
-    tensors=_AFTER,
-    fixed={"attention_bias": False},
-    features={"norms": "after", "qk_norm": True, "whole_qk_norm": True},
+_OLMO2 = Family(
+    "Olmo2ForCausalLM",
+    _AFTER,
+    {"attention_bias": False},
+    "OLMo 2",
+    {"norms": "after", "qk_norm": True, "whole_qk_norm": True},
 )
 _NO_WINDOW = {"use_sliding_window": False}
 _IDLE_WINDOW = ("sliding_window", "max_window_layers")
@@ -140,11 +142,11 @@ FAMILIES: dict[FamilyName, Family] = {
         own_head_dim=True,
         idle=_IDLE_WINDOW,
     ),
-    "olmo2": Family("Olmo2ForCausalLM", models="OLMo 2", **_OLMO),
-    "olmo3": Family(
-        "Olmo3ForCausalLM",
+    "olmo2": _OLMO2,
+    "olmo3": dataclasses.replace(
+        _OLMO2,
+        loader="Olmo3ForCausalLM",
         models="OLMo 3",
-        **_OLMO,
         windows=4,
         window_theta="rope_theta",
         defaults={"rope_theta": 500_000.0},

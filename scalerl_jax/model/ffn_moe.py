@@ -22,7 +22,7 @@ the axis "expert" is no longer than top_k, a device gathers all tokens of the ax
 its own experts' outputs, and returns each device its sums: that moves no more than a
 row for each choice.  Otherwise every token is sent to its experts and back.  A
 sampler's device has whole experts and sees all tokens; the outputs are summed over
-devices.
+devices.  The file is above 400 lines: the ways share their cuts and their biases.
 """
 
 import functools
@@ -318,13 +318,14 @@ def _products(
     """Outputs of experts for rows sorted by expert; zeros for rows that none has."""
     into, out = cuts
     rows = _of_groups(rows, sizes, experts)
-    both = grouped_matmul(rows, _gate_up(layer), sizes, "auto", into)
+    both: Any = grouped_matmul(rows, _gate_up(layer), sizes, "auto", into)
+    group = None
     if experts.biased:
         ends = jnp.cumsum(sizes)[:-1]
         group = jnp.searchsorted(ends, jnp.arange(len(rows)), side="right")
         both = both + _gate_up_bias(layer)[group].astype(both.dtype)
     h = _activated(experts, _of_groups(both, sizes, experts), 1)
-    found = grouped_matmul(h, layer["expert_down"], sizes, "auto", out)
+    found: Any = grouped_matmul(h, layer["expert_down"], sizes, "auto", out)
     if experts.biased:
         found = found + layer["expert_down_bias"][group].astype(found.dtype)
     return _of_groups(found, sizes, experts)

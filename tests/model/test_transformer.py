@@ -16,7 +16,13 @@ from scalerl_jax.model.architecture import param_shardings
 from scalerl_jax.model.attention import BlockwiseAttention
 from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.layers import rms_norm
-from scalerl_jax.model.rope import Llama3Scaling, rope_frequencies, rotate, rotations
+from scalerl_jax.model.rope import (
+    Llama3Scaling,
+    Rope,
+    rope_frequencies,
+    rotate,
+    rotations,
+)
 from scalerl_jax.model.sizes import ARCHITECTURES
 from scalerl_jax.model.transformer import (
     REMAT,
@@ -395,18 +401,33 @@ def test_abstract_parameters_describe_the_real_ones(params):
     assert described == jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), params)
 
 
-@pytest.mark.parametrize("shape", [(2, 2, 1, 2), (1, 2, 2, 2)], ids=str)
-def test_eight_devices_compute_what_one_does(params, shape):
+@pytest.mark.parametrize(
+    "arch, shape",
+    [
+        (ARCH, (2, 2, 1, 2)),
+        (ARCH, (1, 2, 2, 2)),
+        (small_architecture(family="olmo3", windows=(3, 0)), (1, 2, 2, 2)),
+        (
+            small_architecture(
+                family="gemma3_text", windows=(0, 4), window_rope=Rope(50.0)
+            ),
+            (2, 2, 1, 2),
+        ),
+    ],
+    ids=["qwen3", "qwen3 over context", "olmo3 over context", "gemma3"],
+)
+def test_eight_devices_compute_what_one_does(random_params, arch, shape):
+    params = random_params(arch)
     mesh = mesh_of(shape)
-    tokens = np.random.default_rng(0).integers(0, ARCH.vocab_size, (4, 10))
+    tokens = np.random.default_rng(0).integers(0, arch.vocab_size, (4, 10))
     positions = np.broadcast_to(np.arange(10), tokens.shape)
     segment_ids = np.where(np.arange(10) < 5, 1, 2) * np.ones_like(tokens)
-    one = forward(params, ARCH, tokens, positions, segment_ids)
+    one = forward(params, arch, tokens, positions, segment_ids)
 
     def over_mesh(params, tokens, positions, segment_ids):
         return hidden_states(
             params,
-            ARCH,
+            arch,
             tokens,
             positions=positions,
             segment_ids=segment_ids,
@@ -417,10 +438,10 @@ def test_eight_devices_compute_what_one_does(params, shape):
 
     rows = jax.NamedSharding(mesh, jax.P(("data", "fsdp"), "context"))
     sharded = jax.jit(
-        over_mesh, in_shardings=(param_shardings(ARCH, mesh), rows, rows, rows)
+        over_mesh, in_shardings=(param_shardings(arch, mesh), rows, rows, rows)
     )
     eight = sharded(params, tokens, positions, segment_ids)
     np.testing.assert_allclose(eight, one, atol=1e-5)
     # Rows and tokens stay where they are; hidden units are whole.
-    share = (4 // (shape[0] * shape[1]), 10 // shape[2], ARCH.hidden_size)
+    share = (4 // (shape[0] * shape[1]), 10 // shape[2], arch.hidden_size)
     assert eight.addressable_shards[0].data.shape == share

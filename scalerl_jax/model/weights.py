@@ -27,6 +27,7 @@ from scalerl_jax.model.architecture import Architecture, ParamSpec, parameter_ta
 from scalerl_jax.model.families import find_family
 from scalerl_jax.model.hugging_face import IGNORED, IMAGES, TEXT
 from scalerl_jax.model.mixture_files import check_experts
+from scalerl_jax.model.mxfp4 import join_packed
 from scalerl_jax.parallel.mesh import Device
 from scalerl_jax.types import PyTree
 
@@ -44,8 +45,11 @@ DTYPES = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
 
+# And of bytes, which stand for numbers in a checkpoint of 4-bit ones alone.
+_STORED = DTYPES | {"U8": np.dtype(np.uint8)}
+
 Region = tuple[tuple[int, int], ...]  # per dimension, from where to where
-Stored = Any  # `SafeTensor`, or `formats.gguf.GGUFTensor`, its twin
+Stored = Any  # `SafeTensor`, `mxfp4.PackedTensor` or `formats.gguf.GGUFTensor`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +156,10 @@ def load_params(
             shape or dtype, or cut short.
     """
     path = local_path(checkpoint, weights=True)
-    stored = read_tensors(path) if isinstance(path, Path) else path.tensors()
+    if isinstance(path, Path):
+        stored = join_packed(read_tensors(path))
+    else:
+        stored = path.tensors()
     stored = {
         name.removeprefix(TEXT): tensor
         for name, tensor in stored.items()
@@ -417,16 +424,16 @@ def _read_header(path: Path) -> dict[str, SafeTensor]:
                 f"{path} is cut short: tensor {name} ends at byte {data_start + end}, "
                 f"the file at {size}; copy it again"
             )
-        if dtype not in DTYPES:
+        if dtype not in _STORED:
             raise ValueError(
                 f"{path}: tensor {name} has dtype {dtype}; choose from {sorted(DTYPES)}"
             )
-        if end - begin != math.prod(shape) * DTYPES[dtype].itemsize:
+        if end - begin != math.prod(shape) * _STORED[dtype].itemsize:
             raise ValueError(
                 f"{path} has a corrupt header: tensor {name} of shape {shape} and "
                 f"dtype {dtype} has {end - begin} bytes"
             )
-        stored[name] = SafeTensor(path, name, DTYPES[dtype], shape, data_start + begin)
+        stored[name] = SafeTensor(path, name, _STORED[dtype], shape, data_start + begin)
     return stored
 
 

@@ -138,6 +138,16 @@ class Near:
             return jnp.maximum(positions - self.tokens + 1, 0)
         return positions // self.tokens * self.tokens
 
+    def sees(self, positions: Array) -> Array:
+        """Return [T, T], whether a token at one of `positions` sees another or later.
+
+        All are of one sequence.
+        """
+        if self.sliding:
+            return positions >= self.first(positions)[:, None]
+        part = positions // self.tokens
+        return part[:, None] == part
+
 
 def with_sinks(
     state: tuple[Array, Array, Array], sinks: Float[Array, " heads"] | None
@@ -249,9 +259,8 @@ class CachedAttention(abc.ABC):
         )
         first = None
         if near is not None:
-            starts = near.first(chunk.positions)
-            allowed &= chunk.positions >= starts[:, None]
-            first = starts[None]
+            allowed &= near.sees(chunk.positions)
+            first = near.first(chunk.positions)[None]
         scores = jnp.einsum(
             "qkgd,skd->qkgs", grouped, k, preferred_element_type=jnp.float32
         )

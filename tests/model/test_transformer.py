@@ -181,6 +181,12 @@ def test_parameter_count_matches_transformers(hugging_face):
         ("qwen3-30b-a3b", 30_532_122_624),
         ("qwen3-235b-a22b", 235_093_634_560),
         ("scout", 107_769_861_120),
+        ("mistral-7b", 7_248_023_552),
+        ("olmo2-7b", 7_298_617_344),
+        ("olmo3-7b", 7_298_011_136),
+        ("gemma3-1b", 999_885_952),
+        ("smollm3-3b", 3_075_098_624),
+        ("gpt-oss-20b", 20_914_757_184),
     ],
 )
 def test_named_architectures_have_the_published_number_of_parameters(name, count):

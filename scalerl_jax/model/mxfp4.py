@@ -23,9 +23,9 @@ _BLOCK = 32  # numbers
 
 @dataclasses.dataclass(frozen=True)
 class PackedTensor:
-    """A tensor [experts, inputs, outputs] in two: a `weights.SafeTensor` to readers."""
+    """A tensor [experts, inputs, outputs] in two, as readers take one."""
 
-    blocks: Any  # `weights.SafeTensor` [experts, outputs, inputs / 32, 16]
+    blocks: Any  # `model.weights.SafeTensor` [experts, outputs, inputs / 32, 16]
     scales: Any  # the same without the last axis
     name: str
 

@@ -7,6 +7,7 @@ passes share every formula; they differ in where keys and values come from:
     cached_hidden   tokens of any sequences, attention by a function with their cache
 
 Neither samples, masks a loss nor knows a mesh.
+The file is above 400 lines: both passes and what they share.
 """
 
 import functools

@@ -7,6 +7,7 @@
 
 A page holds `page_size` tokens of one sequence, in every layer.  Its layout is up to
 the backend; the first axis of every array counts the pages.
+The file is above 400 lines: the interface and the backend of a plain CPU.
 """
 
 import abc

@@ -85,6 +85,19 @@ def make_checked_tokenizer(config: Config, arch: Architecture) -> Tokenizer:
     return tokenizer
 
 
+def _check_positions(config: Config, arch: Architecture) -> None:
+    """Refuse sequences whose positions a dynamic rope would have changed."""
+    sampler = config.sampler
+    longest = sampler.max_prompt_tokens + sampler.max_completion_tokens
+    if isinstance(arch.rope_scaling, DynamicScaling) and longest > arch.max_positions:
+        raise ValueError(
+            f"sampler.max_prompt_tokens + sampler.max_completion_tokens = {longest} is "
+            f"more than the {arch.max_positions} positions of the model, beyond which "
+            f"its rope of type 'dynamic' would change with every token; lower one of "
+            f"them"
+        )
+
+
 def make_engine(
     config: Config,
     arch: Architecture,
@@ -96,17 +109,10 @@ def make_engine(
     """Return an engine that samples for training.
 
     Raises:
-        ValueError: a phrase leaves no room, or sequences may be too long for the model.
+        ValueError: a phrase leaves no room, or sequences are too long for the model.
     """
     sampler, interruption = config.sampler, config.interruption
-    longest = sampler.max_prompt_tokens + sampler.max_completion_tokens
-    if isinstance(arch.rope_scaling, DynamicScaling) and longest > arch.max_positions:
-        raise ValueError(
-            f"sampler.max_prompt_tokens + sampler.max_completion_tokens = {longest} is "
-            f"more than the {arch.max_positions} positions of the model, beyond which "
-            f"its rope of type 'dynamic' would change with every token; lower one of "
-            f"them"
-        )
+    _check_positions(config, arch)
     phrase: tuple[int, ...] = ()
     end: Marker | None = None
     if interruption.enabled:

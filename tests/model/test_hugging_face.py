@@ -2,9 +2,11 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
+from scalerl_jax.model import family_table
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.hugging_face import config_values, read_architecture
 from scalerl_jax.model.rope import LinearScaling, Rope
@@ -311,3 +313,8 @@ def test_a_broken_or_absent_config_is_refused(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": ')
     with pytest.raises(ValueError, match=r"config\.json is not valid JSON"):
         read_architecture(tmp_path)
+
+
+def test_the_table_of_families_is_what_the_script_prints():
+    page = Path(__file__).parents[2] / "docs" / "checkpoints.md"
+    assert f"\n{family_table.table()}\n" in page.read_text(), "make families-table"

@@ -17,8 +17,11 @@ from scalerl_jax.model.attention import BlockwiseAttention
 from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.layers import rms_norm
 from scalerl_jax.model.rope import (
+    DynamicScaling,
+    LinearScaling,
     Llama3Scaling,
     Rope,
+    YarnScaling,
     rope_frequencies,
     rotate,
     rotations,
@@ -205,38 +208,66 @@ def test_flops_are_those_of_matmuls(family, tied):
     assert arch.flops_per_token(10.0) == 2 * layer + 2 * 16 * 16
 
 
-@pytest.mark.parametrize("scaled", [True, False], ids=["llama3", "plain"])
-def test_rope_frequencies_match_transformers(scaled):
-    transformers = pytest.importorskip("transformers")
-    modeling = pytest.importorskip("transformers.models.llama.modeling_llama")
-    rope = {"rope_type": "default", "rope_theta": 500_000.0}
-    scaling = None
-    if scaled:
-        scaling = Llama3Scaling(
+ROPES = {
+    "default": (None, {}),
+    "llama3": (
+        Llama3Scaling(
             factor=8.0,
             low_freq_factor=1.0,
             high_freq_factor=4.0,
             original_max_positions=8192,
-        )
-        rope |= {
-            "rope_type": "llama3",
+        ),
+        {
             "factor": 8.0,
             "low_freq_factor": 1.0,
             "high_freq_factor": 4.0,
             "original_max_position_embeddings": 8192,
-        }
+        },
+    ),
+    "linear": (LinearScaling(4.0), {"factor": 4.0}),
+    "dynamic": (DynamicScaling(4.0), {"factor": 4.0}),
+    "yarn": (
+        YarnScaling(16.0, 4096),
+        {"factor": 16.0, "original_max_position_embeddings": 4096},
+    ),
+    "yarn with all fields": (
+        YarnScaling(
+            16.0,
+            4096,
+            beta_fast=20.0,
+            beta_slow=2.0,
+            truncate=False,
+            attention_factor=2,
+        ),
+        {
+            "factor": 16.0,
+            "original_max_position_embeddings": 4096,
+            "beta_fast": 20.0,
+            "beta_slow": 2.0,
+            "truncate": False,
+            "attention_factor": 2.0,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROPES)
+def test_rope_frequencies_match_transformers(name):
+    transformers = pytest.importorskip("transformers")
+    modeling = pytest.importorskip("transformers.models.llama.modeling_llama")
+    scaling, said = ROPES[name]
+    rope = {"rope_type": name.partition(" ")[0], "rope_theta": 500_000.0} | said
     config = transformers.LlamaConfig(
         hidden_size=4096,
         num_attention_heads=32,
         max_position_embeddings=131_072,
         rope_parameters=rope,
     )
-    expected = modeling.LlamaRotaryEmbedding(config).inv_freq.numpy()
-    arch = ARCHITECTURES["llama3.1-8b"]
-    arch = dataclasses.replace(arch, rope_scaling=scaling)
-    np.testing.assert_allclose(
-        rope_frequencies(arch.rope, arch.head_dim), expected, rtol=1e-5
-    )
+    theirs = modeling.LlamaRotaryEmbedding(config)
+    ours = Rope(500_000.0, scaling)
+    found = rope_frequencies(ours, 128)
+    np.testing.assert_allclose(found, theirs.inv_freq.numpy(), rtol=1e-5)
+    assert ours.magnitude == pytest.approx(theirs.attention_scaling)
 
 
 def test_llama3_scaling_by_hand():

@@ -65,12 +65,12 @@ def join_packed(stored: Mapping[str, Any]) -> dict[str, Any]:
             joined[name] = tensor
             continue
         whole = name.removesuffix(_BLOCKS).removesuffix(_SCALES)
-        pair = [stored.get(f"{whole}{end}") for end in (_BLOCKS, _SCALES)]
-        shapes = [each is not None and each.shape for each in pair]
-        if whole == name or shapes[0] != (*(shapes[1] or ()), _BLOCK // 2):
+        blocks, scales = (stored.get(f"{whole}{end}") for end in (_BLOCKS, _SCALES))
+        held, scaled = (each and each.shape for each in (blocks, scales))
+        if whole == name or not scaled or held != (*scaled, _BLOCK // 2):
             raise ValueError(
                 f"{tensor.file}: tensor {name} has dtype U8 and shape {tensor.shape}, "
                 f"and is no half of a tensor in blocks of {_BLOCK} 4-bit numbers"
             )
-        joined[whole] = PackedTensor(*pair, whole)
+        joined[whole] = PackedTensor(blocks, scales, whole)
     return joined

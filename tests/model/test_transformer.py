@@ -208,6 +208,16 @@ def test_flops_are_those_of_matmuls(family, tied):
     assert arch.flops_per_token(10.0) == 2 * layer + 2 * 16 * 16
 
 
+def test_a_layer_with_a_window_attends_to_no_more():
+    """Of 10 tokens the last attends to 4, and all of a row to 1 + 2 + 3 + 7 x 4."""
+    plain = small_architecture(family="olmo3")
+    arch = dataclasses.replace(plain, windows=(4, 0))
+    less = 4 * 4 * 8 * (10 - 4)  # scores and mixing of 4 heads of 8
+    assert plain.flops_per_token(10.0) - arch.flops_per_token(10.0) == less
+    assert arch.flops_per_token(3.0) == plain.flops_per_token(3.0)
+    assert (plain.seen_in_rows(10), arch.seen_in_rows(10)) == (55 + 55, 34 + 55)
+
+
 ROPES = {
     "default": (None, {}),
     "llama3": (

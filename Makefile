@@ -36,7 +36,7 @@ study-smoke: install
 	$(BIN)/python -m scalerl_jax study run smoke
 	$(BIN)/python -m scalerl_jax study report smoke
 
-.PHONY: study-smoke demo tools fleet chaos launch-test simulate seeds smollm2 waiting stability ablations-smoke notebooks objective-table settings bench-sampler bench-learner bench-rewards bench-scaling bench-long bench-publish measures docs preflight test test-all test-jetstream test-verifiers test-newest lint install install-dev clean
+.PHONY: study-smoke demo tools fleet chaos launch-test simulate seeds smollm2 waiting stability ablations-smoke notebooks objective-table families-table settings bench-sampler bench-learner bench-rewards bench-scaling bench-long bench-publish measures docs preflight test test-all test-jetstream test-verifiers test-newest lint install install-dev clean
 
 # The whole recipe on a laptop; README has its result and how long it took.
 demo: install
@@ -131,6 +131,10 @@ notebooks: install-dev
 # The table of the papers' symbols, as docs/objective.md has it.
 objective-table: install
 	$(BIN)/python -m scalerl_jax.wiring.paper_table
+
+# The table of families in docs/checkpoints.md.
+families-table: install
+	$(BIN)/python -m scalerl_jax.model.family_table
 
 # All settings as a page of docs/.
 settings: install

@@ -51,8 +51,8 @@ class ModelConfig:
     )
     checkpoint: str = setting(
         "",
-        "Hugging Face directory or id of its hub, or GGUF file (Llama 3, Qwen2.5, "
-        "Qwen3, SmolLM2); empty: random weights",
+        "Hugging Face directory or id of its hub, or GGUF file of a family in "
+        "docs/checkpoints.md; empty: random weights",
     )
     compute_dtype: Dtype = setting("float32", "activations and matmuls, not the head")
     param_dtype: Dtype = setting("float32", "the learner's master weights")

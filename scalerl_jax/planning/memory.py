@@ -43,6 +43,7 @@ def saved_activations(config: Config, arch: Architecture) -> int:
     queries, keys = heads * arch.head_dim, arch.num_kv_heads // tensor * arch.head_dim
     products, between = _feed_forward_values(arch, tensor)
     matmuls = queries + 2 * keys + width + products
+    matmuls += width if arch.norms != "before" else 0  # a norm reads the last one
     values = {
         "full": 0,
         "attention": queries,

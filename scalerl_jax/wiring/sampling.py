@@ -27,6 +27,7 @@ from scalerl_jax.generation.evaluation import Evaluator, Probe
 from scalerl_jax.generation.judging import Judging
 from scalerl_jax.generation.turns import Turns
 from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.model.rope import DynamicScaling
 from scalerl_jax.run.ledger import Ledger
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.sampler.decoding import NEVER, EngineSettings
@@ -86,6 +87,19 @@ def make_checked_tokenizer(config: Config, arch: Architecture) -> Tokenizer:
     return tokenizer
 
 
+def _check_positions(config: Config, arch: Architecture) -> None:
+    """Refuse sequences whose positions a dynamic rope would have changed."""
+    sampler = config.sampler
+    longest = sampler.max_prompt_tokens + sampler.max_completion_tokens
+    if isinstance(arch.rope_scaling, DynamicScaling) and longest > arch.max_positions:
+        raise ValueError(
+            f"sampler.max_prompt_tokens + sampler.max_completion_tokens = {longest} is "
+            f"more than the {arch.max_positions} positions of the model, beyond which "
+            f"its rope of type 'dynamic' would change with every token; lower one of "
+            f"them"
+        )
+
+
 def make_engine(
     config: Config,
     arch: Architecture,
@@ -94,8 +108,13 @@ def make_engine(
     *,
     kind: type[E] = Engine,
 ) -> E:
-    """Return an engine that samples for training."""
+    """Return an engine that samples for training.
+
+    Raises:
+        ValueError: a phrase leaves no room, or sequences are too long for the model.
+    """
     sampler, interruption = config.sampler, config.interruption
+    _check_positions(config, arch)
     phrase: tuple[int, ...] = ()
     end: Marker | None = None
     if interruption.enabled:

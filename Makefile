@@ -36,12 +36,11 @@ study-smoke: install
 	$(BIN)/python -m scalerl_jax study run smoke
 	$(BIN)/python -m scalerl_jax study report smoke
 
-.PHONY: study-smoke demo tools fleet chaos launch-test simulate seeds smollm2 waiting stability ablations-smoke notebooks objective-table settings bench-sampler bench-learner bench-rewards bench-scaling bench-long bench-publish measures preflight test test-all test-jetstream test-verifiers test-newest lint install install-dev clean
+.PHONY: study-smoke demo tools fleet chaos launch-test simulate seeds smollm2 waiting stability ablations-smoke notebooks objective-table families-table settings bench-sampler bench-learner bench-rewards bench-scaling bench-long bench-publish measures docs preflight test test-all test-jetstream test-verifiers test-newest lint install install-dev clean
 
 # The whole recipe on a laptop; README has its result and how long it took.
 demo: install
-	$(BIN)/python -m scalerl_jax.main --config=configs/tiny.py --workdir=$(WORKDIR)
-	$(BIN)/python -m scalerl_jax.scaling fit $(WORKDIR)
+	$(BIN)/python -m scalerl_jax demo --workdir=$(WORKDIR)
 
 # A policy that learns to call a calculator (docs/environments.md), and the same without
 # one; ten minutes each.
@@ -133,6 +132,10 @@ notebooks: install-dev
 objective-table: install
 	$(BIN)/python -m scalerl_jax.wiring.paper_table
 
+# The table of families in docs/checkpoints.md.
+families-table: install
+	$(BIN)/python -m scalerl_jax.model.family_table
+
 # All settings as a page of docs/.
 settings: install
 	$(BIN)/python -m scalerl_jax.config.listing > docs/settings.md
@@ -170,6 +173,11 @@ bench-publish: install
 # Which configs fit which TPUs, by libtpu's compiler: 20 minutes on two idle cores.
 preflight: $(TPU_VENV)/installed
 	$(TPU_VENV)/bin/python -m scalerl_jax.preflight.report
+
+# The site of docs/, in build/site; a link that leads nowhere is an error.
+docs: $(VENV)/installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "build/site/index.html"
 
 # How large the package is, and what a run loads of it.
 measures: install-dev
@@ -209,6 +217,13 @@ install-dev: $(VENV)/installed-dev
 $(VENV)/installed: setup.py $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip $(PIP_INSTALL) -e .
+	touch $@
+
+# What the extra [docs] names.  The environment of another clone, given by VENV, is left
+# to that clone: the package is not installed into it again.
+$(VENV)/installed-docs: setup.py $(CONSTRAINTS)
+	test -x $(BIN)/python || $(MAKE) install VENV=$(VENV)
+	$(BIN)/pip $(PIP_INSTALL) mkdocs-material mkdocstrings-python
 	touch $@
 
 # Packages for what is inside of them: a model of 93 MB, which would have its dependencies

@@ -3,10 +3,10 @@
 import pathlib
 
 import setuptools
+from setuptools.command.build_py import build_py
 
 HERE = pathlib.Path(__file__).parent
-CONFIGS = [path.relative_to(HERE) for path in HERE.glob("configs/**/*.py")]
-VERSION = "0.1.0"  # also in scalerl_jax/__init__.py; a test compares them
+VERSION = "0.2.0"  # also in scalerl_jax/__init__.py; a test compares them
 SERVE = [
     "prometheus_client>=0.22,<1",
     "pydantic>=2.10,<3",
@@ -25,6 +25,22 @@ TEST = [
 ]
 GCS = ["gcsfs>=2026.4"]  # etils' paths in buckets without TensorFlow
 
+
+class BuildWithConfigs(build_py):
+    """Puts `configs/` into the package, where an installed one finds them by name."""
+
+    def run(self) -> None:
+        """Build as ever; an editable install reads the clone's own."""
+        super().run()
+        if not self.editable_mode:
+            for path in sorted(HERE.glob("configs/**/*.py")):
+                target = pathlib.Path(
+                    self.build_lib, "scalerl_jax", path.relative_to(HERE)
+                )
+                target.parent.mkdir(parents=True, exist_ok=True)
+                self.copy_file(str(path), str(target))
+
+
 setuptools.setup(
     name="scalerl_jax",
     version=VERSION,
@@ -34,11 +50,7 @@ setuptools.setup(
     license="Apache-2.0",
     python_requires=">=3.11,<3.14",
     packages=setuptools.find_packages(include=["scalerl_jax", "scalerl_jax.*"]),
-    # Configs and recipes, for users without a checkout.
-    data_files=[
-        (f"share/scalerl_jax/{folder}", sorted(map(str, folder.glob("*.py"))))
-        for folder in sorted({path.parent for path in CONFIGS})
-    ],
+    cmdclass={"build_py": BuildWithConfigs},
     package_data={"scalerl_jax": ["assets/*/*"]},
     install_requires=[
         "absl-py>=2.1",  # flags
@@ -95,6 +107,7 @@ setuptools.setup(
             "transformers>=5,<6",  # parity tests
             "trl==1.16.0",  # an independent objective to compare with
         ],
+        "docs": ["mkdocs-material>=9.7,<10", "mkdocstrings-python>=2,<3"],  # the site
         "test": TEST,  # alone: the numeric tests, without gigabytes
         # Brings TensorFlow: 3 GB in all.
         "jetstream": ["google-jetstream==0.2.2"],

@@ -26,7 +26,10 @@ from scalerl_jax.scaling import plots
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMANDS = {"tiny": "make seeds", "smollm2_cpu": "make smollm2"}  # by config
-PAGES = {"tiny": "README.md", "smollm2_cpu": "docs/smollm2.md"}  # with the table
+PAGES = {  # with the table
+    "tiny": "docs/tutorials/first-run.md",
+    "smollm2_cpu": "docs/smollm2.md",
+}
 AXIS = "generated_tokens"  # chip-hours of a CPU move with whatever else it does
 
 

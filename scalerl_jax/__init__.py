@@ -4,7 +4,7 @@ import os
 
 from scalerl_jax.machines.platforms import PLATFORMS, platforms
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Here, since every command and script comes by before it imports JAX.
 if chosen := platforms(os.environ):

@@ -11,35 +11,58 @@ import runpy
 import sys
 
 from scalerl_jax import __version__
+from scalerl_jax.process.completion import SHELLS, script, words_of
 from scalerl_jax.process.preemption import INTERRUPTED, end_at_signals
 from scalerl_jax.process.printing import to_stderr, to_stdout
 
 _SCALING = "scalerl_jax.scaling"
 # Command -> its module, and what it does.  Modules of several commands get its name.
-COMMANDS = {
-    "train": ("scalerl_jax.main", "train a policy, or go on with a run"),
-    "status": ("scalerl_jax.status", "how a run and its processes stand"),
-    "evaluate": ("scalerl_jax.evaluate", "pass rates of a checkpoint, with rollouts"),
-    "launch": ("scalerl_jax.launch", "machines for a run: made, kept up, removed"),
-    "serve": ("scalerl_jax.serve", "completions over HTTP, in OpenAI's form"),
-    "export": ("scalerl_jax.export", "a policy as a Hugging Face directory"),
-    "preflight": ("scalerl_jax.preflight", "does a config fit a TPU topology"),
-    "simulate": ("scalerl_jax.simulate", "what a run would cost, and who would wait"),
-    "data": ("scalerl_jax.data", "prepare, inspect and list prompts; their difficulty"),
-    "judge": ("scalerl_jax.environments", "verdicts on completions in a file"),
-    "warmstart": ("scalerl_jax.warmstart", "the small base policy, by supervision"),
-    "fit": (_SCALING, "fit a curve, with intervals and a picture"),
-    "compare": (_SCALING, "recipes beside each other, and which is better"),
-    "extrapolate": (_SCALING, "hide the end of a curve, and predict it"),
-    "plan": (_SCALING, "compute for a pass rate, its price, when to stop"),
-    "watch": (_SCALING, "follow a run: its fit, its forecast, an alarm"),
-    "report": (_SCALING, "one HTML page of runs and their fits"),
-    "study": ("scalerl_jax.study", "arms and seeds of one base, run and compared"),
+GROUPS = {
+    "train": {
+        "demo": ("scalerl_jax.demo", "train a small policy and fit its curve, at once"),
+        "train": ("scalerl_jax.main", "train a policy, or go on with a run"),
+        "data": ("scalerl_jax.data", "prepare, inspect and list prompts"),
+        "judge": ("scalerl_jax.environments", "verdicts on completions in a file"),
+        "study": ("scalerl_jax.study", "arms and seeds of one base, run and compared"),
+        "warmstart": ("scalerl_jax.warmstart", "the small base policy, by supervision"),
+    },
+    "look": {
+        "status": ("scalerl_jax.status", "how a run and its processes stand"),
+        "watch": (_SCALING, "follow a run: its fit, its forecast, an alarm"),
+        "report": (_SCALING, "one HTML page of runs and their fits"),
+        "evaluate": (
+            "scalerl_jax.evaluate",
+            "pass rates of a checkpoint, and rollouts",
+        ),
+    },
+    "fit": {
+        "fit": (_SCALING, "fit a curve, with intervals and a picture"),
+        "compare": (_SCALING, "recipes beside each other, and which is better"),
+        "extrapolate": (_SCALING, "hide the end of a curve, and predict it"),
+    },
+    "plan": {
+        "plan": (_SCALING, "compute for a pass rate, its price, when to stop"),
+        "preflight": ("scalerl_jax.preflight", "does a config fit a TPU topology"),
+        "simulate": (
+            "scalerl_jax.simulate",
+            "what a run would cost, and who would wait",
+        ),
+        "doctor": ("scalerl_jax.doctor", "what this machine has, and what it lacks"),
+    },
+    "serve": {
+        "serve": ("scalerl_jax.serve", "completions over HTTP, in OpenAI's form"),
+        "export": ("scalerl_jax.export", "a policy as a Hugging Face directory"),
+    },
+    "ship": {
+        "launch": ("scalerl_jax.launch", "machines for a run: made, kept up, removed"),
+    },
 }
+COMMANDS = {name: row for group in GROUPS.values() for name, row in group.items()}
 _SEVERAL = (_SCALING, "scalerl_jax.environments")
 _MISTAKE = 2  # exit status
 _USAGE = """usage: scalerl COMMAND [flags]
        scalerl help COMMAND, scalerl COMMAND --help
+       scalerl completion bash|zsh|fish
        scalerl --version
 """
 
@@ -50,8 +73,10 @@ def main() -> None:
     if name == "help" and rest:
         name, rest = rest[0], ["--help"]
     if name in ("-h", "--help", "help"):
-        rows = "".join(f"  {each:<12} {says}\n" for each, (_, says) in COMMANDS.items())
-        to_stdout(f"{_USAGE}\n{rows}")
+        to_stdout(_USAGE + "".join(map(_group_text, GROUPS)))
+        return
+    if name == "completion":
+        _complete(rest)
         return
     if name == "--version":
         to_stdout(f"scalerl {__version__}\n")
@@ -75,6 +100,24 @@ def main() -> None:
     except KeyboardInterrupt:  # before the command had anything to say of it
         to_stderr("interrupted\n")
         sys.exit(INTERRUPTED)
+
+
+def _group_text(group: str) -> str:
+    rows = (f"  {name:<12} {says}\n" for name, (_, says) in GROUPS[group].items())
+    return f"\n{group}\n{''.join(rows)}"
+
+
+def _complete(words: list[str]) -> None:
+    """Print the script by which a shell completes commands, flags and configs."""
+    if len(words) != 1 or words[0] not in SHELLS:
+        to_stderr(
+            f"error: scalerl completion {' '.join(words)}: name one of {SHELLS}\n"
+        )
+        sys.exit(_MISTAKE)
+    from scalerl_jax.config.names import names  # ml_collections takes a while
+
+    says = {name: text for name, (_, text) in COMMANDS.items()}
+    to_stdout(script(words[0], says, words_of(list(COMMANDS)), names()))
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ from scalerl_jax.wiring import loading
 
 _MISTAKE, _FAILURE = 2, 1  # exit statuses: the user's, and everything else
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "Settings, a Python file.")
+_CONFIG = config_flags.DEFINE_config_file("config", None, config_lib.CONFIG_MEANS)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run.")
 _DESCRIBE = flags.DEFINE_bool(
     "describe", False, "Say what the objective of the config is, and run nothing."

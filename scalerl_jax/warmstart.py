@@ -395,7 +395,7 @@ def run(argv: Sequence[str]) -> int:
     config = config_flags.DEFINE_config_file(
         "config",
         None,
-        "Settings, a Python file.",
+        config_lib.CONFIG_MEANS,
         flag_values=values,
         sys_argv=list(argv),
     )

@@ -25,22 +25,31 @@ def random_inputs(rng, *, rows, length, heads, kv_heads, dim):
     ]
 
 
-def seen(segment_ids):
-    """[R, S, S]: key of the query's segment and not later."""
+def seen(segment_ids, window=None):
+    """[R, S, S]: key of the query's segment, not later, and of its last `window`."""
     length = segment_ids.shape[1]
     causal = np.tril(np.ones((length, length), bool))
+    if window is not None:
+        causal = np.triu(causal, 1 - window)
     return (segment_ids[:, :, None] == segment_ids[:, None, :]) & causal
 
 
-def attend(q, k, v, segment_ids, cotangent):
-    """What queries find, and the gradients of (found * cotangent).sum() by q, k, v."""
+def attend(q, k, v, segment_ids, cotangent, *, window=None, sinks=None):
+    """What queries find, and the gradients of (found * cotangent).sum() by q, k, v.
+
+    With `sinks` [heads], scores of no token, theirs too.
+    """
     q, k, v, cotangent = (np.asarray(x, np.float64) for x in (q, k, v, cotangent))
     group, scale = q.shape[2] // k.shape[2], q.shape[3] ** -0.5
     wide_k, wide_v = (np.repeat(x, group, axis=2) for x in (k, v))
     scores = np.einsum("rqhd,rshd->rhqs", q, wide_k) * scale
-    scores = np.where(seen(segment_ids)[:, None], scores, -np.inf)
-    shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    shares /= shares.sum(axis=-1, keepdims=True)
+    scores = np.where(seen(segment_ids, window)[:, None], scores, -np.inf)
+    shares = np.exp(scores)
+    sink = (
+        0.0 if sinks is None else np.exp(np.asarray(sinks, np.float64))[:, None, None]
+    )
+    total = shares.sum(axis=-1, keepdims=True) + sink
+    shares /= total
     found = np.einsum("rhqs,rshd->rqhd", shares, wide_v)
 
     of_shares = np.einsum("rqhd,rshd->rhqs", cotangent, wide_v)
@@ -54,4 +63,7 @@ def attend(q, k, v, segment_ids, cotangent):
         rows, length, heads, dim = x.shape
         return x.reshape(rows, length, heads // group, group, dim).sum(axis=3)
 
-    return found, (of_q, narrow(of_k), narrow(of_v))
+    gradients = (of_q, narrow(of_k), narrow(of_v))
+    if sinks is None:
+        return found, gradients
+    return found, (*gradients, -(sink / total * inner).sum(axis=(0, 2, 3)))

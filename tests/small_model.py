@@ -3,7 +3,7 @@
 import dataclasses
 
 from scalerl_jax.model.architecture import Architecture
-from scalerl_jax.model.hugging_face import find_family
+from scalerl_jax.model.families import FEATURES, find_family
 
 SMALL = Architecture(
     family="qwen3",
@@ -25,5 +25,9 @@ SMALL = Architecture(
 def small_architecture(**changes):
     """The small decoder with other fields, and what another family has."""
     family = find_family(changes.get("family", SMALL.family))
-    features = dict(qkv_bias=family.qkv_bias, qk_norm=family.qk_norm)
-    return dataclasses.replace(SMALL, **features | changes)
+    plain = {
+        each.name: each.default
+        for each in dataclasses.fields(Architecture)
+        if each.name in FEATURES
+    }
+    return dataclasses.replace(SMALL, **plain | family.features | changes)

@@ -113,6 +113,7 @@ def make_odd():
             sparse.truncate(20 << 30)
     _make_gguf_files()
     _make_weights()
+    _make_configs()
     _make_tokenizers()
 
 
@@ -288,6 +289,19 @@ def _make_weights():
         _index(name, json.dumps({"weight_map": weight_map}).encode())
     for name in ("list", "deep", "digits", "binary", "torn", "zeros"):
         _index(f"file_{name}", _CONTENTS[name])
+
+
+def _make_configs():
+    good = json.loads(Path(BASE, "config.json").read_text())
+    yarn = {"rope_type": "yarn", "factor": 4.0}
+    for name, change in {
+        "field": {"logits_scaling": 8.0},
+        "window": {"sliding_window": 64, "layer_types": ["sliding_attention"] * 4},
+        "rope": {"rope_scaling": yarn | {"mscale": 0.7}},
+        "family": {"model_type": "deepseek_v3"},
+    }.items():
+        file = _link_checkpoint(f"cfg_{name}", less="config.json")
+        file.write_text(json.dumps(good | change))
 
 
 def _index(name, content):

@@ -1,4 +1,4 @@
-"""What README and docs tell a reader to type works as it stands, in that order.
+"""What README, docs and examples tell a reader to type works, in that order.
 
 Every block of shell runs as in one bare shell, from README's `git clone` on.  What a
 block needs that not every machine has stands in a comment before it, `<!-- needs a TPU
@@ -106,7 +106,11 @@ def read_blocks(page):
         )
 
 
-PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in ROOT.glob("docs/*.md"))]
+PAGES = [
+    str(path.relative_to(ROOT))
+    for kind in ("README.md", "docs/**/*.md", "examples/**/*.md")
+    for path in sorted(ROOT.glob(kind))
+]
 BLOCKS = [block for page in PAGES for block in read_blocks(page)]
 SHELL = [block for block in BLOCKS if block.language == "sh"]
 

@@ -312,7 +312,8 @@ def test_a_config_file_that_is_not_there_is_named(tmp_path, command):
     missing = tmp_path / "none.py"
     for more in ((), ("--config.seed=3",)):
         result = command(f"--config={missing}", f"--workdir={tmp_path}", *more)
-        refused(result, "--config", f"No such file or directory: '{missing}'")
+        refused(result, f"--config={missing}: there is no such file")
+    refused(command("--config=dapo"), "--config=dapo", "near: recipes/dapo, ")
 
 
 def test_an_unknown_flag_is_named(tmp_path, command):

@@ -1,7 +1,6 @@
 """The notebooks run from their first cell to their last, and say what they promise."""
 
 import re
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -129,14 +128,3 @@ def test_outside_of_a_checkout_a_notebook_installs_the_package_from_its_source(
     assert done.returncode == 1
     assert "nowhere" in done.stderr.split("RuntimeError")[0]  # pip's own words
     assert "set SOURCE to the address of a copy" in done.stderr
-
-
-def test_pip_installs_the_configs_beside_the_package(tmp_path):
-    command = [sys.executable, "setup.py", "-q", "install_data", "-d", str(tmp_path)]
-    subprocess.run(command, cwd=FOLDER.parent, check=True, capture_output=True)
-    configs = tmp_path / "share" / "scalerl_jax" / "configs"
-    found = {path.relative_to(configs) for path in configs.rglob("*.py")}
-    own = FOLDER.parent / "configs"
-    assert found == {path.relative_to(own) for path in own.rglob("*.py")}
-    recipe = runpy.run_path(str(configs / "recipes" / "grpo.py"))
-    assert recipe["get_config"]("tiny").model.checkpoint.endswith("tiny_base")

@@ -13,7 +13,8 @@ from scalerl_jax import config as config_lib
 ROOT = Path(__file__).parents[1]
 PAGES = {
     str(path.relative_to(ROOT)): path.read_text()
-    for path in [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))]
+    for kind in ("*.md", "docs/**/*.md", "examples/**/*.md")
+    for path in sorted(ROOT.glob(kind))
 }
 README, OBJECTIVE = PAGES["README.md"], PAGES["docs/objective.md"]
 MOST_BYTES = 9500  # of README, so that it is read
@@ -113,8 +114,8 @@ def test_the_readme_leads_to_every_page():
         page = found.pop()
         reached.add(page)
         folder = Path(page).parent
-        links = re.findall(r"\]\(((?:docs/)?[\w-]+\.md)\)", PAGES[page])
-        found |= {str(folder / link) for link in links} - reached
+        links = re.findall(r"\]\(((?:[\w-]+/)?[\w-]+\.md)\)", PAGES[page])
+        found |= {str(folder / link) for link in links} & PAGES.keys() - reached
     assert {page for page in PAGES if page.startswith("docs/")} <= reached
 
 

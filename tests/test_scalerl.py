@@ -1,6 +1,7 @@
 """One command for all: `scalerl`, of which `python -m scalerl_jax` is another form."""
 
 import json
+import re
 import subprocess
 import sys
 from importlib import util
@@ -12,6 +13,7 @@ import small_run
 import scalerl_jax
 from scalerl_jax import __main__ as command
 from scalerl_jax.data import judging
+from scalerl_jax.process.completion import script, words_of
 from scalerl_jax.scaling import __main__ as cli
 
 
@@ -20,7 +22,7 @@ def ended(capfd, monkeypatch, *words):
     monkeypatch.setattr(sys, "argv", ["/somewhere/scalerl", *words])
     for module, _ in command.COMMANDS.values():  # runpy warns of what is there already
         monkeypatch.delitem(sys.modules, f"{module}.__main__", raising=False)
-    for module in ("export", "status", "warmstart"):
+    for module in ("demo", "doctor", "export", "status", "warmstart"):
         monkeypatch.delitem(sys.modules, f"scalerl_jax.{module}", raising=False)
     status = 0
     try:
@@ -66,7 +68,8 @@ def test_the_installed_script_is_this_command():
 def test_without_a_command_all_are_listed(capfd, monkeypatch):
     status, said, _ = ended(capfd, monkeypatch)
     assert status == 0 and said.startswith("usage: scalerl COMMAND")
-    assert said.count("\n") == len(command.COMMANDS) + 4
+    rows = [line for line in said.splitlines() if re.match(r"  \w", line)]
+    assert [row.split()[0] for row in rows] == [*command.COMMANDS]
 
 
 @pytest.mark.parametrize("asked", ["--help", "-h", "help"])
@@ -124,3 +127,52 @@ def test_training_is_a_command_too():
     said, error = done.communicate(timeout=300)
     assert done.returncode == 0, error
     assert said.startswith("The objective")
+
+
+@pytest.mark.parametrize(
+    ("typed", "found"),
+    [
+        (["de"], "demo"),
+        (["fit", "--mod"], "--model-size"),
+        (["data", "ins"], "inspect"),
+        (["train", "--config", "=", "recipes/da"], "recipes/dapo"),  # as bash cuts it
+        (["train", "--config=recipes/da"], "--config=recipes/dapo"),  # and zsh does not
+        (["train", "--workdir", "=", "own_f"], "own_folder"),
+    ],
+)
+def test_a_shell_completes_commands_flags_configs_and_files(tmp_path, typed, found):
+    (tmp_path / "own_folder").mkdir()
+    says = {name: text for name, (_, text) in command.COMMANDS.items()}
+    words = {name: ["--config", "--workdir"] for name in says}
+    words |= {"fit": ["--law", "--model-size"], "data": ["inspect", "list"]}
+    text = script("bash", says, words, ["tiny", "recipes/dapo", "recipes/grpo"])
+    asked = f"COMP_WORDS=(scalerl {' '.join(typed)}); COMP_CWORD={len(typed)}"
+    done = subprocess.run(
+        ["bash", "-c", f"{text}\n{asked}\n_scalerl\necho ${{COMPREPLY[@]}}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout.strip(), done.stderr) == (found, "")
+
+
+def test_the_words_of_a_command_are_those_of_its_help():
+    words = words_of(["data", "status"])
+    assert {"list", "inspect", "prepare"} <= set(words["data"])
+    assert words["status"] == ["--help"]
+
+
+def test_the_doctor_tells_what_fails_and_the_way_out(capfd, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "file" / "x"))
+    monkeypatch.setenv("PATH", str(tmp_path))  # where there is no bubblewrap
+    status, said, _ = ended(capfd, monkeypatch, "doctor", "--json")
+    found = {each["name"]: each for each in json.loads(said)["findings"]}
+    assert status == 1 and not json.loads(said)["works"]
+    assert found["compile cache"]["state"] == "fails"
+    assert "set compile_cache to another" in found["compile cache"]["said"]
+    assert found["sandbox"]["state"] == "missing"
+    assert "install bubblewrap" in found["sandbox"]["said"]
+    assert found["package"]["said"].startswith(f"scalerl_jax {scalerl_jax.__version__}")
+    assert found["devices"]["state"] == "ok"

@@ -7,6 +7,7 @@ is compiled.  Every setting stands in `config.sections`.
 import dataclasses
 import json
 import os
+import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,8 @@ from scalerl_jax.config.bases import based_on as based_on
 from scalerl_jax.config.bases import scalerl_baseline as scalerl_baseline
 from scalerl_jax.config.bases import vanilla_grpo as vanilla_grpo
 from scalerl_jax.config.checks import validate
+from scalerl_jax.config.names import CONFIG_MEANS as CONFIG_MEANS
+from scalerl_jax.config.names import find_config as find_config
 from scalerl_jax.config.sections import LOSSES as LOSSES
 from scalerl_jax.config.sections import PACKAGES as PACKAGES
 from scalerl_jax.config.sections import SETTINGS as SETTINGS
@@ -43,6 +46,16 @@ from scalerl_jax.config.settings import naming as naming
 def defaults() -> ml_collections.ConfigDict:
     """Return the default settings, for config files and the command line to edit."""
     return ml_collections.ConfigDict(dataclasses.asdict(Config()))
+
+
+def named(name: str) -> ml_collections.ConfigDict:
+    """Return the settings of a config of this package, NAME[:ARGUMENT], to edit them.
+
+    Raises:
+        ValueError: there is no such config.
+    """
+    file, _, argument = find_config(name).partition(":")
+    return runpy.run_path(file)["get_config"](*([argument] if argument else []))
 
 
 def to_json(config: Config) -> dict[str, Any]:
@@ -111,6 +124,7 @@ def read_flags(
         about = (about or f"usage: {argv[0]} [flags]").strip()
         sys.stdout.write(f"{about}\n\n{values.get_help()}\n{_MORE_HELP}\n")
         sys.exit(0)
+    argv = _with_found_config(argv)
     names = [word.lstrip("-") for argument in argv for word in argument.split("=", 1)]
     changed = [name for name in names if name.startswith("config.")]
     if changed and "config" not in names:
@@ -130,6 +144,20 @@ def read_flags(
         raise ValueError(reason) from error
     finally:
         logging.set_verbosity(verbosity)
+
+
+def _with_found_config(argv: Sequence[str]) -> list[str]:
+    """Return the words with the file that --config names in the name's place."""
+    words = list(argv)
+    for place, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        if flag not in ("--config", "-config"):
+            continue
+        if equals:
+            words[place] = f"{flag}={find_config(value)}"
+        elif place + 1 < len(words):
+            words[place + 1] = find_config(words[place + 1])
+    return words
 
 
 def _check_file(name: str) -> None:

@@ -59,6 +59,7 @@ def _parts(config: Config) -> list[str]:
         "regularizers": objective.kl_coefficient or objective.regularize != "all",
         "overlong": objective.overlong_cache_tokens,
         "critic": objective.advantage == "critic",
+        "alone": config.teacher.alone,
     }
     return [part for part in on if on[part]]
 
@@ -403,6 +404,27 @@ def _critic(config: Config) -> None:
         )
 
 
+def _alone(config: Config) -> None:
+    objective, teacher = config.objective, config.teacher
+    if objective.zero_variance_filter:
+        raise ValueError(
+            f"{objective.zero_variance_filter = } drops groups of equal rewards, and "
+            f"with {teacher.alone = } all tokens are taught alike; set it to "
+            f"False"
+        )
+    if objective.advantage == "critic":
+        raise ValueError(
+            f"{objective.advantage = } with {teacher.alone = }: its values are of "
+            f"rewards, which give no advantage; set it to 'group_mean', or "
+            f"teacher.alone = False"
+        )
+    if objective.kl_in == "reward":
+        raise ValueError(
+            f"{objective.kl_in = } with {teacher.alone = }: rewards give no advantage; "
+            f"set it to 'loss', or teacher.alone = False"
+        )
+
+
 def _filters(config: Config) -> None:
     """Refuse a ratio of the whole distribution over a part of it.
 
@@ -605,4 +627,5 @@ CHECKS: dict[str, Callable[[Config], None]] = {
     "regularizers": _regularizers,
     "overlong": _overlong,
     "critic": _critic,
+    "alone": _alone,
 }

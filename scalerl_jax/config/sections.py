@@ -75,8 +75,8 @@ class ModelConfig:
     )
     checkpoint: str = setting(
         "",
-        "Hugging Face directory or id of its hub, or GGUF file (Llama 3, Qwen2.5, "
-        "Qwen3, SmolLM2); empty: random weights",
+        "Hugging Face directory or id of its hub, or GGUF file of a family in "
+        "docs/checkpoints.md; empty: random weights",
     )
     compute_dtype: Dtype = setting("float32", "activations and matmuls, not the head")
     param_dtype: Dtype = setting("float32", "the learner's master weights")
@@ -577,6 +577,35 @@ class CriticConfig:
     gae_lambda: ShareOr0 = setting(1.0, "of GAE; 0.95 forgets over long ones", "ORZ")
 
 
+_TEACHER = With("teacher.checkpoint", words="given")
+
+
+@dataclasses.dataclass(frozen=True)
+class TeacherConfig:
+    """A policy that teaches: at each token that the student sampled, the KL to it.
+
+    On-policy distillation: Agarwal et al., https://arxiv.org/abs/2306.13649; Lu, "On-
+    Policy Distillation", Thinking Machines Lab, 2025.
+    """
+
+    checkpoint: str = setting(
+        "",
+        "whose log-probabilities teach: a Hugging Face directory or GGUF file with the "
+        "policy's tokenizer; empty: there is no teacher; docs/distillation.md",
+    )
+    coefficient: Positive = setting(
+        1.0,
+        "of log p(teacher) - log p(behavior), which a token's advantage gets",
+        "Lu 2025",
+        needs=_TEACHER,
+    )
+    alone: bool = setting(
+        False,
+        "rewards give no advantage: verdicts are metrics alone",
+        needs=_TEACHER,
+    )
+
+
 _COSINE = With("optimizer.schedule", "cosine")
 
 
@@ -813,6 +842,7 @@ class Config:
     critic: CriticConfig = setting(
         CriticConfig(), needs=With("objective.advantage", "critic")
     )
+    teacher: TeacherConfig = TeacherConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     train: TrainConfig = TrainConfig()
     eval: EvalConfig = EvalConfig()

@@ -48,14 +48,17 @@ class ValueRange:
 class With:
     """A condition under which alone a setting is read: what another setting must be."""
 
-    def __init__(self, setting: str, *values: Any) -> None:
-        """Take the values, one of which it must be; none: anything but 0, its "off"."""
-        self.setting, self.values = setting, values
+    def __init__(self, setting: str, *values: Any, words: str = "above 0") -> None:
+        """Take the values, one of which it must be; none: anything but its "off".
+
+        Off is 0, or an empty text; `words` say what it is otherwise.
+        """
+        self.setting, self.values, self._words = setting, values, words
 
     def __str__(self) -> str:
         """Return the condition in words."""
         if not self.values:
-            return f"{self.setting} above 0"
+            return f"{self.setting} {self._words}"
         return f"{self.setting} = {' or '.join(map(repr, self.values))}"
 
     def holds(self, actual: Any) -> bool:

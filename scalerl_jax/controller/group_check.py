@@ -54,16 +54,19 @@ class GroupCheck:
         self, group: Any, order: Order, oldest: int, newest: int
     ) -> Iterator[str]:
         """Yield faults; each is looked for only if there was none before."""
-        yield from _faults_of_prompt(group.prompt, order.prompt)
         rollouts = group.rollouts
+        yield from _faults_of_prompt(group.prompt, order.prompt)
         if type(rollouts) is not tuple or len(rollouts) != self.group_size:
             yield f"its rollouts are no tuple of batch.group_size = {self.group_size}"
         limit = self.length_limit(order.begun_version)
         for number, rollout in enumerate(rollouts):
             for fault in self._faults_of_shape(
-                rollout, len(order.prompt.tokens), limit
+                rollout, len(group.prompt.tokens), limit
             ):
                 yield f"rollout {number}: {fault}"
+        opened = any(each.turns and not each.turns[0].sampled for each in rollouts)
+        if len(group.prompt.tokens) < len(order.prompt.tokens) and not opened:
+            yield f"its prompt differs in tokens from prompt {order.prompt.prompt_id}"
         yield from self._faults_of_numbers(rollouts, oldest, newest)
         for number, rollout in enumerate(rollouts):
             for fault in _faults_of_verdict(rollout):
@@ -158,18 +161,19 @@ def _faults_of_prompt(given: Any, prompt: Prompt) -> Iterator[str]:
     tokens = given.tokens
     if type(tokens) is not np.ndarray or tokens.dtype != prompt.tokens.dtype:
         yield f"its prompt's tokens are no array of {prompt.tokens.dtype}"
-    if not np.array_equal(tokens, prompt.tokens):
+    # Its end is left out where an environment's opening stands before that.
+    if not len(tokens) or not np.array_equal(tokens, prompt.tokens[: len(tokens)]):
         yield f"its prompt differs in tokens from prompt {prompt.prompt_id}"
 
 
 def _faults_of_turns(rollout: Rollout) -> Iterator[str]:
-    turns, place = rollout.turns, 0
+    turns, place, sampled = rollout.turns, 0, None
     if type(turns) is not tuple:
         yield f"its turns are a {type(turns).__name__}"
     for number, turn in enumerate(turns):
         if type(turn) is not Turn or [type(each) for each in turn[:3]] != _TURN:
             yield f"turn {number} is {turn!r}"
-        if turn.start != place or turn.end < place or turn.sampled == bool(number % 2):
+        if turn.start != place or turn.end < place or turn.sampled is sampled:
             yield (
                 f"turn {number} is from {turn.start} to {turn.end}, behind one that "
                 f"ends at {place}"
@@ -179,7 +183,7 @@ def _faults_of_turns(rollout: Rollout) -> Iterator[str]:
         reward = turn.reward
         if reward is not None and not (type(reward) is float and math.isfinite(reward)):
             yield f"turn {number} has the reward {reward!r}"
-        place = turn.end
+        place, sampled = turn.end, turn.sampled
     if turns and (place != len(rollout.completion_tokens) or not turns[-1].sampled):
         yield f"its turns end at {place} of {len(rollout.completion_tokens)} tokens"
 

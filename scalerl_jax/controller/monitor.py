@@ -224,8 +224,11 @@ class RunMonitor:
                     self._progress.note(text)
         self._times["time/annotate_s"] = time.monotonic() - started
         for each in window.batches:
-            flops = run.flops.annotation(each.row_tokens, each.mean_context)
-            run.ledger.count(train_flops=flops)
+            tokens, context = each.row_tokens, each.mean_context
+            run.ledger.count(
+                train_flops=run.flops.annotation(tokens, context),
+                teacher_flops=run.flops.teaching(tokens, context),
+            )
         return window
 
     def step(

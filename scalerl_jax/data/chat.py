@@ -42,11 +42,12 @@ class ChatTemplate:
         *,
         options: Mapping[str, Any],
         tools: list[dict[str, Any]] | None = None,
+        replied_to: bool = True,
     ) -> str:
         """Return the text of messages {"role", "content"} and of how a reply begins.
 
-        Equals `apply_chat_template(messages, add_generation_prompt=True, tokenize=
-        False, tools=tools, **options)` of `transformers`.  What nobody defines is
+        Equals `apply_chat_template(messages, add_generation_prompt=replied_to, tokenize
+        =False, tools=tools, **options)` of `transformers`.  What nobody defines is
         empty.  A template may write today's date, as Llama 3.2's does.
 
         Raises:
@@ -61,7 +62,7 @@ class ChatTemplate:
                 "messages": messages,
                 "tools": tools,
                 "documents": None,
-                "add_generation_prompt": True,
+                "add_generation_prompt": replied_to,
             },
         )
         if "refused" in found:

@@ -6,20 +6,22 @@ rendered or tokenised a second time.  Where a chat template would write earlier 
 otherwise (Qwen3 leaves their thinking out), the episode keeps what was sampled.
 
 An observation is a text of somebody else's: no token of it is one that the tokenizer
-knows by name, such as the end of a turn or of a thinking.
+knows by name, such as the end of a turn or of a thinking.  So is what an environment
+says before the first turn, which stands behind the prompt, before a reply begins.
 """
 
 import dataclasses
 import functools
 import json
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from jaxtyping import Int
 from tokenizers import Tokenizer as Backend
 
 from scalerl_jax.data.chat import ChatTemplate, TemplateRefused
+from scalerl_jax.data.questions import PLACE as QUESTION
 from scalerl_jax.data.tokenizer import Tokenizer
 
 PLACE = "{observation}"
@@ -36,47 +38,110 @@ class Frame:
     after: str
 
 
-# The role of a message, as a chat template knows it -> what is written around it
-Framing = Callable[[str], Frame]
+@dataclasses.dataclass(frozen=True)
+class OpeningFrame:
+    """What stands around the messages that open an episode, behind its prompt."""
+
+    replaced: str  # the end of the prompt, where a reply begins, which they come before
+    around: tuple[str, ...]  # before the first one, between two, behind the last
 
 
-def plain_framing(between: str) -> Framing:
-    """Return the framing of a text with a place for the observation."""
-    before, _, after = between.partition(PLACE)
-    return lambda role: Frame(before, after)
+class Framing(Protocol):
+    """What is written around the messages of an environment, by their roles."""
+
+    def turn(self, role: str) -> Frame:
+        """Return the frame of an observation behind a turn."""
+        ...
+
+    def opening(self, roles: tuple[str, ...]) -> OpeningFrame:
+        """Return the frame of messages behind a prompt."""
+        ...
 
 
-def chat_framing(chat: ChatTemplate, options: dict[str, Any]) -> Framing:
-    """Return what a chat template writes behind a turn, around a message of a role.
+class PlainFraming:
+    """The framing of a text with a place for the observation, whatever its role."""
 
-    Raises:
-        ValueError: the template refuses such a conversation, or does not write it
-            behind the turn as it is.
-    """
+    def __init__(self, between: str, template: str) -> None:
+        """Frame with `between`; prompts are written by `template`, with a question."""
+        before, _, after = between.partition(PLACE)
+        self._frame = Frame(before, after)
+        self._end = template.rpartition(QUESTION)[2]
 
-    def frame(role: str) -> Frame:
-        messages = [
-            {"role": "user", "content": "a"},
-            {"role": "assistant", "content": _TURN},
-            {"role": role, "content": _SAID},
-        ]
+    def turn(self, role: str) -> Frame:
+        """Return the text's two parts."""
+        return self._frame
+
+    def opening(self, roles: tuple[str, ...]) -> OpeningFrame:
+        """Return the text's two parts, and new lines between messages."""
+        between = ["\n"] * (len(roles) - 1)
+        around = (self._frame.before, *between, self._frame.after)
+        return OpeningFrame(self._end, around)
+
+
+class ChatFraming:
+    """The framing that a chat template writes around messages of their roles."""
+
+    def __init__(self, chat: ChatTemplate, options: Mapping[str, Any]) -> None:
+        """Ask the template when a role comes for the first time."""
+        self._chat, self._options = chat, options
+        self.turn = functools.cache(self._turn)
+        self.opening = functools.cache(self._opening)
+
+    def _render(self, *messages: tuple[str, str], replied_to: bool = True) -> str:
+        """Return the text of a question and messages behind it.
+
+        Raises:
+            ValueError: the template refuses such a conversation.
+        """
+        given = [{"role": "user", "content": "a"}]
+        given += [{"role": role, "content": text} for role, text in messages]
         try:
-            text = chat.render(messages, options=options)
+            return self._chat.render(
+                given, options=self._options, replied_to=replied_to
+            )
         except TemplateRefused as error:
             raise ValueError(
-                f"{error}; an environment's observation cannot have the role {role!r}"
+                f"{error}; an environment's observation cannot have the role "
+                f"{messages[-1][0]!r}"
             ) from error
+
+    def _turn(self, role: str) -> Frame:
+        """Return what the template writes behind a turn, around a message.
+
+        Raises:
+            ValueError: it refuses such a conversation, or does not write it behind the
+                turn as it is.
+        """
+        text = self._render(("assistant", _TURN), (role, _SAID))
         _, turn, rest = text.rpartition(_TURN)
         before, said, after = rest.partition(_SAID)
         if not (turn and said):
             raise ValueError(
-                f"{chat.origin} does not write a turn of the assistant and behind it a "
-                f"message of the role {role!r}; an episode cannot have several turns "
-                f"with it"
+                f"{self._chat.origin} does not write a turn of the assistant and "
+                f"behind it a message of the role {role!r}; an episode cannot have "
+                f"several turns with it"
             )
         return Frame(before, after)
 
-    return functools.cache(frame)
+    def _opening(self, roles: tuple[str, ...]) -> OpeningFrame:
+        """Return what the template writes behind a question, around messages.
+
+        Raises:
+            ValueError: it refuses such a conversation, or does not write it behind the
+                question as it is.
+        """
+        question = self._render(replied_to=False)
+        replied_to = self._render()
+        opened = self._render(*((role, _SAID) for role in roles))
+        around = opened.removeprefix(question).split(_SAID)
+        good = replied_to.startswith(question) and opened.startswith(question)
+        if not good or len(around) != len(roles) + 1:
+            raise ValueError(
+                f"{self._chat.origin} does not write messages of the roles "
+                f"{', '.join(roles)} behind a question; an episode cannot begin so "
+                f"with it"
+            )
+        return OpeningFrame(replied_to.removeprefix(question), tuple(around))
 
 
 class ObservationWriter:
@@ -97,6 +162,7 @@ class ObservationWriter:
         )
         self._named = frozenset(named) - {unknown}
         self._frame = functools.cache(self._frame_of)
+        self._encoded = functools.lru_cache(maxsize=64)(tokenizer.encode)
         pieces = tokenizer.written.later
         ids = self._plain.encode(_PROBE, add_special_tokens=False).ids
         if b"".join(pieces[each] for each in ids) != _PROBE.encode():
@@ -107,7 +173,7 @@ class ObservationWriter:
             )
 
     def _frame_of(self, role: str) -> tuple[list[int], list[int]]:
-        frame = self._framing(role)
+        frame = self._framing.turn(role)
         return self._tokenizer.encode(frame.before), self._tokenizer.encode(frame.after)
 
     def __call__(self, text: str, role: str, *, last: int) -> Int[np.ndarray, " n"]:
@@ -123,13 +189,43 @@ class ObservationWriter:
         eos_ids = self._tokenizer.eos_ids
         if before and before[0] in eos_ids and last in eos_ids:
             before = before[1:]
+        return np.array([*before, *self._said(text), *after], np.int32)
+
+    def opened(
+        self, prompt: str, messages: Sequence[tuple[str, str]]
+    ) -> Int[np.ndarray, " n"]:
+        """Return the tokens of a prompt and of messages (text, role) behind it.
+
+        They come before the prompt's end, where a reply begins, and are followed by one
+        of their own.
+
+        Raises:
+            ValueError: as above, or the prompt ends otherwise.
+        """
+        frame = self._framing.opening(tuple(role for _, role in messages))
+        if not prompt.endswith(frame.replaced):
+            raise ValueError(
+                f"the prompt does not end with {frame.replaced!r}, where a reply "
+                f"begins; an environment cannot say anything before that"
+            )
+        question = prompt[: len(prompt) - len(frame.replaced)]
+        first, *others = map(self._encoded, frame.around)
+        if first and first[0] in self._tokenizer.eos_ids:
+            first = first[1:]  # of a turn, and there has been none
+        tokens = [*self._encoded(question), *first]
+        for (text, _), after in zip(messages, others, strict=True):
+            tokens += [*self._said(text), *after]
+        return np.array(tokens, np.int32)
+
+    def _said(self, text: str) -> list[int]:
+        """Return the tokens of a text of others, of which none has a name."""
         said = self._plain.encode(text, add_special_tokens=False).ids
         if found := self._named.intersection(said):
             raise ValueError(
                 f"the observation is written with the token {min(found)}, which the "
                 f"tokenizer knows by name"
             )
-        return np.array([*before, *said, *after], np.int32)
+        return said
 
 
 def _without_names(backend: Backend) -> Backend:

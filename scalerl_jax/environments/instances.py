@@ -1,7 +1,7 @@
 """A user's environments: an instance for each episode, in a verifier process.
 
     class Game:
-        def begin(self, prompt: str, reference: Any) -> None: ...
+        def begin(self, prompt: str, reference: Any) -> str | None: ...
         def step(self, completion: str) -> More | Done | float: ...
 
 An instance is no more than its turns.  Where it is lost with the process that it was
@@ -29,7 +29,10 @@ from scalerl_jax.environments.own import (
 from scalerl_jax.environments.verdict import (
     Environment,
     GroupAnswers,
+    Kind,
     More,
+    Opening,
+    Said,
     ScoreFunction,
     Setup,
     Verdict,
@@ -37,8 +40,9 @@ from scalerl_jax.environments.verdict import (
 )
 
 _MOST = 2000  # instances in a process; more are of episodes that were given up
+_MOST_MESSAGES = 100  # before the first turn
 Verify = Callable[[str], Verdict]  # a completion's text -> its prompt's own verdict
-Send = Callable[[int, int, Verdict | More], None]  # share, place, answer
+Send = Callable[[int, int, Said], None]  # share, place, answer
 Judge = Callable[[ScoreFunction, str, str, dict[str, Any], float], Verdict]
 
 
@@ -71,6 +75,8 @@ class Environments:
                     f"{type(made).__name__}; an environment has begin(prompt, "
                     f"reference) and step(completion)"
                 )
+        said = getattr(made.begin, "__annotations__", {}).get("return", Opening)
+        self.kind = Kind(by_turns=True, opens=said not in (None, "None"))
 
     def judge(self, works: Sequence[GroupAnswers], send: Send) -> None:
         """Answer turns; those of plain environments one after the other."""
@@ -85,11 +91,17 @@ class Environments:
             for number, work in enumerate(works):
                 group.create_task(one(number, work))
 
-    async def _answer(self, work: GroupAnswers, text: str) -> Verdict | More:
-        """Return what an episode's environment says to a turn."""
+    async def _answer(self, work: GroupAnswers, text: str) -> Said:
+        """Return what an episode's environment says to a turn, or before the first."""
         step = work.step
         assert step is not None, "an environment is given turns alone"
+        if step.begins:
+            return await self._open(work)
         environment, taken = self._instances.pop(step.episode, (None, 0))
+        if step.refused:
+            if environment:
+                await self._close(environment)
+            return step.refused
         if environment is None or taken != len(step.turns):
             made = await self._again(work)
             if isinstance(made, Verdict):
@@ -106,29 +118,47 @@ class Environments:
             await self._close(environment)
         return said
 
-    async def _again(self, work: GroupAnswers) -> Environment | Verdict:
-        """Return an environment that has been given the turns so far."""
+    async def _open(self, work: GroupAnswers) -> Verdict | Opening:
+        """Begin an episode; return what its environment says before the first turn."""
         assert work.step is not None, "the caller has looked"
+        begun = await self._begin(work)
+        if isinstance(begun, Verdict):
+            return begun
+        made, opening = begun
+        self._keep(work.step.episode, made, 0)
+        return opening
+
+    async def _begin(self, work: GroupAnswers) -> tuple[Environment, Opening] | Verdict:
         verify = functools.partial(self._verify, work.task, work.reference)
         made = await self._call(lambda made: made, self._new, verify)
         if isinstance(made, Verdict):
             return made
-        begun = await self._call(
-            _read_begun, made.begin, work.prompt, told(work.reference)
+        opening = await self._call(
+            self._read_opening, made.begin, work.prompt, told(work.reference)
         )
+        return opening if isinstance(opening, Verdict) else (made, opening)
+
+    async def _again(self, work: GroupAnswers) -> Environment | Verdict:
+        """Return an environment that has been given the turns so far."""
+        assert work.step is not None, "the caller has looked"
+        begun = await self._begin(work)
         if isinstance(begun, Verdict):
             return begun
+        made, opening = begun
+        otherwise = Verdict(
+            "verifier_error",
+            f"{self._own.file}: its process ended, and another one was given the "
+            f"same turns and answered otherwise",
+        )
+        if opening != work.step.opened:
+            return otherwise
         for completion, observation in work.step.turns:
             said = await self._call(self._read, made.step, completion)
             if isinstance(said, More) and said.text == observation:
                 continue
             if isinstance(said, Verdict) and said.detail:
                 return said
-            return Verdict(
-                "verifier_error",
-                f"{self._own.file}: its process ended, and another one was given the "
-                f"same turns and answered otherwise",
-            )
+            return otherwise
         return made
 
     async def _cut(self, environment: Environment) -> Verdict | More:
@@ -156,6 +186,9 @@ class Environments:
         if not isinstance(found, More):
             done = read_result(found, max_magnitude=self._own.max_magnitude)
             return judged_by(done.reward, self._passed_at)._replace(parts=done.parts)
+        return self._read_more(found)
+
+    def _read_more(self, found: More) -> More:
         most, text = self._own.max_observation, found.text
         if not isinstance(text, str) or not isinstance(found.role, str):
             raise BadObservation(
@@ -174,6 +207,33 @@ class Environments:
         text = text.encode("utf-8", "replace").decode()
         return More(text, found.role, reward)
 
+    def _read_opening(self, found: Any) -> Opening:
+        """Return an episode's opening from what `begin` returned."""
+        if found is None:
+            return Opening()
+        several = isinstance(found, list | tuple) and not isinstance(found, More)
+        if not self.kind.opens:
+            raise BadObservation(
+                "begin says by its annotation that it returns None, and returned "
+                f"a {type(found).__name__}; leave the annotation out"
+            )
+        if several and len(found) > _MOST_MESSAGES:
+            raise BadObservation(
+                f"begin returned {len(found)} messages; {_MOST_MESSAGES} are the most"
+            )
+        messages: list[More] = []
+        for each in found if several else [found]:
+            if isinstance(each, str):
+                messages.append(self._read_more(More(each)))
+            elif isinstance(each, More):
+                messages.append(self._read_more(each))
+            else:
+                raise BadObservation(
+                    f"begin returned a {type(each).__name__}; the policy reads a text, "
+                    f"a More, or a list of these, behind the prompt"
+                )
+        return Opening(tuple(messages))
+
     def _keep(self, episode: Any, environment: Environment, taken: int) -> None:
         self._instances[episode] = environment, taken
         while len(self._instances) > _MOST:
@@ -184,14 +244,6 @@ class Environments:
         close = getattr(environment, "close", None)
         if close is not None:  # the episode is judged, whatever this does
             await self._call(lambda _: None, close)
-
-
-def _read_begun(found: Any) -> None:
-    if found is not None:
-        raise BadObservation(
-            f"begin returned a {type(found).__name__}; the prompt is the data set's, "
-            f"and it must return None"
-        )
 
 
 class OwnVerify:

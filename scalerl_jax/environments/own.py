@@ -25,8 +25,8 @@ from typing import Any, TypeVar
 from scalerl_jax.environments.verdict import (
     Done,
     GroupAnswers,
-    More,
     OwnReward,
+    Said,
     Setup,
     Status,
     Verdict,
@@ -218,7 +218,7 @@ class Rewards:
     def judge(
         self,
         works: Sequence[GroupAnswers],
-        send: Callable[[int, int, Verdict | More], None],
+        send: Callable[[int, int, Said], None],
     ) -> None:
         """Judge the answers, those of `async` functions beside each other."""
         for number, work in enumerate(works):

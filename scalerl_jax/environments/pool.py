@@ -22,9 +22,10 @@ from scalerl_jax.environments.verdict import (
     MAX_START_S,
     JudgedAnswer,
     JudgingJob,
+    Kind,
     Loaded,
-    More,
     OwnReward,
+    Said,
     Setup,
     Share,
     Status,
@@ -75,7 +76,7 @@ class Verdicts(NamedTuple):
     """The judgements of one group's answers, or what a turn's environment said."""
 
     key: Any  # as submitted
-    verdicts: list[Verdict | More]
+    verdicts: list[Said]
 
     @property
     def judgements(self) -> list[Verdict]:
@@ -142,8 +143,8 @@ class VerifierPool:
         self.restarts = 0  # of processes
         self._arrived: list[Verdicts] = []
         self._failure: Exception | None = None
-        self._kind: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self._by_turns: bool | None = None if own else False
+        self._found: queue.SimpleQueue[Kind] = queue.SimpleQueue()
+        self._kind = None if own else Kind()
         self._closed = False
         # Passed between the two threads: one appends, the other takes from the left.
         self._waiting: collections.deque[Share] = collections.deque()
@@ -203,20 +204,20 @@ class VerifierPool:
         self._wake.send_bytes(b"work")
 
     @property
-    def by_turns(self) -> bool:
-        """Return whether a user's environment answers turn by turn.
+    def kind(self) -> Kind:
+        """Return what a user's file is: reward functions, or an environment.
 
         The first call waits for a process to import it.
 
         Raises:
             NoVerifierError: none can.
         """
-        while self._by_turns is None:
+        while self._kind is None:
             with contextlib.suppress(queue.Empty):
-                self._by_turns = self._kind.get(timeout=_LOOK_S)
+                self._kind = self._found.get(timeout=_LOOK_S)
             with contextlib.suppress(queue.Empty):
                 self._arrive(timeout_s=0.0)
-        return self._by_turns
+        return self._kind
 
     def poll(self) -> list[Verdicts]:
         """Return the verdicts that have arrived since the last call.
@@ -369,8 +370,8 @@ class VerifierPool:
                 worker.loaded.add(message.verifier)
                 worker.loading = None
                 if not self._loaded:
-                    self._turns = message.by_turns
-                    self._kind.put(message.by_turns)
+                    self._turns = message.kind.by_turns
+                    self._found.put(message.kind)
                 self._loaded.add(message.verifier)
                 self._failed[message.verifier] = 0
             elif message.verifier not in self._loaded:

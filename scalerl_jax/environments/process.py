@@ -19,8 +19,9 @@ from scalerl_jax.environments.instances import Environments, OwnVerify, load_own
 from scalerl_jax.environments.verdict import (
     GroupAnswers,
     JudgedAnswer,
+    Kind,
     Loaded,
-    More,
+    Said,
     ScoreFunction,
     Setup,
     Verdict,
@@ -74,14 +75,10 @@ def _serve_own(
         pipe.send(Loaded(setup.preload, str(error)))
         sys.exit(1)
     _limit_memory(setup.memory_mib)
-    loaded = Loaded(
-        setup.preload,
-        cpu_s=time.process_time(),
-        by_turns=isinstance(own, Environments),
-    )
-    pipe.send(loaded)
+    kind = own.kind if isinstance(own, Environments) else Kind()
+    pipe.send(Loaded(setup.preload, cpu_s=time.process_time(), kind=kind))
 
-    def send(share: int, place: int, verdict: Verdict | More) -> None:
+    def send(share: int, place: int, verdict: Said) -> None:
         alarm()
         if isinstance(verdict, Verdict):
             verdict = verdict._replace(detail=verdict.detail[:_MAX_DETAIL])

@@ -101,7 +101,7 @@ def check_own(own: OwnReward, reward: RewardConfig) -> bool:
     try:
         if worker.pipe.poll(MAX_START_S):
             loaded: Loaded = worker.pipe.recv()
-            why_not, by_turns = loaded.failure, loaded.by_turns
+            why_not, by_turns = loaded.failure, loaded.kind.by_turns
         else:
             why_not = f"it took more than {MAX_START_S} s to import"
     except (EOFError, OSError):

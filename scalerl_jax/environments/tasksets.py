@@ -171,6 +171,14 @@ def _import(package: str) -> Any:
         raise Refused(
             f"the module {missing!r} is not installed, which env:{package} needs"
         ) from error
+    except (AttributeError, ImportError) as error:
+        asked = getattr(error, "obj", None)
+        if "verifiers" not in (error.name, getattr(asked, "__name__", "")):
+            raise
+        raise Refused(
+            f"{package} is for verifiers before 0.4, whose environments are not those "
+            f"of 0.4: {error}"
+        ) from error
 
 
 def _exported(module: Any, kind: type) -> list[str]:

@@ -1,9 +1,11 @@
 """Verdicts on answers, an environment's answers to turns, and the pool's side of both.
 
-`generation.episodes.Judging` turns verdicts into rewards.  `environments.process` is
+`generation.judging.Judging` turns verdicts into rewards.  `environments.process` is
 the other side.  It is started by name, not through multiprocessing, whose spawned
 children import the main module again, and with it JAX.  It reads its messages with the
 classes below: no JAX here, nor in a score function's module.
+
+The file is above 400 lines: the messages stand beside what sends and reads them.
 """
 
 import contextlib
@@ -68,6 +70,12 @@ class More(NamedTuple):
     reward: float | None = None  # of the turn that it answers, for reward.per_turn
 
 
+class Opening(NamedTuple):
+    """What an environment says before the first turn: messages behind the prompt."""
+
+    messages: tuple[More, ...] = ()
+
+
 class Environment(Protocol):
     """One episode of a user's environment; its methods may be `async`.
 
@@ -76,7 +84,11 @@ class Environment(Protocol):
     """
 
     def begin(self, prompt: str, reference: Any) -> Any:
-        """Begin with a prompt's text and what belongs to it; return None."""
+        """Begin with a prompt's text and what belongs to it.
+
+        Return None, or what the policy reads behind the prompt: a text, a `More`, or
+        several.  With the annotation `-> None` it is called with the first turn.
+        """
         ...
 
     def step(self, completion: str) -> Any:
@@ -91,6 +103,10 @@ class Verdict(NamedTuple):
     detail: str = ""  # the reason, if there is no verdict
     reward: float | None = None  # None: what the settings give for the status
     parts: Mapping[str, float | None] = {}  # of the reward, by name; None: unjudged
+
+
+# The answer of a verifier process: a judgement, or what an environment says.
+Said = Verdict | More | Opening
 
 
 def count_as_judged(
@@ -211,6 +227,9 @@ class Step(NamedTuple):
     turns: tuple[tuple[str, str], ...] = ()  # before it: completions and observations
     last: bool = False  # the limits of an episode leave no room for another
     cut: bool = False  # it has been answered, and no turn has room behind that
+    begins: bool = False  # there is no turn yet: the environment is to open the episode
+    opened: Opening = Opening()  # as it has done
+    refused: Verdict | None = None  # of its opening, by which the episode is over
 
 
 class GroupAnswers(NamedTuple):
@@ -224,20 +243,27 @@ class GroupAnswers(NamedTuple):
     step: Step | None = None  # of the one answer, if it is a turn of an episode
 
 
+class Kind(NamedTuple):
+    """What a process has found a user's file to be."""
+
+    by_turns: bool = False  # an environment, which answers turn by turn
+    opens: bool = False  # and may say something before the first
+
+
 class Loaded(NamedTuple):
     """A message that a verifier has been imported, or why it could not be."""
 
     verifier: str
     failure: str = ""
     cpu_s: float = 0.0  # of the process so far
-    by_turns: bool = False  # it is an environment, which answers turn by turn
+    kind: Kind = Kind()
 
 
 class JudgedAnswer(NamedTuple):
     """The verdict on the answer in one place, or what an environment says to it."""
 
     place: int
-    verdict: Verdict | More
+    verdict: Said
     cpu_s: float  # of the process so far
     share: int = 0  # of those that the process was given together
 
@@ -254,11 +280,11 @@ class JudgingJob:
     task: str
     answers: list[str | None]
     reference: dict[str, Any]
-    verdicts: list[Verdict | More | None]  # None: not judged yet
+    verdicts: list[Said | None]  # None: not judged yet
     prompt: str = ""  # its text
     step: Step | None = None  # of the one answer, if it is a turn of an episode
 
-    def settle(self, place: int, verdict: Verdict | More) -> None:
+    def settle(self, place: int, verdict: Said) -> None:
         """Write down the verdict on one answer."""
         self.verdicts[place] = verdict
 

@@ -16,7 +16,13 @@ from jax.sharding import Mesh
 from ml_collections import config_flags
 
 from scalerl_jax import config as config_lib
-from scalerl_jax.config import Config, ModelConfig, read_flags, to_json
+from scalerl_jax.config import (
+    CONFIG_MEANS,
+    Config,
+    ModelConfig,
+    read_flags,
+    to_json,
+)
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.environments.verdict import OwnReward
 from scalerl_jax.evaluate.metrics import MAX_SAMPLES
@@ -97,7 +103,7 @@ def run_command(
         config_flag = config_flags.DEFINE_config_file(
             "config",
             None,
-            "Settings, a Python file.",
+            CONFIG_MEANS,
             flag_values=values,
             sys_argv=list(argv),
         )

@@ -21,10 +21,16 @@ from scalerl_jax.environments.judges.code import find_solution
 from scalerl_jax.evaluate.policy import Described
 from scalerl_jax.formats.bounded import read_lines
 from scalerl_jax.formats.reading import parse_json
-from scalerl_jax.generation.evaluation import JudgedPrompt, turns_of
+from scalerl_jax.generation.evaluation import (
+    JudgedPrompt,
+    prompt_text,
+    reward_of,
+    turns_of,
+)
 from scalerl_jax.process.full_disk import naming
 from scalerl_jax.run.writing import replace_file, replacing
 
+_OF_EPISODES = ("turns", "reward", "reward_parts")  # fields that not all rows have
 SUMMARY_FILE, SAMPLES_FILE, PAGE_FILE = "summary.json", "samples.jsonl", "viewer.html"
 _PARTIAL = ".partial"  # what a killed evaluation leaves behind ends so
 _TEMPLATE = Path(scalerl_jax.__file__).parent / "assets" / "viewer" / "viewer.html"
@@ -143,8 +149,8 @@ def row_of(
         for each in group.answers
     ]
     samples = []
-    for completion, turns, (answer, _), status in zip(
-        group.completions, group.turns, answers, group.statuses, strict=True
+    for completion, turns, (answer, _), verdict in zip(
+        group.completions, group.turns, answers, group.verdicts, strict=True
     ):
         tokens = completion.tokens.tolist()
         texts = tokenizer.written.texts(tokens)
@@ -152,7 +158,7 @@ def row_of(
             {
                 "completion": "".join(texts),
                 "answer": answer,
-                "verdict": status,
+                "verdict": verdict.status,
                 "tokens": len(texts),
                 "cut_off": completion.cut_off,
                 "interrupted": completion.interrupted,
@@ -160,6 +166,7 @@ def row_of(
                     tokens, answer_after=config.data.answer_after
                 ),
                 **turns_of(turns, tokenizer, tokens),
+                **reward_of(verdict),
                 "token_texts": texts,
                 "logprobs": [
                     round(float(value), 4) if sampled else None
@@ -174,7 +181,7 @@ def row_of(
         "set": name,
         "task": prompt.task,
         "reference_id": prompt.reference.get("id"),
-        "prompt": prompt.text,
+        "prompt": prompt_text(prompt, group.turns[0], tokenizer),
         "reference": prompt.reference.get("answer"),
         "detail": group.detail,
         "samples": samples,
@@ -231,6 +238,7 @@ def _sample_of(row: dict[str, Any]) -> dict[str, Any]:
         "verdict": row["status"],
         "answer_start": start,
         **{name: row[name] for name in ("tokens", "cut_off", "interrupted")},
+        **{name: row[name] for name in _OF_EPISODES if name in row},
     }
 
 
@@ -276,7 +284,12 @@ def _compact(row: dict[str, Any]) -> dict[str, Any]:
         short = dict(sample)
         start = short.pop("answer_start")
         texts, logprobs = short.pop("token_texts", []), short.pop("logprobs", None)
-        short["start"] = None if start is None else _units(sample["completion"][:start])
+        text = sample["completion"]
+        short["start"] = None if start is None else _units(text[:start])
+        if "turns" in sample:
+            short["turns"] = [
+                turn | {"end": _units(text[: turn["end"]])} for turn in sample["turns"]
+            ]
         if logprobs is not None:
             short["lengths"] = [_units(text) for text in texts]
             short["nats"] = [

@@ -28,6 +28,8 @@ from tokenizers import (
 
 from scalerl_jax.formats.gguf_head import check_extent, read_head
 
+# general.architecture of the files that are read; others name their tensors otherwise.
+_KNOWN = ("llama", "qwen2", "qwen3")
 _ROPE_FACTORS = "rope_freqs.weight"  # Llama 3's scaling, a factor per frequency
 
 # Field of config.json -> field of the metadata, after the family's name.
@@ -181,6 +183,11 @@ class GGUFModel:
         """
         metadata, tensors = self._file
         family = metadata.get("general.architecture")
+        if family not in _KNOWN:
+            raise ValueError(
+                f"{self}: general.architecture = {family!r} is not supported; choose "
+                f"from {list(_KNOWN)}, or the Hugging Face directory of the model"
+            )
         fields = {
             name.removeprefix(f"{family}."): value for name, value in metadata.items()
         }

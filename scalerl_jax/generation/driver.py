@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from scalerl_jax.contract import Orders, Publication, QueueClosed
-from scalerl_jax.generation.episodes import Episode, Episodes, Judging
+from scalerl_jax.generation.episodes import Episode, Episodes
 from scalerl_jax.generation.evaluation import (
     Abandoned,
     Evaluation,
@@ -25,6 +25,7 @@ from scalerl_jax.generation.evaluation import (
     Probed,
     never,
 )
+from scalerl_jax.generation.judging import Judging
 from scalerl_jax.process.step_watch import StepWatch
 from scalerl_jax.run.ledger import Ledger
 from scalerl_jax.sampler.driver import Driver
@@ -261,7 +262,7 @@ class LocalGenerators:
         self._do_jobs()
         self._watch.ended()
         version = self._load_newest()
-        self._driver.fill(lambda: self._next_request(version))
+        self._episodes.fill(self._driver.sampler, lambda: self._next_episode(version))
         self._drop_late()
         busy = self._driver.sampler.busy
         if busy:
@@ -320,8 +321,8 @@ class LocalGenerators:
                 else:
                     future.set_result(result)
 
-    def _next_request(self, version: int) -> Request | None:
-        """Begin another group if the order book admits one; return its request."""
+    def _next_episode(self, version: int) -> Episode | None:
+        """Begin another group if the order book admits one."""
         order = self._orders.admit(version)
         if order is None:
             return None
@@ -334,13 +335,13 @@ class LocalGenerators:
             sampling=self._sampling,
             listener=episode.listen,
         )
-        return episode.request
+        return episode
 
     def _group(self, episode: Episode) -> Group:
         """Return a judged episode as the group that is queued."""
         return Group(
             ticket=episode.key,
-            prompt=episode.prompt,
+            prompt=episode.given,
             rollouts=self._judging.rollouts(
                 episode.in_order, episode.verdicts, episode.turns
             ),

@@ -7,121 +7,23 @@ tokens, which the sampler then goes on from.
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
 
-from scalerl_jax.data.questions import extract_answer
-from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.environments.pool import Verdicts, VerifierPool
-from scalerl_jax.environments.verdict import More, Step, Verdict, count_as_judged
+from scalerl_jax.environments.verdict import (
+    More,
+    Opening,
+    Said,
+    Step,
+    Verdict,
+)
+from scalerl_jax.generation.turns import Turns, opened_request
 from scalerl_jax.sampler.protocol import Sampler
 from scalerl_jax.sampler.requests import Completion, Request
-from scalerl_jax.types import Prompt, Rollout, Turn
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Judging:
-    """Rules by which completions become answers, and verdicts rewards."""
-
-    tokenizer: Tokenizer
-    answer_after: str
-    correct: float = 1.0
-    wrong: float = -1.0
-    cut_off_is_wrong: bool = False  # whatever its verdict
-    unjudged_is_wrong: bool = False  # else an unjudged rollout is left out
-    max_too_costly_share: float = 0.1  # of a prompt's that are unjudged; more are wrong
-    whole: bool = False  # a user's function is given all of the completion
-
-    def answer(self, tokens: np.ndarray) -> str | None:
-        """Return the text that the verifier judges; None if there is no answer."""
-        text = self.tokenizer.decode(tokens.tolist())
-        if self.whole:
-            return text
-        return extract_answer(text, answer_after=self.answer_after)
-
-    def judged(self, statuses: Sequence[str]) -> list[bool]:
-        """Return for each of a prompt's answers whether it counts."""
-        if self.unjudged_is_wrong:
-            return [True] * len(statuses)
-        return count_as_judged(statuses, max_too_costly_share=self.max_too_costly_share)
-
-    def rollouts(
-        self,
-        completions: Sequence[Completion],
-        verdicts: Sequence[Verdict],
-        turns: Sequence[tuple[Turn, ...]] = (),
-    ) -> tuple[Rollout, ...]:
-        """Return the rollouts of a prompt with their verdicts and rewards."""
-        judged = self.judged([verdict.status for verdict in verdicts])
-        turns = turns or [()] * len(completions)
-        return tuple(
-            self._rollout(*each)
-            for each in zip(completions, verdicts, judged, turns, strict=True)
-        )
-
-    def reward(self, verdict: Verdict) -> float:
-        """Return the reward of a verdict that counts: its own, or of its status."""
-        if verdict.reward is not None:
-            return verdict.reward
-        return self.correct if verdict.status == "correct" else self.wrong
-
-    def _rollout(
-        self,
-        completion: Completion,
-        verdict: Verdict,
-        judged: bool,
-        turns: tuple[Turn, ...],
-    ) -> Rollout:
-        counted_wrong = completion.cut_off and self.cut_off_is_wrong
-        passed = verdict.status == "correct" and not counted_wrong
-        judged = judged or counted_wrong
-        reward = self.wrong if counted_wrong else self.reward(verdict)
-        return Rollout(
-            completion_tokens=completion.tokens,
-            completion_mask=completion.mask,
-            behavior_logprobs=completion.logprobs,
-            policy_versions=completion.versions,
-            experts=completion.experts,
-            cut_off=completion.cut_off,
-            interrupted=completion.interrupted,
-            reward=reward if judged else 0.0,
-            passed=passed,
-            judged=judged,
-            status=verdict.status,
-            turns=turns,
-            parts=dict(verdict.parts),
-        )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Turns:
-    """Limits of an episode's turns, and the tokens that stand between two of them."""
-
-    # (text, role, last=token) -> tokens, as of an `ObservationWriter`
-    write: Callable[..., Int[np.ndarray, " n"]]
-    max_turns: int
-    max_observation_tokens: int
-    max_tokens: int  # of a completion whose request says nothing else
-    timeout_s: float  # of an episode; 0: none
-
-    def appended(self, said: More, completion: Completion) -> Int[np.ndarray, " n"]:
-        """Return the tokens to append to a completion, of what was said to it.
-
-        Raises:
-            ValueError: they cannot be written, or are too many.
-        """
-        last = int(completion.tokens[-1])
-        tokens = self.write(said.text, said.role, last=last)
-        if len(tokens) > self.max_observation_tokens:
-            raise ValueError(
-                f"the observation has {len(tokens)} tokens; "
-                f"episode.max_observation_tokens = {self.max_observation_tokens} is "
-                f"the limit"
-            )
-        return tokens
+from scalerl_jax.types import Prompt, Turn
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -132,6 +34,8 @@ class Story:
     text: str = ""  # of the last sampled turn, as its environment is given it
     said: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     verdict: Verdict | None = None  # None: it has not ended
+    opened: Opening = Opening()  # what was said before the first turn
+    refused: Verdict | None = None  # why nothing could be, by which it ends
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -151,6 +55,7 @@ class Episode:
     detail: str = ""  # why some have no verdict; empty if all have one
     request: Request | None = None  # by which the sampler goes on; set when it is made
     stories: dict[int, Story] = dataclasses.field(default_factory=dict)
+    unopened: int = 0  # samples that wait for their environments to begin
 
     def listen(self, sample: int, tokens: np.ndarray, logprobs: np.ndarray) -> None:
         """Count tokens as they come."""
@@ -163,6 +68,17 @@ class Episode:
             return 0
         ended = [each for each in self.stories.values() if each.verdict is not None]
         return self.num_samples - len(ended if self.stories else self.completions)
+
+    @property
+    def given(self) -> Prompt:
+        """Return the prompt as the samples have it in common.
+
+        It lacks its end where an environment's opening stands before that.
+        """
+        tokens = self.prompt.tokens if self.request is None else self.request.tokens
+        if len(tokens) == len(self.prompt.tokens):
+            return self.prompt
+        return dataclasses.replace(self.prompt, tokens=tokens)
 
     @property
     def in_order(self) -> tuple[Completion, ...]:
@@ -195,6 +111,25 @@ class Episodes:
         self._turns = turns
         self._begun = 0  # episodes
 
+    def fill(self, sampler: Sampler, begun: Callable[[], Episode | None]) -> None:
+        """Begin episodes as long as a slot is free for a sample of another one.
+
+        `begun` gives the next one with its request, which the sampler gets at once, or
+        when all its environments have begun.
+        """
+        while True:
+            waiting = sum(each.unopened for each in list(self.open.values()))
+            if sampler.free_slots <= waiting or (episode := begun()) is None:
+                return
+            if not self._verifier.kind.opens:
+                assert episode.request is not None, "made by `begun`"
+                sampler.submit(episode.request)
+                continue
+            episode.unopened = episode.num_samples
+            for sample in range(episode.num_samples):
+                episode.stories[sample] = Story()
+                self._submit(episode, sample, begins=True)
+
     def begin(self, key: int, prompt: Prompt, num_samples: int) -> Episode:
         """Expect `num_samples` completions of a prompt, under a new key."""
         self._begun += 1
@@ -224,7 +159,7 @@ class Episodes:
                 f"failed: {completion.failure}"
             )
         episode.completions[completion.sample] = completion
-        if self._verifier.by_turns:
+        if self._verifier.kind.by_turns:
             self._submit_turn(episode, completion)
             return False
         if len(episode.completions) < episode.num_samples:
@@ -245,10 +180,11 @@ class Episodes:
     def judged(self, sampler: Sampler) -> Iterator[Episode]:
         """Close and yield the episodes whose verdicts have come, in that order.
 
-        Samples that an environment has asked for more go on in `sampler`.
+        Samples that an environment has asked for more go on in `sampler`, and those
+        whose environments have all begun begin there.
         """
         for verdicts in self._verifier.poll():
-            if self._verifier.by_turns:
+            if self._verifier.kind.by_turns:
                 episode = self._take(verdicts, sampler)
                 if episode is None:
                     continue
@@ -281,7 +217,13 @@ class Episodes:
         self._submit(episode, completion.sample, last=last)
 
     def _submit(
-        self, episode: Episode, sample: int, *, last: bool = False, cut: bool = False
+        self,
+        episode: Episode,
+        sample: int,
+        *,
+        begins: bool = False,
+        last: bool = False,
+        cut: bool = False,
     ) -> None:
         story = episode.stories[sample]
         self._verifier.submit(
@@ -295,6 +237,9 @@ class Episodes:
                 turns=tuple(story.said),
                 last=last,
                 cut=cut,
+                begins=begins,
+                opened=story.opened,
+                refused=story.refused,
             ),
         )
 
@@ -305,6 +250,10 @@ class Episodes:
         if episode is None or episode.number != number:
             return None  # given up meanwhile
         (said,) = verdicts.verdicts
+        if episode.unopened:
+            self._open(episode, sample, said, sampler)
+            return None
+        assert not isinstance(said, Opening), "every sample is asked for one"
         if isinstance(said, More):
             said = self._go_on(episode, sample, said, sampler)
         episode.stories[sample].verdict = said
@@ -313,6 +262,42 @@ class Episodes:
             return None
         self._end(episode)
         return episode
+
+    def _open(
+        self, episode: Episode, sample: int, said: Said, sampler: Sampler
+    ) -> None:
+        """Take what an environment has begun with; let the samples begin behind all."""
+        story = episode.stories[sample]
+        if isinstance(said, Opening):
+            story.opened = said
+        else:
+            assert isinstance(said, Verdict), "an environment has not been asked more"
+            story.refused = said
+        episode.unopened -= 1
+        if episode.unopened:
+            return
+        assert self._turns is not None, "set with every environment"
+        request = episode.request
+        assert request is not None, "set when the episode began"
+        limits, given = request.samples.max_tokens, []
+        for number in range(episode.num_samples):
+            each = episode.stories[number]
+            most = self._turns.max_tokens if limits is None else int(limits[number])
+            try:
+                tokens = self._turns.opened(episode.prompt, each.opened, most)
+            except ValueError as error:
+                each.refused, each.opened = (
+                    Verdict("bad_observation", str(error)),
+                    Opening(),
+                )
+                tokens = episode.prompt.tokens
+            given.append(tokens)
+        episode.request = opened_request(request, given)
+        for number, opening in enumerate(episode.request.samples.openings or ()):
+            if len(opening):
+                turn = Turn(0, len(opening), False)
+                episode.stories[number].turns.append(turn)
+        sampler.submit(episode.request)
 
     def _go_on(
         self, episode: Episode, sample: int, said: More, sampler: Sampler

@@ -23,7 +23,9 @@ from scalerl_jax.environments.verdict import (
     figures_of_parts,
     lacks_verdict,
 )
-from scalerl_jax.generation.episodes import Episode, Episodes, Judging, Turns
+from scalerl_jax.generation.episodes import Episode, Episodes
+from scalerl_jax.generation.judging import Judging
+from scalerl_jax.generation.turns import Turns
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.sampler.driver import Driver
 from scalerl_jax.sampler.protocol import Sampler
@@ -291,16 +293,17 @@ class Evaluator(Completing):
         episodes = Episodes(self.verifier, self.judging.answer, self.turns)
         driver = self.driver(params, version=policy_version)
 
-        def begun() -> Iterator[Request]:
+        def begun() -> Iterator[Episode]:
             for request in self.requests(places, listener):
                 place = request.request_id
                 prompt, count = self.prompts[place], self.samples_per_prompt
-                episodes.begin(place, prompt, count).request = request
-                yield request
+                episode = episodes.begin(place, prompt, count)
+                episode.request = request
+                yield episode
 
-        requests = begun()
+        prompts = begun()
         while True:
-            driver.fill(lambda: next(requests, None))
+            episodes.fill(driver.sampler, lambda: next(prompts, None))
             if not (driver.sampler.busy or episodes.open):
                 return
             if stopped():
@@ -315,7 +318,7 @@ class Evaluator(Completing):
     def _judged(self, episode: Episode) -> JudgedPrompt:
         return JudgedPrompt(
             place=episode.key,
-            prompt=episode.prompt,
+            prompt=episode.given,
             completions=episode.in_order,
             turns=episode.turns or ((),) * episode.num_samples,
             answers=episode.answers,
@@ -383,12 +386,18 @@ def summarize(
     )
 
 
-def _reward_of(group: JudgedPrompt) -> dict[str, Any]:
-    """Return the first sample's reward and its parts, of a user's functions."""
-    verdict = group.verdicts[0]
+def reward_of(verdict: Verdict) -> dict[str, Any]:
+    """Return the reward of a sample and its parts, of a user's functions."""
     if verdict.reward is None and not verdict.parts:
         return {}
     return {"reward": verdict.reward, "reward_parts": dict(verdict.parts)}
+
+
+def prompt_text(prompt: Prompt, turns: Sequence[Turn], tokenizer: Tokenizer) -> str:
+    """Return the text that stands before a completion."""
+    if turns and not turns[0].sampled:  # it begins with an environment's opening
+        return tokenizer.decode_all(prompt.tokens.tolist())
+    return prompt.text
 
 
 def turns_of(
@@ -424,7 +433,7 @@ def _readable(
             {
                 "policy_version": policy_version,
                 "task": group.prompt.task,
-                "prompt": group.prompt.text,
+                "prompt": prompt_text(group.prompt, group.turns[0], judging.tokenizer),
                 "completion": judging.tokenizer.decode_all(tokens),
                 "answer_start": judging.tokenizer.answer_start(
                     tokens, answer_after=judging.answer_after
@@ -432,7 +441,7 @@ def _readable(
                 **turns_of(group.turns[0], judging.tokenizer, tokens),
                 "reference": group.prompt.reference.get("answer"),
                 "status": group.statuses[0],
-                **_reward_of(group),
+                **reward_of(group.verdicts[0]),
                 "tokens": len(tokens),
                 "interrupted": completion.interrupted,
                 "cut_off": completion.cut_off,

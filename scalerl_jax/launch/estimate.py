@@ -111,7 +111,7 @@ def resolve_config(job: Job, more: Sequence[str]) -> config_lib.Config:
     values = flags.FlagValues()
     argv = ["launch", f"--config={job.config}", *settings_flags(more)]
     given = config_flags.DEFINE_config_file(
-        "config", None, "Settings.", flag_values=values, sys_argv=argv
+        "config", None, config_lib.CONFIG_MEANS, flag_values=values, sys_argv=argv
     )
     config_lib.read_flags(values, argv, settings=config_lib.Config)
     return config_lib.resolve(given.value)

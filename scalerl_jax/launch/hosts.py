@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import scalerl_jax
+from scalerl_jax.config.names import names
 from scalerl_jax.launch.job import Job
 
 ROOT = Path(scalerl_jax.__file__).resolve().parents[1]
@@ -29,6 +30,8 @@ def check_config(job: Job) -> None:
         ValueError: it lies elsewhere.
     """
     path = Path(job.config.partition(":")[0])
+    if str(path) in names():
+        return
     if path.is_absolute() or path.parts[0] != "configs" or ".." in path.parts:
         raise ValueError(
             f"--config={job.config} is not brought to the hosts: put it into "

@@ -47,7 +47,7 @@ class Job:
 
     place: str = _field("", f"where: {', '.join(PLACES)}")
     name: str = _field("", "of the run and of its machines: a-z, 0-9 and -, at most 40")
-    config: str = _field("", "settings of the run, a Python file: configs/tiny.py")
+    config: str = _field("", "settings of the run: a name (tiny), or a Python file")
     bucket: str = _field("", "gs://BUCKET[/PATH] for code and runs; local: a directory")
     project: str = _field("", "of Google Cloud")
     zone: str = _field("", "us-east5-a, say")

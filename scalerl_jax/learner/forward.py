@@ -161,15 +161,20 @@ class LearnerFlops:
     arch: Architecture
     scores: int = 0  # log-probabilities before a window's steps: anchor, reference
     critic_passes: int = 0  # over a batch, in however many steps
-    frozen: float = (
-        0.0  # weights that a token is multiplied by and that are not trained
-    )
-    factors: float = 0.0  # params of low-rank factors that a token is multiplied by
+    frozen: float = 0.0  # weights that a token meets and that are not trained
+    factors: float = 0.0  # params of low-rank factors that a token meets
+    teacher: Architecture | None = None  # scores each batch once
 
     def annotation(self, tokens: int, context: float) -> float:
         """Return FLOPs before the first step: a pass per score, one for the values."""
         values = self._critic(context) if self.critic_passes else 0.0
         return tokens * (self.scores * self._policy(context) + values)
+
+    def teaching(self, tokens: int, context: float) -> float:
+        """Return FLOPs of the teacher before the first step; 0 without one."""
+        if self.teacher is None:
+            return 0.0
+        return tokens * self.teacher.flops_per_token(context)
 
     def step(self, tokens: int, context: float) -> float:
         """Return FLOPs of the policy's step and the critic's on the same batch."""

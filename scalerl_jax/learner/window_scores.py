@@ -1,7 +1,7 @@
 """Scores that a window's batches get before its first step; few objectives read any.
 
-They are log-probabilities under the reference and under the params at the start of the
-window, and a critic's values.
+They are log-probabilities under the reference, under a teacher and under the params at
+the start of the window, and a critic's values.
 """
 
 import dataclasses
@@ -87,18 +87,29 @@ class Scorer:
         return np.stack(jax.device_get(found))
 
 
+# State at the start of a window, a batch -> the score of each of its tokens.
+Score = Callable[[TrainState, PackedBatch], Float[np.ndarray, "M R S"]]
+
+
+def of_state(name: str, scorer: Scorer) -> Score:
+    """Return the score `name` of `PARAMS`, whose params are those of the state."""
+    return lambda state, batch: scorer(PARAMS[name](state), batch)
+
+
+def of_params(params: PyTree, scorer: Scorer) -> Score:
+    """Return a score by params that never change, a teacher's."""
+    return lambda _, batch: scorer(params, batch)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Annotator:
     """Gives batches [M, R, S] the scores that the objective reads of other params."""
 
-    scorers: Mapping[str, Scorer]  # by name of the score, which is of `PARAMS`
+    scores: Mapping[str, Score]
 
     def __call__(self, state: TrainState, batches: list[PackedBatch]) -> list[Scores]:
         """Return the scores of a window's batches by name, before its first step."""
         return [
-            {
-                name: score(PARAMS[name](state), batch)
-                for name, score in self.scorers.items()
-            }
+            {name: score(state, batch) for name, score in self.scores.items()}
             for batch in batches
         ]

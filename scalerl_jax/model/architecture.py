@@ -6,6 +6,7 @@ shardings and random starts are all made from it.  No array is computed here.
 A mesh has the axes of `parallel.mesh.AXES`; `MESH_AXES` maps each logical axis of a
 parameter to the mesh axes that cut it.  Uneven cuts are refused here, before anything
 is compiled, instead of being padded.
+The file is above 400 lines: a parameter is described and cut in one place.
 """
 
 import dataclasses
@@ -19,18 +20,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
+from scalerl_jax.model.rope import Rope, Scaling
 from scalerl_jax.parallel.mesh import ROWS, SHARDS, Device, make_mesh
 from scalerl_jax.types import PyTree
-
-
-@dataclasses.dataclass(frozen=True)
-class RopeScaling:
-    """Llama 3's stretching of the low rotary frequencies."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_positions: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +39,8 @@ class Experts:
     gate_input: bool = False  # the gate scales an expert's input, not its output
     shared: bool = False  # one more expert, for all tokens and without a gate
     bias: bool = False  # each expert has a bias in the choice, but not in the gates
+    biased: bool = False  # an expert's products and the router's logits add a bias
+    clamp: float = 0.0  # limit of `layers.clamped_gated`; 0: silu, without a limit
 
     @property
     def id_dtype(self) -> np.dtype[Any]:
@@ -71,12 +65,28 @@ class LocalLayers:
     floor_positions: int
 
 
-FamilyName = Literal["llama", "qwen2", "qwen3", "qwen3_moe", "llama4_text"]
+FamilyName = Literal[
+    "gemma3_text",
+    "gpt_oss",
+    "llama",
+    "llama4_text",
+    "mistral",
+    "olmo2",
+    "olmo3",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "smollm3",
+]
 
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-    """A decoder of a family whose checkpoints `hugging_face` can read."""
+    """A decoder of a family whose checkpoints `hugging_face` can read.
+
+    The family says how checkpoints are named and written; what is computed is in the
+    other fields alone.
+    """
 
     family: FamilyName
     vocab_size: int
@@ -90,11 +100,35 @@ class Architecture:
     rms_eps: float
     tied_embeddings: bool
     max_positions: int
-    rope_scaling: RopeScaling | None = None
+    rope_scaling: Scaling | None = None
     qkv_bias: bool = False  # query, key and value projections add one (Qwen2)
+    output_bias: bool = False  # attention's output projection adds one (gpt-oss)
     qk_norm: bool = False  # queries and keys have a norm with weights (Qwen3)
+    whole_qk_norm: bool = False  # over all heads together, not each (OLMo 2)
+    # Where norms stand: before attention and the feed-forward, after them (their
+    # outputs are normalised, and then added to their inputs), or both.
+    norms: Literal["before", "after", "both"] = "before"
+    norm_offset: float = 0.0  # added to the weights of every norm (Gemma)
+    activation: Literal["silu", "gelu_tanh"] = "silu"  # of `layers.ACTIVATIONS`
+    scaled_embeddings: bool = False  # by the root of hidden_size (Gemma)
+    attention_scale: float | None = None  # of scores; None: 1 / root of head_dim
+    sinks: bool = False  # each head has a score that no token has (gpt-oss)
+    # Of each layer the tokens that one sees, its own among them; 0: all; (): all do.
+    windows: tuple[int, ...] = ()
+    window_rope: Rope | None = None  # of layers with a window; None: as the others
+    rotated: tuple[bool, ...] = ()  # which layers know positions; (): all (SmolLM3)
     experts: Experts | None = None
     local: LocalLayers | None = None
+
+    @property
+    def rope(self) -> Rope:
+        """Positions of the layers that see all tokens."""
+        return Rope(self.rope_theta, self.rope_scaling)
+
+    def windows_within(self, tokens: int) -> tuple[int, ...]:
+        """Return the windows, if one is too short for sequences of so many tokens."""
+        narrow = any(0 < window < tokens for window in self.windows)
+        return self.windows if narrow else ()
 
     @functools.cached_property
     def num_params(self) -> int:
@@ -120,8 +154,16 @@ class Architecture:
 
     @functools.cached_property
     def _num_layer_matrix_params(self) -> int:
+        """Numbers in the layers' matrices that a token meets."""
         layers = parameter_table(self)["layers"].values()
-        return sum(spec.size for spec in layers if not spec.is_vector)
+        matrices = [spec for spec in layers if not spec.is_vector]
+        if self.experts is None:
+            return sum(spec.size for spec in matrices)
+        count, top_k = self.experts.count, self.experts.top_k
+        return sum(
+            spec.size // count * top_k if "experts" in spec.axes else spec.size
+            for spec in matrices
+        )
 
     def flops_per_token(self, context: float, *, head: bool = True) -> float:
         """Forward FLOPs of one token that attends to `context` tokens.
@@ -129,17 +171,29 @@ class Architecture:
         Two per active parameter of each matmul (the embedding lookup is none, and
         norms and biases are none), and 4 * heads * head_dim per attended token and
         layer; a layer that sees chunks attends to half of one on average, if that is
-        less.
+        less, and one with a window to no more than that.
         """
-        idle = self.num_params - self.num_active_params
-        matmul_params = self._num_layer_matrix_params - idle
+        matmul_params = self._num_layer_matrix_params
         if head:
             matmul_params += self.vocab_size * self.hidden_size
         attention = 4 * self.num_heads * self.head_dim * self.seen(context)
         return 2.0 * matmul_params + attention
 
+    def seen_in_rows(self, length: float) -> float:
+        """Sum over layers and tokens of a whole row the tokens that each attends to.
+
+        Layers that see chunks count as if they saw all.
+        """
+        seen = 0.0
+        for window in self.windows or (0,) * self.num_layers:
+            later = max(0.0, length - window) if window else 0.0
+            seen += length * (length + 1) / 2 - later * (later + 1) / 2
+        return seen
+
     def seen(self, context: float) -> float:
         """Sum over layers the number of tokens, of `context`, that one attends to."""
+        if self.windows:
+            return sum(min(context, window or context) for window in self.windows)
         seen = self.num_layers * context
         if self.local is not None:
             near = sum(self.local.with_positions)
@@ -165,13 +219,18 @@ class ParamSpec:
 
     @property
     def is_vector(self) -> bool:
-        """Return whether the leaf is one vector, or one per layer: a norm or a bias."""
-        return len(self.axes) - ("layers" in self.axes) == 1
+        """Return whether the leaf is a vector, or one per layer or expert.
+
+        Norms, biases and sinks are.
+        """
+        axes = [axis for axis in self.axes if axis not in ("layers", "experts", "pair")]
+        return len(axes) == 1
 
 
 # Parameters of the parts of a layer, with the axis that each dimension lies along.
+_NORMS_BEFORE = {"attention_norm": "width", "ffn_norm": "width"}
+_NORMS_AFTER = {"attention_out_norm": "width", "ffn_out_norm": "width"}
 _ATTENTION = {
-    "attention_norm": "width",
     "query": "hidden heads",
     "key": "hidden kv_heads",
     "value": "hidden kv_heads",
@@ -179,21 +238,25 @@ _ATTENTION = {
 }
 _QKV_BIAS = {"query_bias": "heads", "key_bias": "kv_heads", "value_bias": "kv_heads"}
 _QK_NORM = {"query_norm": "head_dim", "key_norm": "head_dim"}
+_WHOLE_QK_NORM = {"query_norm": "heads", "key_norm": "kv_heads"}
 _GATED = {
-    "ffn_norm": "width",
     "gate": "hidden ffn",
     "up": "hidden ffn",
     "down": "ffn hidden",
 }
 # An expert's gate and up matrices are one array: they are multiplied together.
 _EXPERTS = {
-    "ffn_norm": "width",
     "router": "hidden router",
     "expert_gate_up": "experts hidden pair ffn",
     "expert_down": "experts ffn hidden",
 }
 _SHARED_EXPERT = {f"shared_{name}": _GATED[name] for name in ("gate", "up", "down")}
 _ROUTER_BIAS = {"router_bias": "router"}
+_EXPERT_BIASES = {
+    "router_logit_bias": "router",
+    "expert_gate_up_bias": "experts pair ffn",
+    "expert_down_bias": "experts width",
+}
 
 
 def parameter_table(arch: Architecture) -> PyTree:
@@ -206,29 +269,45 @@ def parameter_table(arch: Architecture) -> PyTree:
         "heads": arch.num_heads * arch.head_dim,
         "kv_heads": arch.num_kv_heads * arch.head_dim,
         "head_dim": arch.head_dim,
+        "sinks": arch.num_heads,
         "ffn": arch.ffn_size,
         "pair": 2,
     }
-    layer = _ATTENTION | (_GATED if arch.experts is None else _EXPERTS)
-    layer |= _QKV_BIAS if arch.qkv_bias else {}
-    layer |= _QK_NORM if arch.qk_norm else {}
     if arch.experts is not None:
         extents |= {"experts": arch.experts.count, "router": arch.experts.count}
-        layer |= _SHARED_EXPERT if arch.experts.shared else {}
-        layer |= _ROUTER_BIAS if arch.experts.bias else {}
 
     def spec(name: str, axes: str) -> ParamSpec:
         names = tuple(axes.split())
-        starts = {"norm": "ones", "bias": "zeros"}
+        norm = "zeros" if arch.norm_offset else "ones"
+        starts = {"norm": norm, "bias": "zeros"}
         init: Any = starts.get(name.rpartition("_")[2], "normal")
         return ParamSpec(tuple(extents[axis] for axis in names), names, init)
 
     table = {
         "embedding": spec("embedding", "vocab hidden"),
-        "layers": {name: spec(name, f"layers {axes}") for name, axes in layer.items()},
+        "layers": {
+            name: spec(name, f"layers {axes}") for name, axes in _layer(arch).items()
+        },
         "final_norm": spec("final_norm", "width"),
     }
     return table if arch.tied_embeddings else table | {"head": table["embedding"]}
+
+
+def _layer(arch: Architecture) -> dict[str, str]:
+    """Parameters of a layer, with their axes."""
+    layer = _ATTENTION | (_GATED if arch.experts is None else _EXPERTS)
+    layer |= _NORMS_BEFORE if arch.norms != "after" else {}
+    layer |= _NORMS_AFTER if arch.norms != "before" else {}
+    layer |= _QKV_BIAS if arch.qkv_bias else {}
+    layer |= {"output_bias": "width"} if arch.output_bias else {}
+    layer |= {"sinks": "sinks"} if arch.sinks else {}
+    if arch.qk_norm:
+        layer |= _WHOLE_QK_NORM if arch.whole_qk_norm else _QK_NORM
+    if arch.experts is not None:
+        layer |= _SHARED_EXPERT if arch.experts.shared else {}
+        layer |= _ROUTER_BIAS if arch.experts.bias else {}
+        layer |= _EXPERT_BIASES if arch.experts.biased else {}
+    return layer
 
 
 def layered_table(arch: Architecture) -> PyTree:
@@ -258,6 +337,7 @@ MESH_AXES: dict[str, tuple[str, ...]] = {
     "hidden": SHARDS,
     "heads": ("tensor",),
     "kv_heads": ("tensor",),
+    "sinks": ("tensor",),
     "ffn": ("tensor",),
     "experts": ("expert",),
     "router": (),

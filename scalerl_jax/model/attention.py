@@ -37,7 +37,8 @@ KEYS = PartitionSpec(ROWS, None, "tensor", None)
 
 # Queries [R, S, heads, dim], keys and values [R, S, kv heads, dim] of whole rows and
 # their segment ids [R, S] -> outputs [R, S, heads, dim]; id 0 is a segment too.
-SegmentAttention = Callable[[Array, Array, Array, Array], Array]
+# Layers with windows or sinks give them by name, see `BlockwiseAttention`.
+SegmentAttention = Callable[..., Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +54,16 @@ class BlockwiseAttention:
         k: Float[Array, "R S kv dim"],
         v: Float[Array, "R S kv dim"],
         segment_ids: Int[Array, "R S"],
+        *,
+        window: Int[Array, ""] | None = None,
+        sinks: Float[Array, " heads"] | None = None,
     ) -> Float[Array, "R S heads dim"]:
-        """Causal attention within each segment."""
-        return _attend(self, q, k, v, segment_ids)
+        """Causal attention within each segment.
+
+        A token sees the last `window` tokens, itself among them; None: all.  A head's
+        sink is a score beside those of the tokens, which takes its share of nothing.
+        """
+        return _attend(self, q, k, v, segment_ids, window, sinks)
 
     def placed(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function` with its place on the context axis as its first argument."""
@@ -66,40 +74,70 @@ class BlockwiseAttention:
 
 _ROW = PartitionSpec(ROWS, None)
 _LSE = PartitionSpec(ROWS, "tensor", None, "context")
+_NUMBER, _HEADS = PartitionSpec(), PartitionSpec("tensor")
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(
-    attention: BlockwiseAttention, q: Array, k: Array, v: Array, segment_ids: Array
+    attention: BlockwiseAttention,
+    q: Array,
+    k: Array,
+    v: Array,
+    segment_ids: Array,
+    window: Array | None,
+    sinks: Array | None,
 ) -> Array:
-    return _forward(attention, q, k, v, segment_ids)[0]
+    return _forward(attention, q, k, v, segment_ids, window, sinks)[0]
 
 
 def _forward(
-    attention: BlockwiseAttention, q: Array, k: Array, v: Array, segment_ids: Array
-) -> tuple[Array, tuple[Array, ...]]:
+    attention: BlockwiseAttention,
+    q: Array,
+    k: Array,
+    v: Array,
+    segment_ids: Array,
+    window: Array | None,
+    sinks: Array | None,
+) -> tuple[Array, tuple[Any, ...]]:
     local = over_mesh(
         attention.mesh,
         attention.placed(functools.partial(_forward_blocks, attention.block)),
-        in_specs=(QUERIES, KEYS, KEYS, _ROW),
+        in_specs=(QUERIES, KEYS, KEYS, _ROW, _NUMBER, _HEADS),
         out_specs=(QUERIES, _LSE),
     )
-    mixed, log_sum = local(q, k, v, segment_ids)
+    given = (q, k, v, segment_ids, window, sinks)
+    mixed, log_sum = local(*given)
     mixed = checkpoint_name(mixed, SAVED)
-    return mixed, (q, k, v, segment_ids, mixed, checkpoint_name(log_sum, SAVED))
+    return mixed, (*given, mixed, checkpoint_name(log_sum, SAVED))
 
 
 def _backward(
-    attention: BlockwiseAttention, saved: tuple[Array, ...], cotangent: Array
+    attention: BlockwiseAttention, saved: tuple[Any, ...], cotangent: Array
 ) -> tuple[Array | None, ...]:
+    *given, sinks, mixed, log_sum = saved
     shards = 1 if attention.mesh is None else attention.mesh.shape["context"]
     local = over_mesh(
         attention.mesh,
         attention.placed(functools.partial(_backward_blocks, attention.block, shards)),
-        in_specs=(QUERIES, KEYS, KEYS, _ROW, QUERIES, _LSE, QUERIES),
+        in_specs=(QUERIES, KEYS, KEYS, _ROW, _NUMBER, QUERIES, _LSE, QUERIES),
         out_specs=(QUERIES, QUERIES, QUERIES),
     )
-    return *local(*saved, cotangent), None  # type: ignore[call-arg]
+    found = local(*given, mixed, log_sum, cotangent)
+    of_sinks = None
+    if sinks is not None:
+        of_sinks = _sinks_slope(sinks, mixed, log_sum, cotangent)
+    return *found, None, None, of_sinks  # type: ignore[call-arg]
+
+
+def _sinks_slope(
+    sinks: Array, mixed: Array, log_sum: Array, cotangent: Array
+) -> Float[Array, " heads"]:
+    """Cotangents of sinks: minus their shares times what their queries found."""
+    found = (cotangent.astype(jnp.float32) * mixed.astype(jnp.float32)).sum(axis=-1)
+    found = _by_heads(found[..., None], log_sum.shape[1])[..., 0]
+    scores = sinks.astype(jnp.float32).reshape(log_sum.shape[1:3])
+    shares = jnp.exp(scores[None, :, :, None] - log_sum)
+    return -(shares * found).sum(axis=(0, 3)).reshape(-1).astype(sinks.dtype)
 
 
 _attend.defvjp(_forward, _backward)
@@ -132,7 +170,12 @@ class _Blocks:
     """
 
     def __init__(
-        self, place: Array | int, block: int, queries: int, segment_ids: Array
+        self,
+        place: Array | int,
+        block: int,
+        queries: int,
+        segment_ids: Array,
+        window: Array | None,
     ) -> None:
         length = segment_ids.shape[1]
         # Two blocks at least of a row that is not tiny: what is later is not computed.
@@ -140,7 +183,7 @@ class _Blocks:
         self.count = queries // self.size  # of the queries
         self.unrolled = queries == length and self.count <= _UNROLLED
         self._first = place * self.count
-        self._segments = segment_ids
+        self._segments, self._window = segment_ids, window
         starts = segment_starts(segment_ids)
         self._oldest = starts[:, :: self.size].min(axis=0) // self.size
 
@@ -148,8 +191,12 @@ class _Blocks:
         """`meet(first, length, carry)` for the keys that a block of queries needs."""
         if self.unrolled:
             return meet(0, (int(index) + 1) * self.size, carry)
+        oldest = self._oldest[self._first + index]
+        if self._window is not None:
+            first = (self._first + index) * self.size - self._window + 1
+            oldest = jnp.maximum(oldest, first // self.size)
         return jax.lax.fori_loop(
-            self._oldest[self._first + index],
+            oldest,
             self._first + index + 1,
             lambda block, carry: meet(block * self.size, self.size, carry),
             carry,
@@ -166,11 +213,14 @@ class _Blocks:
         return carry, jax.tree.map(lambda *each: jnp.stack(each), *found)
 
     def allowed(self, index: Array | int, first: Array | int, length: int) -> Array:
-        """[R, queries, keys]: same segment, not later."""
+        """[R, queries, keys]: same segment, not later, and within the window."""
         start = (self._first + index) * self.size
         queries = _cut(self._segments, start, self.size, axis=1)
         seen = _cut(self._segments, first, length, axis=1)
-        earlier = (start + jnp.arange(self.size))[:, None] >= first + jnp.arange(length)
+        places = (start + jnp.arange(self.size))[:, None]
+        earlier = places >= first + jnp.arange(length)
+        if self._window is not None:
+            earlier &= places - self._window < first + jnp.arange(length)
         return (queries[:, :, None] == seen[:, None, :]) & earlier
 
 
@@ -192,9 +242,11 @@ def _forward_blocks(
     k: Array,
     v: Array,
     segment_ids: Array,
+    window: Array | None,
+    sinks: Array | None,
 ) -> tuple[Array, Float[Array, "R kv group S"]]:
     """Return the queries' outputs, and logarithms of their sums of exponentials."""
-    blocks = _Blocks(place, block, q.shape[1], segment_ids)
+    blocks = _Blocks(place, block, q.shape[1], segment_ids, window)
     kv_heads, size = k.shape[2], blocks.size
     queries = _by_heads(q, kv_heads)
     k, v = (_by_heads(x, kv_heads)[:, :, 0] for x in (k, v))
@@ -230,6 +282,9 @@ def _forward_blocks(
             jnp.zeros(shape, jnp.float32),
             jnp.zeros(these.shape, jnp.float32),
         )
+        if sinks is not None:
+            scores = sinks.astype(jnp.float32).reshape(1, kv_heads, -1, 1)
+            start = (jnp.broadcast_to(scores, shape), jnp.ones_like(start[1]), start[2])
         best, total, mixed = blocks.each(meet, index, start)
         mixed = (mixed / total[..., None]).astype(q.dtype)
         return none, (mixed, best + jnp.log(total))
@@ -277,12 +332,13 @@ def _backward_blocks(
     k: Array,
     v: Array,
     segment_ids: Array,
+    window: Array | None,
     mixed: Array,
     log_sum: Array,
     cotangent: Array,
 ) -> tuple[Array, Array, Array]:
     """Cotangents of q, k and v; the latter two summed over the context axis."""
-    blocks = _Blocks(place, block, q.shape[1], segment_ids)
+    blocks = _Blocks(place, block, q.shape[1], segment_ids, window)
     kv_heads, size = k.shape[2], blocks.size
     wide = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
     # sum_s shares * (cotangent . v) of a query = cotangent . what it found

@@ -145,9 +145,19 @@ def why_not(
     """
     platform, dim = mesh.devices.flat[0].platform, arch.head_dim
     shards, kind = mesh.shape["context"], jnp.dtype(dtype)
+    windows = arch.windows_within(row_tokens)
+    narrow: list[tuple[bool, str]] = [
+        (arch.sinks, "a model whose heads have sinks"),
+        (
+            bool(windows),
+            f"a model whose layers see windows of {max(windows, default=0)} tokens "
+            f"with batch.row_tokens = {row_tokens}",
+        ),
+    ]
     limits: dict[str, list[tuple[bool, str]]] = {
         "blockwise": [],
         "splash": [
+            *narrow,
             (platform != "tpu", f"{platform} devices: it needs TPUs"),
             (
                 bool(dim % _LANES),
@@ -160,6 +170,7 @@ def why_not(
             ),
         ],
         "cudnn": [
+            *narrow,
             (platform != "gpu", f"{platform} devices: it needs GPUs"),
             (
                 kind not in (jnp.bfloat16, jnp.float16),

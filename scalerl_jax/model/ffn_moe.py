@@ -22,7 +22,7 @@ the axis "expert" is no longer than top_k, a device gathers all tokens of the ax
 its own experts' outputs, and returns each device its sums: that moves no more than a
 row for each choice.  Otherwise every token is sent to its experts and back.  A
 sampler's device has whole experts and sees all tokens; the outputs are summed over
-devices.
+devices.  The file is above 400 lines: the ways share their cuts and their biases.
 """
 
 import functools
@@ -43,7 +43,14 @@ from scalerl_jax.model.expert_rows import (
     send_rows,
     spread,
 )
-from scalerl_jax.model.layers import CHOSEN, ROUTER, gated, linear, rms_norm
+from scalerl_jax.model.layers import (
+    CHOSEN,
+    ROUTER,
+    clamped_gated,
+    gated,
+    linear,
+    norm,
+)
 from scalerl_jax.model.lora import merged
 from scalerl_jax.parallel.mesh import ROWS, over_mesh
 from scalerl_jax.types import PyTree
@@ -63,6 +70,17 @@ _SAMPLER_CUT = {
     "router": PartitionSpec(),
     "expert_gate_up": PartitionSpec(OF_EXPERTS),
     "expert_down": PartitionSpec(OF_EXPERTS),
+}
+# The same of their biases.
+_LEARNER_BIASES = {
+    "router_logit_bias": PartitionSpec(),
+    "expert_gate_up_bias": PartitionSpec("expert", None, "tensor"),
+    "expert_down_bias": PartitionSpec("expert"),
+}
+_SAMPLER_BIASES = {
+    "router_logit_bias": PartitionSpec(),
+    "expert_gate_up_bias": PartitionSpec(OF_EXPERTS),
+    "expert_down_bias": PartitionSpec(OF_EXPERTS),
 }
 
 
@@ -137,12 +155,14 @@ def expert_feed_forward(
     experts = arch.experts
     assert experts is not None, "a family with experts says how many"
     mesh = mesh if mesh is not None and mesh.size > 1 else None
-    normed = rms_norm(x, layer["ffn_norm"], arch.rms_eps)
+    normed = x if arch.norms == "after" else norm(x, layer["ffn_norm"], arch)
     cuts, cut = _SAMPLER_CUT, PartitionSpec()
     if not decoding:
         cuts, cut = _LEARNER_CUT, PartitionSpec(ROWS, "context", None)
     if experts.bias:
         cuts = cuts | {"router_bias": PartitionSpec()}
+    if experts.biased:
+        cuts = cuts | (_SAMPLER_BIASES if decoding else _LEARNER_BIASES)
     chosen_ones = over_mesh(
         mesh,
         functools.partial(_chosen_ones, experts, decoding, mesh),
@@ -178,6 +198,10 @@ def _chosen_ones(
     """
     tokens = x.reshape(-1, x.shape[-1])
     logits = router_logits(tokens, layer["router"])
+    if experts.biased:
+        logits = logits + layer["router_logit_bias"].astype(jnp.float32)
+        if mesh is not None and not decoding:
+            layer = layer | {"expert_down_bias": _once(layer["expert_down_bias"])}
     if given is not None:
         given = given.reshape(-1, experts.top_k)
     chosen, gates, scores = route(logits, experts, given, layer.get("router_bias"))
@@ -197,6 +221,17 @@ def _chosen_ones(
         each.reshape(*x.shape[:-1], each.shape[-1]) for each in (chosen, scores)
     )
     return output, chosen, scores
+
+
+def _once(bias: Array) -> Array:
+    """A bias that devices of the axis "tensor", whose outputs are summed, add once."""
+    return jnp.where(jax.lax.axis_index("tensor") == 0, bias, 0)
+
+
+def _activated(experts: Experts, both: Array, axis: int) -> Array:
+    """Gates and ups, side by side along `axis`, to the experts' inner units."""
+    gate, up = jnp.split(both, 2, axis=axis)
+    return clamped_gated(gate, up, experts.clamp) if experts.clamp else gated(gate, up)
 
 
 def _way(tokens: int, *, decoding: bool, alone: bool = True) -> Callable[..., Array]:
@@ -284,11 +319,16 @@ def _products(
     """Outputs of experts for rows sorted by expert; zeros for rows that none has."""
     into, out = cuts
     rows = _of_groups(rows, sizes, experts)
-    both = _of_groups(
-        grouped_matmul(rows, _gate_up(layer), sizes, "auto", into), sizes, experts
-    )
-    h = gated(*jnp.split(both, 2, axis=1))
-    found = grouped_matmul(h, layer["expert_down"], sizes, "auto", out)
+    both: Any = grouped_matmul(rows, _gate_up(layer), sizes, "auto", into)
+    group = None
+    if experts.biased:
+        ends = jnp.cumsum(sizes)[:-1]
+        group = jnp.searchsorted(ends, jnp.arange(len(rows)), side="right")
+        both = both + _gate_up_bias(layer)[group].astype(both.dtype)
+    h = _activated(experts, _of_groups(both, sizes, experts), 1)
+    found: Any = grouped_matmul(h, layer["expert_down"], sizes, "auto", out)
+    if experts.biased:
+        found = found + layer["expert_down_bias"][group].astype(found.dtype)
     return _of_groups(found, sizes, experts)
 
 
@@ -296,6 +336,12 @@ def _gate_up(layer: PyTree) -> Float[Array, "E D both"]:
     """Gate and up matrices side by side: of a learner's pair, or a sampler's as is."""
     gate_up = layer["expert_gate_up"]
     return gate_up.reshape(*gate_up.shape[:2], -1)
+
+
+def _gate_up_bias(layer: PyTree) -> Float[Array, "E both"]:
+    """Biases of gates and ups, laid out as `_gate_up`."""
+    bias = layer["expert_gate_up_bias"]
+    return bias.reshape(len(bias), -1)
 
 
 def _gathering(
@@ -359,11 +405,16 @@ def _dense(
     if experts.gate_input:
         inputs = inputs * all_gates[..., None].astype(dtype)
     both = jnp.einsum("etd,edf->etf", inputs, _gate_up(layer).astype(dtype))
+    if experts.biased:
+        both = both + _gate_up_bias(layer)[:, None].astype(dtype)
     found = jnp.einsum(
         "etf,efd->etd",
-        gated(*jnp.split(both, 2, axis=2)),
+        _activated(experts, both, 2),
         layer["expert_down"].astype(dtype),
-    ).astype(jnp.float32)
+    )
+    if experts.biased:
+        found = found + layer["expert_down_bias"][:, None].astype(dtype)
+    found = found.astype(jnp.float32)
     if experts.gate_input:
         return found.sum(axis=0)
     return (found * all_gates[..., None]).sum(axis=0)
@@ -381,5 +432,9 @@ def _gathered(
         for matrices in (_gate_up(layer), layer["expert_down"])
     )
     both = jnp.einsum("tkd,tkdf->tkf", inputs, gate_up)
-    h = gated(*jnp.split(both, 2, axis=2))
-    return _mixed(jnp.einsum("tkf,tkfd->tkd", h, down), gates, experts)
+    if experts.biased:
+        both = both + _gate_up_bias(layer)[chosen].astype(both.dtype)
+    found = jnp.einsum("tkf,tkfd->tkd", _activated(experts, both, 2), down)
+    if experts.biased:
+        found = found + layer["expert_down_bias"][chosen].astype(found.dtype)
+    return _mixed(found, gates, experts)

@@ -5,6 +5,7 @@ bfloat16 forward pass nothing of a gradient is rounded before it reaches the opt
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -23,6 +24,7 @@ _remember_inputs = functools.partial(jax.checkpoint, prevent_cse=False)
 CHOSEN, GROUPED = "chosen experts", "grouped"
 # Scope of a router's products, by which they are found in a compiled program.
 ROUTER = "router"
+CLAMPED_GAIN = 1.702
 # Cuts over a mesh: of the embedding's table, of tokens and of the rows that they find.
 _TABLE = PartitionSpec("tensor", SHARDS)
 _TOKENS = PartitionSpec(ROWS, "context")
@@ -82,59 +84,52 @@ def rms_norm(x: Array, scale: Array, eps: float) -> Array:
     return (x32 * inverse).astype(x.dtype) * scale.astype(x.dtype)
 
 
+@functools.partial(_remember_inputs, static_argnums=(2, 3))
+def offset_norm(x: Array, scale: Array, eps: float, offset: float) -> Array:
+    """x / rms(x) * (offset + scale), rounded once: Gemma's norm, whose offset is 1."""
+    x32 = x.astype(jnp.float32)
+    inverse = jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
+    return (x32 * inverse * (offset + scale.astype(jnp.float32))).astype(x.dtype)
+
+
 @_remember_inputs
 def gated(gate: Float[Array, "... F"], up: Float[Array, "... F"]) -> Array:
     """silu(gate) * up."""
     return jax.nn.silu(gate) * up
 
 
-def rope_frequencies(arch: Architecture) -> Float[Array, " half"]:
-    """Rotary frequencies, radians per position; Llama 3 stretches the low ones.
-
-        frequency[i] = theta ^ (-2 i / head_dim)
-
-    https://arxiv.org/abs/2104.09864, section 3.2.2.
-    """
-    half = jnp.arange(arch.head_dim // 2, dtype=jnp.float32)
-    frequencies = arch.rope_theta ** (-2.0 * half / arch.head_dim)
-    scaling = arch.rope_scaling
-    if scaling is None:
-        return frequencies
-    turns = scaling.original_max_positions * frequencies / (2.0 * jnp.pi)
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    share_kept = jnp.clip((turns - low) / (high - low), 0.0, 1.0)
-    return frequencies * (share_kept + (1.0 - share_kept) / scaling.factor)
+@_remember_inputs
+def gelu_gated(gate: Float[Array, "... F"], up: Float[Array, "... F"]) -> Array:
+    """gelu(gate) * up, with the approximation by tanh (Gemma)."""
+    return jax.nn.gelu(gate, approximate=True) * up
 
 
-def rotations(
-    positions: Int[Array, "..."], frequencies: Float[Array, " half"]
-) -> tuple[Float[Array, "... 1 half"], Float[Array, "... 1 half"]]:
-    """Cosines and sines of the angles by which heads are turned at each position."""
-    angles = positions[..., None, None].astype(jnp.float32) * frequencies
-    return jnp.cos(angles), jnp.sin(angles)
-
-
-def rotate(
-    x: Float[Array, "... heads dim"],
-    turns: tuple[Float[Array, "... 1 half"], Float[Array, "... 1 half"]],
-    *,
-    neighbours: bool = False,
+@functools.partial(_remember_inputs, static_argnums=2)
+def clamped_gated(
+    gate: Float[Array, "... F"], up: Float[Array, "... F"], limit: float
 ) -> Array:
-    """Rotary position embedding; dimension i is paired with i + dim / 2.
+    """g * sigmoid(1.702 g) * (u + 1), g = min(gate, limit), u within +-limit (gpt-oss).
 
-    With `neighbours` dimension 2 i is paired with 2 i + 1.
+    1.702 makes of the first factor an approximation of gelu:
+    https://arxiv.org/abs/1606.08415.
     """
-    cos, sin = turns
-    x32 = x.astype(jnp.float32)
-    if neighbours:
-        pairs = x32.reshape(*x.shape[:-1], -1, 2)
-        first, second = pairs[..., 0], pairs[..., 1]
-    else:
-        first, second = jnp.split(x32, 2, axis=-1)
-    turned = (first * cos - second * sin, second * cos + first * sin)
-    if neighbours:
-        return jnp.stack(turned, axis=-1).reshape(x.shape).astype(x.dtype)
-    return jnp.concatenate(turned, axis=-1).astype(x.dtype)
+    gate = jnp.minimum(gate, limit)
+    up = jnp.clip(up, -limit, limit)
+    return gate * jax.nn.sigmoid(CLAMPED_GAIN * gate) * (up + 1)
+
+
+def norm(x: Array, scale: Array, arch: Architecture) -> Array:
+    """x normalised as all norms of a decoder do."""
+    if arch.norm_offset:
+        return offset_norm(x, scale, arch.rms_eps, arch.norm_offset)
+    return rms_norm(x, scale, arch.rms_eps)
+
+
+# Activation of an `Architecture` -> gate and up to the feed-forward's inner units.
+ACTIVATIONS: dict[str, Callable[[Array, Array], Array]] = {
+    "silu": gated,
+    "gelu_tanh": gelu_gated,
+}
 
 
 def embed(

@@ -10,7 +10,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from scalerl_jax.model.architecture import LocalLayers
 from scalerl_jax.model.attention import segment_starts
-from scalerl_jax.model.layers import rms_norm, rotate
+from scalerl_jax.model.layers import rms_norm
+from scalerl_jax.model.rope import rotate
 
 
 def placed(

@@ -20,8 +20,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from scalerl_jax.model.architecture import Architecture
-from scalerl_jax.model.hugging_face import CONFIG_FILE, SCALING, SIZES, find_family
-from scalerl_jax.model.mixture_files import mixture_values
+from scalerl_jax.model.hugging_face import CONFIG_FILE, config_values
 from scalerl_jax.model.weights import DTYPES, INDEX, SINGLE, StoredParameter, parameters
 from scalerl_jax.process.full_disk import why_full
 from scalerl_jax.types import PyTree
@@ -85,36 +84,6 @@ def save_params(
             (partial / name).write_bytes(content)
         config = config_values(arch, dtype=dtype.name, eos_token_id=eos_token_id)
         _write_json(partial / CONFIG_FILE, config)
-
-
-def config_values(
-    arch: Architecture, *, dtype: str, eos_token_id: int | list[int] | None
-) -> dict[str, Any]:
-    """Fields that `read_architecture` reads back and transformers 4 and 5 load."""
-    scaling, family = arch.rope_scaling, find_family(arch.family)
-    features = (arch.qkv_bias, arch.qk_norm)
-    assert features == (family.qkv_bias, family.qk_norm), "no model of its family"
-    return {
-        "architectures": [family.loader],
-        "model_type": arch.family,
-        **{
-            theirs: getattr(arch, name)
-            for name, theirs in {**SIZES, **family.sizes}.items()
-        },
-        "hidden_act": "silu",
-        "rms_norm_eps": arch.rms_eps,
-        "rope_theta": arch.rope_theta,
-        "rope_scaling": scaling
-        and {"rope_type": "llama3"}
-        | {theirs: getattr(scaling, name) for name, theirs in SCALING.items()},
-        "tie_word_embeddings": arch.tied_embeddings,
-        "torch_dtype": dtype,
-        # Written even if null: absent, transformers takes its own ids for Llama.
-        "bos_token_id": None,
-        "eos_token_id": eos_token_id,
-        **family.fixed,
-        **(mixture_values(arch, arch.experts) if arch.experts else {}),
-    }
 
 
 def check_place(directory: str | Path, *, num_bytes: int = 0) -> None:
@@ -250,7 +219,8 @@ def _tensors(
                 index = (slice(None) if at is None else at for at in part.place)
                 matrix = np.asarray(leaf[tuple(index)])
                 matrix = matrix.T if part.transposed else matrix
-                columns = slice(part.column, part.column + matrix.shape[-1])
+                last = part.column + part.step * (matrix.shape[-1] - 1)
+                columns = slice(part.column, last + 1, part.step)
                 tensor[(*part.before, ..., columns)] = matrix
             yield name, tensor
 

@@ -7,6 +7,7 @@ passes share every formula; they differ in where keys and values come from:
     cached_hidden   tokens of any sequences, attention by a function with their cache
 
 Neither samples, masks a loss nor knows a mesh.
+The file is above 400 lines: both passes and what they share.
 """
 
 import functools
@@ -28,18 +29,16 @@ from scalerl_jax.model.architecture import (
 from scalerl_jax.model.attention import SAVED, BlockwiseAttention, SegmentAttention
 from scalerl_jax.model.ffn_moe import expert_feed_forward
 from scalerl_jax.model.layers import (
+    ACTIVATIONS,
     CHOSEN,
     GROUPED,
     embed,
-    gated,
     linear,
-    rms_norm,
-    rope_frequencies,
-    rotate,
-    rotations,
+    norm,
 )
 from scalerl_jax.model.local_layers import chunked, placed
 from scalerl_jax.model.prompt_sharing import collect, spread
+from scalerl_jax.model.rope import Rope, rope_frequencies, rotate, rotations
 from scalerl_jax.parallel.mesh import ROWS
 from scalerl_jax.types import PyTree, Sharing
 
@@ -86,33 +85,81 @@ Attend = Callable[[Array, Array, Array], Array]
 Said = dict[str, Array]
 
 
+Turns = tuple[Array, Array]  # of `rope.rotations`
+
+
+class Kind(NamedTuple):
+    """What tells a layer from others: Python's values, or traced ones under a scan.
+
+    None where no layer of the decoder is told so.
+    """
+
+    near: Any = None  # a bool; see `architecture.LocalLayers`
+    window: Any = None  # tokens that it sees
+    near_rope: Any = None  # a bool: its positions are of `Architecture.window_rope`
+    rotated: Any = None  # a bool: it has positions
+
+
 class Where(NamedTuple):
     """Places of the tokens of a layer, and the kind of the layer."""
 
     positions: Array
-    turns: tuple[Array, Array]  # of `layers.rotations`
-    near: Any = None  # a bool or a traced one; see `architecture.LocalLayers`
+    turns: Turns
+    near_turns: Turns | None  # by `Architecture.window_rope`
+    kind: Kind
+
+
+def _choose(flag: Any, chosen: Any, other: Any) -> Any:
+    """One of two trees of arrays, by a Python bool or by a traced one."""
+    if isinstance(flag, bool):
+        return chosen if flag else other
+    return jax.tree.map(lambda one, two: jnp.where(flag, one, two), chosen, other)
+
+
+def _all_turns(arch: Architecture, positions: Array) -> tuple[Turns, Turns | None]:
+    """Rotations of the layers' positions, and those of layers with windows apart."""
+
+    def turns(rope: Rope) -> Turns:
+        frequencies = rope_frequencies(rope, arch.head_dim)
+        return rotations(positions, frequencies, rope.magnitude)
+
+    near = None if arch.window_rope is None else turns(arch.window_rope)
+    return turns(arch.rope), near
+
+
+def _turned(q: Array, k: Array, arch: Architecture, where: Where) -> tuple[Array, ...]:
+    """Queries and keys with their positions, if the layer has any."""
+    turns, kind = where.turns, where.kind
+    if where.near_turns is not None:
+        turns = _choose(kind.near_rope, where.near_turns, turns)
+    if arch.attention_scale is not None:
+        # Whoever attends divides scores by the root of head_dim.
+        q = (q * (arch.attention_scale * arch.head_dim**0.5)).astype(q.dtype)
+    if kind.rotated is False:
+        return q, k
+    turned = rotate(q, turns), rotate(k, turns)
+    return turned if kind.rotated is None else _choose(kind.rotated, turned, (q, k))
 
 
 def _attention(
     layer: PyTree, arch: Architecture, x: Array, where: Where, attend: Attend
 ) -> Array:
     """Attention, without the input that it is added to."""
-    dtype = x.dtype
-    h = rms_norm(x, layer["attention_norm"], arch.rms_eps)
+    h = x if arch.norms == "after" else norm(x, layer["attention_norm"], arch)
     q, k, v = (linear(h, layer[name]) for name in ("query", "key", "value"))
     if arch.qkv_bias:
-        q = q + layer["query_bias"].astype(dtype)
-        k = k + layer["key_bias"].astype(dtype)
-        v = v + layer["value_bias"].astype(dtype)
+        q = q + layer["query_bias"].astype(x.dtype)
+        k = k + layer["key_bias"].astype(x.dtype)
+        v = v + layer["value_bias"].astype(x.dtype)
+    if arch.qk_norm and arch.whole_qk_norm:
+        q, k = norm(q, layer["query_norm"], arch), norm(k, layer["key_norm"], arch)
     q = q.reshape(*q.shape[:-1], arch.num_heads, arch.head_dim)
     k = k.reshape(*k.shape[:-1], arch.num_kv_heads, arch.head_dim)
     v = v.reshape(k.shape)
-    if arch.qk_norm:
-        q = rms_norm(q, layer["query_norm"], arch.rms_eps)
-        k = rms_norm(k, layer["key_norm"], arch.rms_eps)
+    if arch.qk_norm and not arch.whole_qk_norm:
+        q, k = norm(q, layer["query_norm"], arch), norm(k, layer["key_norm"], arch)
     if arch.local is None:
-        q, k = rotate(q, where.turns), rotate(k, where.turns)
+        q, k = _turned(q, k, arch, where)
     else:
         q, k = placed(
             q,
@@ -120,11 +167,12 @@ def _attention(
             where.turns,
             where.positions,
             local=arch.local,
-            near=where.near,
+            near=where.kind.near,
             eps=arch.rms_eps,
         )
     mixed = attend(q, k, v)
-    return linear(mixed.reshape(*x.shape[:-1], -1), layer["output"])
+    found = linear(mixed.reshape(*x.shape[:-1], -1), layer["output"])
+    return found + layer["output_bias"].astype(x.dtype) if arch.output_bias else found
 
 
 def _gated_feed_forward(layer: PyTree, arch: Architecture, x: Array) -> Array:
@@ -132,8 +180,9 @@ def _gated_feed_forward(layer: PyTree, arch: Architecture, x: Array) -> Array:
 
     https://arxiv.org/abs/2002.05202, equation 6.
     """
-    h = rms_norm(x, layer["ffn_norm"], arch.rms_eps)
-    h = gated(linear(h, layer["gate"]), linear(h, layer["up"]))
+    h = x if arch.norms == "after" else norm(x, layer["ffn_norm"], arch)
+    activation = ACTIVATIONS[arch.activation]
+    h = activation(linear(h, layer["gate"]), linear(h, layer["up"]))
     return linear(h, layer["down"])
 
 
@@ -149,12 +198,25 @@ def _block(
 
     `options` are those of `ffn_moe.expert_feed_forward`.
     """
-    x = x + _attention(layer, arch, x, where, attend)
-    if arch.experts is None:
-        return x + _gated_feed_forward(layer, arch, x), {}
 
-    more, said = expert_feed_forward(layer, arch, x, **options)
-    return x + more, said
+    def after(found: Array, name: str) -> Array:
+        return found if arch.norms == "before" else norm(found, layer[name], arch)
+
+    found = _attention(layer, arch, x, where, attend)
+    x = x + after(found, "attention_out_norm")
+    if arch.experts is None:
+        found = _gated_feed_forward(layer, arch, x)
+        return x + after(found, "ffn_out_norm"), {}
+
+    found, said = expert_feed_forward(layer, arch, x, **options)
+    return x + after(found, "ffn_out_norm"), said
+
+
+def _scaled(x: Array, arch: Architecture) -> Array:
+    """Embeddings as the first layer takes them."""
+    if not arch.scaled_embeddings:
+        return x
+    return x * jnp.asarray(arch.hidden_size**0.5, x.dtype)
 
 
 def hidden_states(
@@ -186,42 +248,54 @@ def hidden_states(
     `with_scores` it returns {"scores": float32 [layers, rows, tokens, experts]} too.
     """
     attention = attention or BlockwiseAttention(mesh)
-    turns = rotations(positions, rope_frequencies(arch))
-    near, chunks = _near_layers(arch, segment_ids)
+    turns, near_turns = _all_turns(arch, positions)
+    kinds, chunks = _layer_kinds(arch, segment_ids)
     options: Any = dict(mesh=mesh, with_scores=with_scores)
 
     def step(x: Array, of_layer: _OfLayer) -> tuple[Array, Said]:
         def attend(q: Array, k: Array, v: Array) -> Array:
-            seen = segment_ids
+            seen, more = segment_ids, {}
             if arch.local is not None:
-                seen = jnp.where(of_layer.near, chunks, segment_ids)
+                seen = jnp.where(kind.near, chunks, segment_ids)
+            if kind.window is not None:
+                more["window"] = kind.window
+            if arch.sinks:
+                more["sinks"] = layer["sinks"]
             if sharing is None:
-                return attention(q, k, v, seen)
+                return attention(q, k, v, seen, **more)
 
             q, k, v = (spread(x, sharing) for x in (q, k, v))
-            return collect(attention(q, k, v, seen), sharing)
+            return collect(attention(q, k, v, seen, **more), sharing)
 
-        where = Where(positions, turns, of_layer.near)
-        layer, given = of_layer.params, of_layer.given
+        layer, given, kind = of_layer
+        where = Where(positions, turns, near_turns, kind)
         x, said = _block(layer, arch, x, where, attend, given=given, **options)
         return cut_rows(x, mesh), said
 
     if REMAT[remat] is not None:
         step = jax.checkpoint(step, policy=REMAT[remat])
     x = embed(params["embedding"], tokens, mesh=mesh, dtype=dtype)
-    stack = _OfLayer(params["layers"], experts, near)
+    stack = _OfLayer(params["layers"], experts, kinds)
     over = jax.lax.scan if scan_layers else _unscanned
-    x, said = over(step, cut_rows(x, mesh), stack)
-    return rms_norm(x, params["final_norm"], arch.rms_eps), said
+    x, said = over(step, cut_rows(_scaled(x, arch), mesh), stack)
+    return norm(x, params["final_norm"], arch), said
 
 
-def _near_layers(arch: Architecture, segment_ids: Array) -> tuple[Any, Array]:
-    """Flags of layers that see chunks, if any does, and the chunks of all tokens."""
-    if arch.local is None:
-        return None, segment_ids
+def _layer_kinds(arch: Architecture, segment_ids: Array) -> tuple[Kind, Array]:
+    """Kinds of all layers, and the chunks of tokens for layers that see those."""
+    if arch.local is not None:
+        kinds = Kind(near=jnp.array(arch.local.with_positions))
+        return kinds, chunked(segment_ids, arch.local.chunk)
 
-    near = jnp.array(arch.local.with_positions)
-    return near, chunked(segment_ids, arch.local.chunk)
+    length = segment_ids.shape[1]
+    windows = arch.windows_within(length)
+    apart, rotated = arch.window_rope is not None, arch.rotated
+    kinds = Kind(
+        window=jnp.array([each or length for each in windows]) if windows else None,
+        near_rope=jnp.array([each > 0 for each in arch.windows]) if apart else None,
+        rotated=jnp.array(rotated) if rotated else None,
+    )
+    return kinds, segment_ids
 
 
 class _OfLayer(NamedTuple):
@@ -229,7 +303,7 @@ class _OfLayer(NamedTuple):
 
     params: PyTree
     given: Array | None  # experts
-    near: Any  # see `Where`
+    kind: Kind
 
 
 def _unscanned(
@@ -296,8 +370,8 @@ def cached_hidden(
     out by `architecture.layered_table`.  What the layers say, and `experts`, are as in
     `hidden_states`, for T tokens.
     """
-    turns = rotations(positions, rope_frequencies(arch))
-    x = over_copies(params["embedding"][tokens].astype(dtype), mesh)
+    turns, near_turns = _all_turns(arch, positions)
+    x = over_copies(_scaled(params["embedding"][tokens].astype(dtype), arch), mesh)
     each = []
 
     def attend_all(index: int, q: Array, k: Array, v: Array) -> Array:
@@ -305,12 +379,16 @@ def cached_hidden(
         return attend(index, q, everywhere(k, mesh), everywhere(v, mesh))
 
     for index, layer in enumerate(params["layers"]):
-        near = arch.local is None or arch.local.with_positions[index]
+        kind = Kind(
+            near=arch.local is not None and arch.local.with_positions[index],
+            near_rope=bool(arch.windows and arch.windows[index]),
+            rotated=arch.rotated[index] if arch.rotated else None,
+        )
         x, said = _block(
             layer,
             arch,
             x,
-            Where(positions, turns, near),
+            Where(positions, turns, near_turns, kind),
             functools.partial(attend_all, index),
             given=None if experts is None else experts[index],
             decoding=True,
@@ -319,7 +397,7 @@ def cached_hidden(
         x = over_copies(x, mesh)
         each.append(said)
     said = jax.tree.map(lambda *layers: jnp.stack(layers), *each)
-    return rms_norm(x, params["final_norm"], arch.rms_eps), said
+    return norm(x, params["final_norm"], arch), said
 
 
 def head_weights(params: PyTree) -> Float[Array, "V D"]:

@@ -24,8 +24,10 @@ from scalerl_jax.formats.model_files import local_path
 from scalerl_jax.formats.paths import inside
 from scalerl_jax.formats.reading import parse_json, read_json
 from scalerl_jax.model.architecture import Architecture, ParamSpec, parameter_table
-from scalerl_jax.model.hugging_face import IGNORED, IMAGES, TEXT, find_family
+from scalerl_jax.model.families import find_family
+from scalerl_jax.model.hugging_face import IGNORED, IMAGES, TEXT
 from scalerl_jax.model.mixture_files import check_experts
+from scalerl_jax.model.mxfp4 import join_packed
 from scalerl_jax.parallel.mesh import Device
 from scalerl_jax.types import PyTree
 
@@ -43,8 +45,11 @@ DTYPES = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
 
+# And of bytes, which stand for numbers in a checkpoint of 4-bit ones alone.
+_STORED = DTYPES | {"U8": np.dtype(np.uint8)}
+
 Region = tuple[tuple[int, int], ...]  # per dimension, from where to where
-Stored = Any  # `SafeTensor`, or `formats.gguf.GGUFTensor`, its twin
+Stored = Any  # `SafeTensor`, `mxfp4.PackedTensor` or `formats.gguf.GGUFTensor`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +64,7 @@ class StoredPart:
     place: tuple[int | None, ...]  # in the parameter, None along the matrix itself
     before: tuple[int, ...] = ()  # in the tensor: indices before the matrix,
     column: int = 0  # and the matrix's first column
+    step: int = 1  # from one of its columns to the next
     transposed: bool = False  # the tensor's matrix is [out, in]
 
 
@@ -78,10 +84,10 @@ class StoredParameter:
 
 def parameters(arch: Architecture) -> list[StoredParameter]:
     """Every parameter, in the order of `jax.tree.leaves(parameter_table(arch))`."""
-    found, tensors = [], find_family(arch.family).tensors
+    found, family = [], find_family(arch.family)
     for path, spec in jax.tree_util.tree_leaves_with_path(parameter_table(arch)):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        pattern = tensors[name]
+        pattern = family.tensors[name]
         if spec.axes[0] != "layers":
             whole = (None,) * len(spec.shape)
             parts = [StoredPart(pattern, spec.shape, whole)]
@@ -89,13 +95,15 @@ def parameters(arch: Architecture) -> list[StoredParameter]:
             parts = [
                 part
                 for layer in range(arch.num_layers)
-                for part in _layer_parts(pattern, layer, spec)
+                for part in _layer_parts(pattern, layer, spec, family.interleaved)
             ]
         found.append(StoredParameter(name, spec, tuple(parts)))
     return found
 
 
-def _layer_parts(pattern: str, layer: int, spec: ParamSpec) -> list[StoredPart]:
+def _layer_parts(
+    pattern: str, layer: int, spec: ParamSpec, interleaved: bool
+) -> list[StoredPart]:
     """Parts of one layer: a tensor, one per expert, or an expert's of a common one."""
     shape, name = spec.shape[1:], functools.partial(pattern.format, layer=layer)
     if spec.axes[1] != "experts":
@@ -103,23 +111,23 @@ def _layer_parts(pattern: str, layer: int, spec: ParamSpec) -> list[StoredPart]:
         transposed = len(shape) == 2
         held = shape[::-1] if transposed else shape
         return [StoredPart(name(), held, place, transposed=transposed)]
-    count, rows, columns = shape[0], shape[1], shape[-1]
+    count, columns = shape[0], shape[-1]
+    rows = () if spec.is_vector else shape[1:2]
     sides = ("gate", "up") if "pair" in spec.axes else ("",)
     parts = []
     for expert in range(count):
         for index, side in enumerate(sides):
             pair = (index,) if side else ()
-            place = (layer, expert, None, *pair, None)
+            place = (layer, expert, *(None for _ in rows), *pair, None)
             if "{expert}" in pattern:
                 tensor = name(expert=expert, side=side)
                 parts.append(
-                    StoredPart(tensor, (columns, rows), place, transposed=True)
+                    StoredPart(tensor, (columns, *rows), place, transposed=True)
                 )
-            else:
-                held = (count, rows, len(sides) * columns)
-                parts.append(
-                    StoredPart(name(), held, place, (expert,), index * columns)
-                )
+                continue
+            held = (count, *rows, len(sides) * columns)
+            column, step = (index, len(sides)) if interleaved else (index * columns, 1)
+            parts.append(StoredPart(name(), held, place, (expert,), column, step))
     return parts
 
 
@@ -148,7 +156,10 @@ def load_params(
             shape or dtype, or cut short.
     """
     path = local_path(checkpoint, weights=True)
-    stored = read_tensors(path) if isinstance(path, Path) else path.tensors()
+    if isinstance(path, Path):
+        stored = join_packed(read_tensors(path))
+    else:
+        stored = path.tensors()
     stored = {
         name.removeprefix(TEXT): tensor
         for name, tensor in stored.items()
@@ -216,23 +227,38 @@ def _read(
         into = host[tuple(index)]
         if part.transposed:
             into, bounds = into.T, bounds[::-1]
-        (first, end), *rest = bounds
-        rest = [(start + part.column, stop + part.column) for start, stop in rest]
-        before = [(place, place + 1) for place in part.before]
-        tensor = stored[part.tensor]
-        row_bytes = 4 * math.prod(stop - start for start, stop in rest)
-        rows = max(1, _CHUNK_BYTES // row_bytes)
-        for start in range(first, end, rows):
-            stop = min(start + rows, end)
-            chunk = tensor.read((*before, (start, stop), *rest))
-            if require_finite and not _all_finite(chunk):
-                raise ValueError(
-                    f"{tensor.file}: tensor {tensor.name} holds numbers that are NaN "
-                    f"or infinite; take another checkpoint"
-                )
-            chunk = chunk.reshape(chunk.shape[len(before) :])
-            into[start - first : stop - first] = chunk
+        _fill(into, bounds, part, stored[part.tensor], require_finite)
     return host
+
+
+def _fill(
+    into: np.ndarray,
+    bounds: list[tuple[int, int]],
+    part: StoredPart,
+    tensor: Stored,
+    require_finite: bool,
+) -> None:
+    """Read a region (from, to per dimension) of a part of a tensor into an array."""
+    *outer, (start, stop) = bounds
+    last = part.column + part.step * (stop - 1)
+    columns = (part.column + part.step * start, last + 1)
+    before = [(place, place + 1) for place in part.before]
+    first, end = outer[0] if outer else (0, 1)  # a vector is read at once
+    rows = max(1, _CHUNK_BYTES // (4 * (columns[1] - columns[0])))
+    for row in range(first, end, rows):
+        until = min(row + rows, end)
+        some = [(row, until)] if outer else []
+        chunk = tensor.read((*before, *some, columns))[..., :: part.step]
+        if require_finite and not _all_finite(chunk):
+            raise ValueError(
+                f"{tensor.file}: tensor {tensor.name} holds numbers that are NaN "
+                f"or infinite; take another checkpoint"
+            )
+        chunk = chunk.reshape(chunk.shape[len(before) :])
+        if outer:
+            into[row - first : until - first] = chunk
+        else:
+            into[:] = chunk
 
 
 def _all_finite(numbers: np.ndarray) -> bool:
@@ -398,16 +424,16 @@ def _read_header(path: Path) -> dict[str, SafeTensor]:
                 f"{path} is cut short: tensor {name} ends at byte {data_start + end}, "
                 f"the file at {size}; copy it again"
             )
-        if dtype not in DTYPES:
+        if dtype not in _STORED:
             raise ValueError(
                 f"{path}: tensor {name} has dtype {dtype}; choose from {sorted(DTYPES)}"
             )
-        if end - begin != math.prod(shape) * DTYPES[dtype].itemsize:
+        if end - begin != math.prod(shape) * _STORED[dtype].itemsize:
             raise ValueError(
                 f"{path} has a corrupt header: tensor {name} of shape {shape} and "
                 f"dtype {dtype} has {end - begin} bytes"
             )
-        stored[name] = SafeTensor(path, name, DTYPES[dtype], shape, data_start + begin)
+        stored[name] = SafeTensor(path, name, _STORED[dtype], shape, data_start + begin)
     return stored
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from scalerl_jax.algo.values import final_rewards, gae, whiten
-from scalerl_jax.batching.assembly import Rewards
+from scalerl_jax.batching.assembly import Advantages, Rewards
 from scalerl_jax.types import PackedBatch
 
 
@@ -76,6 +76,29 @@ class GroupAdvantages:
             scale = turns.scale(values, rewards.judged, advantages)
             on_tokens = on_tokens + rewards.on_tokens(scale) * turns.centered
         return dataclasses.replace(batch, advantages=on_tokens)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TaughtAdvantages:
+    """Adds what a teacher says of each sampled token to its advantage.
+
+        advantage[t] += coefficient * (teacher_logprob[t] - behavior_logprob[t])
+
+    With the gradient of a token's log-probability, its mean is minus the gradient of
+    KL(policy || teacher) of the next token, the later ones' aside.  Agarwal et al.,
+    https://arxiv.org/abs/2306.13649, with the reverse KL on the policy's own samples.
+    """
+
+    of_rewards: Advantages | None  # made before; None: the teacher is alone
+    coefficient: float
+
+    def __call__(self, batch: PackedBatch, rewards: Rewards) -> PackedBatch:
+        """Return the batch [M, R, S] with its advantages."""
+        if self.of_rewards is not None:
+            batch = self.of_rewards(batch, rewards)
+        better = batch.scores["teacher"] - batch.behavior_logprobs
+        taught = np.where(batch.mask, np.float32(self.coefficient) * better, 0.0)
+        return dataclasses.replace(batch, advantages=batch.advantages + taught)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,7 @@ from scalerl_jax.objective.advantages import (
     CriticAdvantages,
     GroupAdvantages,
     KlPenalty,
+    TaughtAdvantages,
 )
 from scalerl_jax.objective.terms import (
     AGGREGATIONS,
@@ -45,6 +46,15 @@ def make_advantages(
 
     The scale of groups' advantages is `running` if there is one.
     """
+    teacher = config.teacher
+    of_rewards = None if teacher.alone else _of_rewards(config, running)
+    if not teacher.checkpoint:
+        assert of_rewards is not None, "nobody is alone without a teacher"
+        return of_rewards
+    return TaughtAdvantages(of_rewards=of_rewards, coefficient=teacher.coefficient)
+
+
+def _of_rewards(config: Config, running: RunningNormalization | None) -> Advantages:
     objective, penalty = config.objective, make_penalty(config)
     if objective.advantage != "critic":
         return GroupAdvantages(of_rewards=_of_groups(config, running), penalty=penalty)

@@ -4,8 +4,9 @@
 off them: the loss, a batch's scores, what the learner keeps beside the policy, passes
 that the ledger counts, and the text of `main --describe`.
 
-Here names of settings become functions.  What a config alone knows of a loss, for its
-checks, stands in `config.LOSSES`.
+It is above 400 lines since every term stands here, and names of settings become
+functions here.  What a config alone knows of a loss, for its checks, stands in
+`config.LOSSES`.
 """
 
 import dataclasses
@@ -50,7 +51,7 @@ from scalerl_jax.config import LOSSES, Config, InterruptionConfig, ObjectiveConf
 from scalerl_jax.data.curriculum import CurriculumStream
 from scalerl_jax.data.prompts import PromptStream
 from scalerl_jax.model.transformer import head_logits
-from scalerl_jax.objective.advantages import KlPenalty
+from scalerl_jax.objective.advantages import KlPenalty, TaughtAdvantages
 from scalerl_jax.objective.balance import LoadBalancing
 from scalerl_jax.objective.loss import Objective
 from scalerl_jax.objective.measures import (
@@ -94,16 +95,24 @@ NORMALIZATIONS: dict[str, Callable[..., Any]] = {
 KL_ESTIMATORS: dict[str, KlEstimator] = {"k1": kl_k1, "k2": kl_k2, "k3": kl_k3}
 
 # A value per token that a batch carries for a term -> what makes it: a forward pass of
-# the policy at the start of the window, of the reference or of the critic; the verdicts
-# of the token's group (`Term.of_verdicts`); or the map that makes the advantages.
-SCORES: dict[str, Literal["policy", "reference", "critic", "groups", "advantages"]] = {
+# the policy at the start of the window, of the reference, of the teacher or of the
+# critic; the verdicts of the token's group (`Term.of_verdicts`); or the map that makes
+# the advantages.
+Maker = Literal["policy", "reference", "teacher", "critic", "groups", "advantages"]
+SCORES: dict[str, Maker] = {
     "proximal": "policy",
     "reference": "reference",
+    "teacher": "teacher",
     "regularization": "groups",
     "values": "critic",
     "returns": "advantages",
 }
-_PASSES = ("policy", "reference", "critic")  # makers that are a model's forward pass
+_PASSES = (
+    "policy",
+    "reference",
+    "teacher",
+    "critic",
+)  # makers that are a model's forward pass
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -210,6 +219,16 @@ def terms_of(config: Config) -> Iterator[Term]:
         yield from _of_critic()
     else:
         yield from _of_groups(config.objective)
+    yield _term(
+        "Teacher",
+        TaughtAdvantages,
+        "teacher.checkpoint teacher.coefficient teacher.alone",
+        bool(config.teacher.checkpoint),
+        scores=("teacher",),
+        measures={
+            "teacher/kl": lambda _, tokens: tokens.logprobs - tokens.scores["teacher"]
+        },
+    )
     yield from _of_model(config)
     yield from _of_tokens(config)
 

@@ -7,6 +7,7 @@ what it really takes.  A config here has numbers for all that concerns the devic
 from scalerl_jax.config import Config
 from scalerl_jax.machines.chips import Chip
 from scalerl_jax.model.architecture import Architecture, sampler_copies
+from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.lora import sizes
 from scalerl_jax.objective.terms import needs_of
 from scalerl_jax.parallel.mesh import largest_divisor
@@ -43,6 +44,7 @@ def saved_activations(config: Config, arch: Architecture) -> int:
     queries, keys = heads * arch.head_dim, arch.num_kv_heads // tensor * arch.head_dim
     products, between = _feed_forward_values(arch, tensor)
     matmuls = queries + 2 * keys + width + products
+    matmuls += width if arch.norms != "before" else 0  # a norm reads the last one
     values = {
         "full": 0,
         "attention": queries,
@@ -107,6 +109,9 @@ def learner_bytes(config: Config, arch: Architecture) -> float:
         state += arch.num_params * (master + 8 + 4 + 4) / shards
     if needs.reference:
         state += trained * each / shards  # the reference
+    if config.teacher.checkpoint:
+        teacher = read_architecture(config.teacher.checkpoint)
+        state += teacher.num_params * itemsize / shards
     outer = (1 if arch.tied_embeddings else 2) * arch.vocab_size * arch.hidden_size
     layer = (arch.num_params - outer) / arch.num_layers / mesh.tensor
     width, ffn = arch.hidden_size, arch.ffn_size // mesh.tensor

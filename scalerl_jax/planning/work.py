@@ -115,8 +115,8 @@ def experts_hit(arch: Architecture, tokens: float) -> float:
 
 
 def _attention(arch: Architecture, rows: float, length: float, matmuls: int) -> Work:
-    """Return the attention of one layer over whole causal rows."""
-    seen = length * (length + 1) / 2
+    """Return the attention of a mean layer over whole causal rows."""
+    seen = arch.seen_in_rows(length) / arch.num_layers
     values = rows * length * arch.head_dim
     return Work(
         layers=matmuls * 2 * rows * seen * arch.num_heads * arch.head_dim,

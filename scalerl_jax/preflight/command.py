@@ -61,7 +61,7 @@ def _define(values: flags.FlagValues) -> None:
 def _run(argv: list[str]) -> int:
     values = flags.FlagValues()
     given = config_flags.DEFINE_config_file(
-        "config", None, "Settings, a Python file.", flag_values=values, sys_argv=argv
+        "config", None, config_lib.CONFIG_MEANS, flag_values=values, sys_argv=argv
     )
     _define(values)
     about = "Check whether a config fits a TPU topology, on a machine without one."

@@ -31,6 +31,7 @@ COUNTS = (
     "train_tokens",
     "train_flops",
     "generate_flops",
+    "teacher_flops",
     "lost_tokens",
     "lost_flops",
 )

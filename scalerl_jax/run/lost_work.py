@@ -24,7 +24,7 @@ _NOT_UNDONE = ("startup", "eval", "checkpoint")  # by a kill
 _LOST = {
     "lost": tuple(name for name in CATEGORIES if name not in _NOT_UNDONE),
     "lost_tokens": ("generated_tokens", "lost_tokens"),
-    "lost_flops": ("train_flops", "generate_flops", "lost_flops"),
+    "lost_flops": ("train_flops", "generate_flops", "teacher_flops", "lost_flops"),
 }
 
 

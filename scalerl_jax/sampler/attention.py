@@ -7,6 +7,7 @@
 
 A page holds `page_size` tokens of one sequence, in every layer.  Its layout is up to
 the backend; the first axis of every array counts the pages.
+The file is above 400 lines: the interface and the backend of a plain CPU.
 """
 
 import abc
@@ -125,6 +126,47 @@ def places_of(
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class Near:
+    """The part of its sequence that a layer's token sees."""
+
+    tokens: int
+    sliding: bool = False  # the last tokens, itself among them, not its own chunk
+
+    def first(self, positions: Array) -> Array:
+        """Return the first position that tokens at `positions` see."""
+        if self.sliding:
+            return jnp.maximum(positions - self.tokens + 1, 0)
+        return positions // self.tokens * self.tokens
+
+    def sees(self, positions: Array) -> Array:
+        """Return [T, T], whether a token at one of `positions` sees another or later.
+
+        All are of one sequence.
+        """
+        if self.sliding:
+            return positions >= self.first(positions)[:, None]
+        part = positions // self.tokens
+        return part[:, None] == part
+
+
+def with_sinks(
+    state: tuple[Array, Array, Array], sinks: Float[Array, " heads"] | None
+) -> tuple[Array, Array, Array]:
+    """Return an online softmax's state with a score more in each head, of no token.
+
+    The state is that of `over_pages`, [..., kv, group] and [..., kv, group, dim].
+    """
+    if sinks is None:
+        return state
+    highest, total, mixed = state
+    scores = sinks.astype(jnp.float32).reshape(highest.shape[-2:])
+    higher = jnp.maximum(highest, scores)
+    shrink = jnp.exp(highest - higher)
+    total = total * shrink + jnp.exp(scores - higher)
+    return higher, total, mixed * shrink[..., None]
+
+
 class CachedAttention(abc.ABC):
     """A backend: pages and a prompt's chunks by plain XLA, decoding by its own way."""
 
@@ -158,11 +200,12 @@ class CachedAttention(abc.ABC):
         step: Int[Array, ""],
         positions: Int[Array, " rows"],
         active: Bool[Array, " rows"],
-        near: int | None = None,
+        near: Near | None = None,
+        sinks: Float[Array, " heads"] | None = None,
     ) -> tuple[Float[Array, "rows heads dim"], Any]:
         """Return the attention of one new token per row, and the updated view.
 
-        With `near` a token sees only its own chunk of `near` positions.
+        With `near` a token sees a part of its sequence; see `with_sinks`.
         """
 
     @abc.abstractmethod
@@ -184,7 +227,8 @@ class CachedAttention(abc.ABC):
         v: Float[Array, "C kv dim"],
         chunk: Chunk,
         *,
-        near: int | None = None,
+        near: Near | None = None,
+        sinks: Float[Array, " heads"] | None = None,
     ) -> tuple[Float[Array, "C heads dim"], Any]:
         """Return a chunk's causal attention, and the pages with its keys and values."""
         places = places_of(
@@ -194,7 +238,7 @@ class CachedAttention(abc.ABC):
             valid=chunk.segments > 0,
         )
         pages = pages.write(k, v, places)
-        return self.attend_chunk(q, k, v, pages, chunk, near), pages
+        return self.attend_chunk(q, k, v, pages, chunk, near, sinks), pages
 
     def attend_chunk(
         self,
@@ -203,7 +247,8 @@ class CachedAttention(abc.ABC):
         v: Array,
         pages: Any,
         chunk: Chunk,
-        near: int | None = None,
+        near: Near | None = None,
+        sinks: Array | None = None,
     ) -> Float[Array, "C heads dim"]:
         """Attend with a chunk's queries to the chunk and to the first one's past."""
         length, heads, dim = q.shape
@@ -215,9 +260,8 @@ class CachedAttention(abc.ABC):
         )
         first = None
         if near is not None:
-            part = chunk.positions // near
-            allowed &= part[:, None] == part
-            first = (part * near)[None]
+            allowed &= near.sees(chunk.positions)
+            first = near.first(chunk.positions)[None]
         scores = jnp.einsum(
             "qkgd,skd->qkgs", grouped, k, preferred_element_type=jnp.float32
         )
@@ -225,7 +269,7 @@ class CachedAttention(abc.ABC):
         highest = scores.max(axis=-1)
         shares = jnp.exp(scores - highest[..., None])
         mixed = jnp.einsum("qkgs,skd->qkgd", shares, v.astype(jnp.float32))
-        _, total, mixed = over_pages(
+        state = over_pages(
             grouped[None],
             pages,
             chunk.table[:1],
@@ -234,6 +278,7 @@ class CachedAttention(abc.ABC):
             (highest[None], shares.sum(axis=-1)[None], mixed[None]),
             first,
         )
+        _, total, mixed = with_sinks(state, sinks)
         return (mixed / total[..., None]).reshape(length, heads, dim).astype(q.dtype)
 
 
@@ -337,11 +382,12 @@ class GatheredAttention(CachedAttention):
         step: Array,
         positions: Array,
         active: Array,
-        near: int | None = None,
+        near: Near | None = None,
+        sinks: Array | None = None,
     ) -> tuple[Array, _Gathered]:
         """Attention over the past and the call's tokens up to `step`."""
         del active
-        first = positions // (near or 1) * (near or 0)
+        first = positions if near is None else near.first(positions)
         view = dataclasses.replace(
             view,
             new_keys=view.new_keys.at[step].set(k.astype(view.new_keys.dtype)),
@@ -369,6 +415,7 @@ class GatheredAttention(CachedAttention):
         total = past.sum(axis=-1) + new.sum(axis=0)
         mixed = jnp.einsum("rkgs,rksd->rkgd", past, view.values)
         mixed += (new[..., None] * view.new_values[:, :, :, None]).sum(axis=0)
+        _, total, mixed = with_sinks((highest, total, mixed), sinks)
         return (mixed / total[..., None]).reshape(q.shape).astype(q.dtype), view
 
     def close(

@@ -24,7 +24,7 @@ from scalerl_jax.model.transformer import (
     head_logits,
     head_weights,
 )
-from scalerl_jax.sampler.attention import CachedAttention, Chunk, Rows
+from scalerl_jax.sampler.attention import CachedAttention, Chunk, Near, Rows
 from scalerl_jax.sampler.sampling import Sampling, SamplingRows, draw_tokens
 from scalerl_jax.types import AnyArray, PyTree
 
@@ -57,17 +57,21 @@ class EngineSettings:
         """Return the most tokens of one sequence, prompt and completion."""
         return self.max_prompt_tokens + self.max_completion_tokens
 
-    def chunk_of(self, layer: int) -> int | None:
-        """Return the size of the chunks that a layer sees; None: it sees all tokens."""
-        local = self.arch.local
-        if local is None or not local.with_positions[layer]:
-            return None
-        return local.chunk if self.max_tokens > local.chunk else None
+    def near_of(self, layer: int) -> Near | None:
+        """Return the part of a sequence that a layer sees; None: it sees all tokens."""
+        local, windows = self.arch.local, self.arch.windows
+        near = None
+        if windows and windows[layer]:
+            near = Near(windows[layer], sliding=True)
+        elif local is not None and local.with_positions[layer]:
+            near = Near(local.chunk)
+        return near if near and self.max_tokens > near.tokens else None
 
     @property
-    def near(self) -> bool:
-        """Return whether a layer sees less than all tokens of the longest sequence."""
-        return any(self.chunk_of(layer) for layer in range(self.arch.num_layers))
+    def near(self) -> tuple[Near, ...]:
+        """Return the parts that layers see, of those that see less than all tokens."""
+        each = map(self.near_of, range(self.arch.num_layers))
+        return tuple(near for near in each if near)
 
     @property
     def pages_per_slot(self) -> int:
@@ -225,13 +229,16 @@ def _forward(
 ) -> tuple[Float[Array, "T D"], tuple[Any, ...], Said]:
     """Return the tokens' hidden states, the layers' new caches, and further outputs.
 
-    `attend(cache, q, k, v, near=...)` is a method of `CachedAttention` for one layer.
+    `attend(cache, q, k, v, near=..., sinks=...)` is a method of `CachedAttention` for
+    one layer.
     """
     after = list(caches)
 
     def attend_layer(layer: int, q: Array, k: Array, v: Array) -> Array:
-        near = settings.chunk_of(layer)
-        mixed, after[layer] = attend(caches[layer], q, k, v, near=near)
+        options: dict[str, Any] = {"near": settings.near_of(layer)}
+        if settings.arch.sinks:
+            options["sinks"] = params["layers"][layer]["sinks"]
+        mixed, after[layer] = attend(caches[layer], q, k, v, **options)
         return mixed
 
     hidden, said = cached_hidden(

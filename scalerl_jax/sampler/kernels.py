@@ -20,6 +20,7 @@ from scalerl_jax.sampler.attention import (
     CachedAttention,
     Chunk,
     GatheredAttention,
+    Near,
     Pages,
     Places,
     Rows,
@@ -73,15 +74,17 @@ class CombinedPages:
         return jnp.moveaxis(keys, -3, -1), jnp.swapaxes(values, -3, -2)
 
 
-_NEAR = "choose_attention does not choose cuDNN where layers see chunks"
+_NEAR = "choose_attention does not choose cuDNN where layers see parts"
+_SINKS = "choose_attention chooses no kernel where heads have sinks"
 
 
 class PallasAttention(PagedAttention):
     """JAX's ragged paged attention, a Mosaic kernel for TPUs.
 
-    The kernel reads all pages that it is given.  If a layer sees chunks (`near`), a
-    decoded token is given only the pages of its own chunk, which are whole; a prompt's
-    tokens may lie on both sides of a chunk's end, and attend in plain XLA.
+    The kernel reads all pages that it is given.  If a layer sees a part (`near`), a
+    decoded token is given only the pages of that; chunks have whole ones, and of a
+    window the kernel masks what lies before.  A prompt's tokens may lie on both sides
+    of a chunk's end, and attend in plain XLA.
     """
 
     page_spec = PartitionSpec(None, None, "tensor")
@@ -104,11 +107,16 @@ class PallasAttention(PagedAttention):
         pages: CombinedPages,
         table: Array,
         lengths: Array,
-        first: Array | None = None,
+        near: Near | None = None,
+        sinks: Array | None = None,
     ) -> Float[Array, "rows heads dim"]:
-        """One query per row over its tokens from `first`, of a page, to `lengths`."""
+        """One query per row, its last token, over its `lengths` tokens."""
+        assert sinks is None, _SINKS
         count = q.shape[0]
-        if first is not None:
+        if near is not None:
+            first = near.first(lengths - 1)
+            if near.sliding:
+                first = first // pages.page_size * pages.page_size
             places = first[:, None] // pages.page_size + jnp.arange(table.shape[1])
             table = jnp.take_along_axis(table, places, axis=1, mode="clip")
             lengths = lengths - first
@@ -124,6 +132,7 @@ class PallasAttention(PagedAttention):
             num_sequences=jnp.full(1, own, jnp.int32),
             queries_per_block=_DECODE_QUERIES,
             rows="expert" if own < count else None,
+            window=near.tokens if near is not None and near.sliding else None,
         )
 
     def attend_chunk(
@@ -133,10 +142,12 @@ class PallasAttention(PagedAttention):
         v: Array,
         pages: CombinedPages,
         chunk: Chunk,
-        near: int | None = None,
+        near: Near | None = None,
+        sinks: Array | None = None,
     ) -> Float[Array, "C heads dim"]:
         """A chunk's queries over their sequences' pages; 0 for padding."""
-        if near is not None:
+        assert sinks is None, _SINKS
+        if near is not None and not near.sliding:
             return super().attend_chunk(q, k, v, pages, chunk, near)
         del k, v
         # The kernel fetches the first sequence's pages and waits for them only where
@@ -149,6 +160,7 @@ class PallasAttention(PagedAttention):
             starts=chunk.query_starts.at[1:].max(1),
             num_sequences=jnp.maximum(chunk.num_sequences, 1),
             queries_per_block=_CHUNK_QUERIES,
+            window=None if near is None else near.tokens,
         )
         # Past the last sequence the kernel returns what its memory held before.
         return jnp.where((chunk.segments > 0)[:, None, None], found, 0)
@@ -164,6 +176,7 @@ class PallasAttention(PagedAttention):
         num_sequences: Int[Array, " 1"],
         queries_per_block: int,
         rows: str | None = None,
+        window: int | None = None,
     ) -> Array:
         """The result of JAX's kernel; `rows` is the axis that cuts the sequences."""
         parts = self._mesh.shape[rows] if rows else 1
@@ -176,7 +189,10 @@ class PallasAttention(PagedAttention):
 
         def attend(*arrays: Array) -> Array:
             return ragged_paged_attention(
-                *arrays, sm_scale=q.shape[-1] ** -0.5, **blocks
+                *arrays,
+                sm_scale=q.shape[-1] ** -0.5,
+                sliding_window=window,
+                **blocks,
             )
 
         # On one device too: the mesh tells the kernel's compiler which TPU it is for.
@@ -236,10 +252,12 @@ class CudnnPagedAttention(CachedAttention):
         step: Array,
         positions: Array,
         active: Array,
-        near: int | None = None,
+        near: Near | None = None,
+        sinks: Array | None = None,
     ) -> tuple[Array, _WholeRows]:
         """Attention over the rows up to `positions`, the new token among them."""
         assert near is None, _NEAR
+        assert sinks is None, _SINKS
         del rows, step
         count, width = view.keys.shape[:2]
         at = (jnp.arange(count), jnp.where(active, positions, width))
@@ -297,13 +315,26 @@ def choose_attention(settings: EngineSettings, mesh: Mesh) -> CachedAttention:
         raise ValueError(
             f"sampler.attention = {name!r}; choose from {sorted(ATTENTION)}"
         )
-    if name == "cudnn" and settings.near and settings.arch.local is not None:
+    if name == "cudnn" and (refused := _why_not_cudnn(settings)):
         raise ValueError(
-            f"sampler.attention = 'cudnn' does not take a model whose layers see "
-            f"chunks of {settings.arch.local.chunk} tokens and sequences of "
-            f"{settings.max_tokens}; set sampler.attention = 'auto'"
+            f"sampler.attention = 'cudnn' does not take {refused}; "
+            f"set sampler.attention = 'auto'"
         )
     return ATTENTION[name](settings, mesh)
+
+
+def _why_not_cudnn(settings: EngineSettings) -> str | None:
+    """Return what cuDNN does not know of a model; None: it fits."""
+    if settings.arch.sinks:
+        return "a model whose heads have sinks"
+    if not settings.near:
+        return None
+    near = settings.near[0]
+    parts = "windows" if near.sliding else "chunks"
+    return (
+        f"a model whose layers see {parts} of {near.tokens} tokens and sequences of "
+        f"{settings.max_tokens}"
+    )
 
 
 def _for_machine(settings: EngineSettings, mesh: Mesh) -> CachedAttention:
@@ -311,7 +342,7 @@ def _for_machine(settings: EngineSettings, mesh: Mesh) -> CachedAttention:
     if platform == "tpu":
         refused = why_not_pallas(settings, tensor=mesh.shape["tensor"])
         return PagedAttention() if refused else PallasAttention(mesh)
-    if platform == "gpu" and settings.near:  # cuDNN knows no chunks
+    if platform == "gpu" and _why_not_cudnn(settings):
         return PagedAttention()
     return _cudnn(settings, mesh) if platform == "gpu" else GatheredAttention()
 
@@ -353,6 +384,8 @@ def why_not_pallas(settings: EngineSettings, *, tensor: int) -> str | None:
     whole = 8 if dtype == jnp.bfloat16 else 4
     table_bytes = _table_bytes(settings)
     chunk = arch.local.chunk if arch.local is not None and settings.near else 0
+    if arch.sinks:
+        return "a model whose heads have sinks"
     if chunk % settings.page_size:
         return (
             f"a model whose layers see chunks of {chunk} tokens: set "

@@ -8,9 +8,11 @@ from jaxtyping import Array, Float
 from scalerl_jax.model.attention import MASKED
 from scalerl_jax.sampler.attention import (
     CachedAttention,
+    Near,
     Rows,
     over_pages,
     places_of,
+    with_sinks,
 )
 
 
@@ -33,7 +35,8 @@ class PagedAttention(CachedAttention):
         step: Array,
         positions: Array,
         active: Array,
-        near: int | None = None,
+        near: Near | None = None,
+        sinks: Array | None = None,
     ) -> tuple[Array, Any]:
         """Return the attention, and the pages with the new keys and values."""
         del step
@@ -43,8 +46,8 @@ class PagedAttention(CachedAttention):
             rows.table, positions, page_size=view.page_size, valid=active
         )
         view = view.write(k, v, places)
-        first = None if near is None else positions // near * near
-        return self.attend_rows(q, view, rows.table, positions + 1, first), view
+        lengths = positions + 1
+        return self.attend_rows(q, view, rows.table, lengths, near, sinks), view
 
     def close(
         self,
@@ -64,9 +67,10 @@ class PagedAttention(CachedAttention):
         pages: Any,
         table: Array,
         lengths: Array,
-        first: Array | None = None,
+        near: Near | None = None,
+        sinks: Array | None = None,
     ) -> Float[Array, "rows heads dim"]:
-        """Attend with one query per row to cached tokens `first` to `lengths` - 1."""
+        """Attend with each row's last token to its `lengths` tokens, or those near."""
         grouped = q.reshape(q.shape[0], 1, pages.keys.shape[1], -1, q.shape[-1])
         shape = grouped.shape[:-1]
         carry = (
@@ -75,8 +79,7 @@ class PagedAttention(CachedAttention):
             jnp.zeros(grouped.shape, jnp.float32),
         )
         everyone = jnp.ones(grouped.shape[:2], bool)
-        first = None if first is None else first[:, None]
-        _, total, mixed = over_pages(
-            grouped, pages, table, lengths, everyone, carry, first
-        )
+        first = None if near is None else near.first(lengths - 1)[:, None]
+        state = over_pages(grouped, pages, table, lengths, everyone, carry, first)
+        _, total, mixed = with_sinks(state, sinks)
         return (mixed / total[..., None]).reshape(q.shape).astype(q.dtype)

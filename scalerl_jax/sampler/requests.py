@@ -46,6 +46,8 @@ class Samples:
     keys: np.ndarray  # uint32 [G, 2], see `sampling.sample_keys`
     thinking_limits: np.ndarray  # int32 [G], tokens before an interruption
     max_tokens: np.ndarray | None = None  # int32 [G]; None: the engine's limit
+    # int32 [n] of each: tokens that a completion begins with and that nobody draws.
+    openings: tuple[np.ndarray, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,13 +91,15 @@ class Request:
                 self.samples.keys,
                 self.samples.thinking_limits,
                 self.samples.max_tokens,
+                self.samples.openings,
             )
             if each is not None
         }
         if lengths != {self.num_samples} or not self.num_samples:
             raise ValueError(
                 f"samples with {sorted(lengths)} values; each needs a key, a thinking "
-                f"limit and, if any, a limit of tokens, and there must be one at least"
+                f"limit and, if any, a limit of tokens and an opening, and there must "
+                f"be one at least"
             )
         wanted = self.samples.max_tokens
         if wanted is not None and not (0 < wanted.min() and wanted.max() <= most):
@@ -226,11 +230,17 @@ class Sample:
         self, *, cut_off: bool = False, stopped: bool = False, failure: str = ""
     ) -> Completion:
         """The finished sample."""
+        # What it began with has no experts: they are among those of its prefix.
         arrays = {
-            name: np.concatenate([piece[name] for piece in self.pieces])
-            for name in self.pieces[0]
+            name: np.concatenate(
+                [piece[name] for piece in self.pieces if name in piece]
+            )
+            for name in self.pieces[-1]
         }
-        own = self.pieces if self.turn is None else self.pieces[1:]
+        own = self.pieces[1:] if self.begun else self.pieces
+        if self.begun and self.turn is None:  # its opening is of the first draw
+            first = arrays["versions"][self.begun : self.begun + 1]
+            arrays["versions"][: self.begun] = first if len(first) else 0
         interrupted = not all(piece["mask"].all() for piece in own)
         interrupted |= self.turn is not None and self.turn.interrupted
         if "experts" in arrays:  # of all tokens, the prompt's first
@@ -272,6 +282,9 @@ def begin_samples(
         Sample(request=request, number=number, limit=limit)
         for number, limit in enumerate(limits.tolist())
     ]
+    for sample, opening in zip(samples, request.samples.openings or (), strict=False):
+        if len(opening):
+            _begin_with(sample, None, opening, settings)
     if request.stop:
         assert detokenizer is not None, "`Request.check` asks for it"
         for sample in samples:
@@ -292,11 +305,31 @@ def resume_sample(
         ValueError: the settings do not allow the request, an appended id is not in the
             vocabulary, or no token is left to sample.
     """
-    sample = begin_samples(request, settings, detokenizer)[turn.sample]
-    vocabulary, known = settings.arch.vocab_size, len(turn.tokens) + len(appended)
+    again = dataclasses.replace(
+        request, samples=dataclasses.replace(request.samples, openings=None)
+    )
+    sample = begin_samples(again, settings, detokenizer)[turn.sample]
+    sample.request, sample.turn = request, turn
+    _begin_with(sample, turn, appended, settings)
+    return sample
+
+
+def _begin_with(
+    sample: Sample,
+    turn: Completion | None,
+    appended: np.ndarray,
+    settings: EngineSettings,
+) -> None:
+    """Let a sample begin with what is known of it, and tokens that nobody draws.
+
+    Raises:
+        ValueError: an id is not in the vocabulary, or no token is left to sample.
+    """
+    written = 0 if turn is None else len(turn.tokens)
+    known, vocabulary = written + len(appended), settings.arch.vocab_size
     if known >= sample.limit:
         raise ValueError(
-            f"{len(turn.tokens)} tokens and {len(appended)} appended ones leave none "
+            f"{written} tokens and {len(appended)} appended ones leave none "
             f"to sample; the completion may have {sample.limit}"
         )
     if len(appended) and not (0 <= appended.min() and appended.max() < vocabulary):
@@ -306,25 +339,23 @@ def resume_sample(
         )
     zeros = np.zeros(len(appended), np.float32)
     top = np.zeros((len(appended), settings.top_logprobs))
-    after = dict(
+    piece = dict(
         tokens=appended.astype(np.int32),
         mask=np.zeros(len(appended), bool),
         logprobs=zeros,
         full_logprobs=zeros,
         top_tokens=top.astype(np.int32),
         top_logprobs=top.astype(np.float32),
-        versions=np.full(len(appended), turn.versions[-1], np.int32),
+        versions=np.zeros(len(appended), np.int32),
     )
-    piece = {
-        name: np.concatenate([getattr(turn, name), array])
-        for name, array in after.items()
-    }
-    if turn.experts is not None:
-        piece["experts"] = turn.experts[:0]  # they come before those of the pieces
+    if turn is not None:
+        piece["versions"] += turn.versions[-1]
+        piece = {
+            name: np.concatenate([getattr(turn, name), array])
+            for name, array in piece.items()
+        }
     sample.pieces.append(piece)
     sample.num_tokens = sample.begun = known
-    sample.turn = turn
-    return sample
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

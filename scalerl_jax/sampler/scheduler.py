@@ -135,9 +135,13 @@ class Scheduler:
     def submit(self, request: Request) -> None:
         """Put a request in line; see `protocol.Sampler`."""
         samples = begin_samples(request, self._settings, self._detokenizer)
-        self._waiting.append(
-            _Waiting(samples=collections.deque(samples), tokens=request.tokens[:-1])
-        )
+        alike: dict[bytes, list[Sample]] = {}  # by what they begin with
+        for sample in samples:
+            alike.setdefault(sample.tokens().tobytes(), []).append(sample)
+        for each in alike.values():
+            self._waiting.append(
+                _Waiting(samples=collections.deque(each), tokens=each[0].tokens()[:-1])
+            )
 
     def resume(
         self, request: Request, turn: Completion, appended: Int[np.ndarray, " n"]

@@ -33,7 +33,7 @@ from scalerl_jax.formats.bounded import read_text
 from scalerl_jax.serve.fields import ApiError
 
 KEY_VARIABLE = "SCALERL_API_KEY"
-_OPEN_TO_ALL = "/health"  # of a load balancer, which knows no key
+_OPEN_TO_ALL = ("/", "/health")  # without the key: a page without anything of the model
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:]*))(?::[0-9]*)?")
 _KEY = re.compile(r"[!-~]{1,4096}")  # what a header can hold, without spaces
 
@@ -219,7 +219,7 @@ def guarded(app: ASGIApp, *, key: str, hosts: frozenset[str] | None) -> ASGIApp:
         try:
             if hosts is not None:
                 _check_host(headers.get("host", ""), hosts)
-            if digest is not None and scope["path"] != _OPEN_TO_ALL:
+            if digest is not None and scope["path"] not in _OPEN_TO_ALL:
                 _check_key(headers.get("authorization", ""), digest)
         except ApiError as error:
             await error.response()(scope, receive, send)

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import prometheus_client
@@ -14,7 +15,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -32,6 +33,12 @@ _BUSY = ApiError(
     f"again later",
     status=503,
     code="chat_template_busy",
+)
+_PAGE = Path(__file__).parents[1] / "assets" / "chat" / "chat.html"
+# The page asks this server alone, and no other page may frame it.
+_POLICY = (
+    "default-src 'none'; connect-src 'self'; script-src 'unsafe-inline'; "
+    "style-src 'unsafe-inline'; form-action 'none'; frame-ancestors 'none'"
 )
 _BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 
@@ -56,6 +63,7 @@ def make_app(
         Route("/v1/models", api.models),
         Route("/v1/models/{name:path}", api.model),
         Route("/health", api.health),
+        Route("/", chat_page),
         Route("/tokenize", api.tokenize, methods=["POST"]),
         Route("/metrics", metrics.page),
     ]
@@ -73,6 +81,13 @@ def make_app(
     )
     app.router.redirect_slashes = False
     return app
+
+
+async def chat_page(request: Request) -> Response:
+    """Answer with a page for chats, which asks this server alone."""
+    return HTMLResponse(
+        _PAGE.read_bytes(), headers={"Content-Security-Policy": _POLICY}
+    )
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

@@ -16,6 +16,7 @@ import queue
 import secrets
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -337,7 +338,7 @@ class Service:
             )
 
 
-def _samples(order: CompletionOrder) -> dict[str, np.ndarray]:
+def _samples(order: CompletionOrder) -> dict[str, Any]:
     """Return the fields of a prompt's `Samples`.
 
     The same seed and prompt give the same keys, whatever else is asked for.

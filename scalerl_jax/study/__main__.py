@@ -56,7 +56,7 @@ def _parser() -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("command", choices=("run", "status", "report", "export"))
-    parser.add_argument("study", help="NAME of a file in configs/studies, or a path")
+    parser.add_argument("study", help="a study of the package (smoke), or a path")
     parser.add_argument(
         "--root", type=Path, help="folder of the study (default: runs/studies/NAME)"
     )

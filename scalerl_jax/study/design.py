@@ -1,6 +1,7 @@
 """A study: a base config, arms that differ from it, seeds, and a budget for each run.
 
-A study is a Python file, in `configs/studies/` or elsewhere, with a `get_study`.
+A study is a Python file with a `get_study`: one of those in `configs/studies/`, which
+come with the package, or another.
 All runs of one seed see the same prompts, random keys and evaluation prompts, so that
 their differences are paired.
 """
@@ -18,10 +19,11 @@ from ml_collections import ConfigDict
 
 import scalerl_jax
 from scalerl_jax import config as config_lib
+from scalerl_jax.config.names import FOLDER, STUDIES
 from scalerl_jax.process.ending import first_line
 from scalerl_jax.run.record import flatten
 
-FOLDER = Path("configs") / "studies"
+_HERE = Path("configs") / STUDIES
 LEAST_EVALUATIONS = 4  # during training: fewer give no fit
 # Settings that the study sets itself, by what of it does.
 _OWN = {"seed": "seeds", "train.num_steps": "steps"}
@@ -35,7 +37,7 @@ class Study:
     """Arms of one base, their seeds, and what each run may use.
 
     Args:
-        base: the config file, with its argument: "configs/tiny.py",
+        base: the config, by its name or file, with its argument: "tiny",
             "configs/recipes/grpo.py:tiny".
         arms: settings in which each arm differs from the base, by its name.  One may
             differ in nothing: it is the base itself.
@@ -102,17 +104,13 @@ def interleaved(study: Study) -> list[Planned]:
 def read_study(name: str) -> Study:
     """Read and check a study: the path of its file, or its name in `configs/studies`.
 
+    A file of the working directory's `configs/studies` comes before the package's.
+
     Raises:
         ValueError: there is no such file, or its study cannot be run; says which of
             its fields, and the way out.
     """
-    file = Path(name) if name.endswith(".py") else FOLDER / f"{name}.py"
-    if not file.is_file():
-        known = ", ".join(sorted(each.stem for each in FOLDER.glob("*.py"))) or "none"
-        raise ValueError(
-            f"study {name}: there is no file {file}; {FOLDER} has {known}, and the "
-            f"path of any other can be given"
-        )
+    file = _file_of(name)
     study = _call(file, "get_study", what=f"study {file}")
     if not isinstance(study, Study):
         raise ValueError(
@@ -124,6 +122,21 @@ def read_study(name: str) -> Study:
     except ValueError as error:
         raise ValueError(f"study {file}: {error}") from error
     return study
+
+
+def _file_of(name: str) -> Path:
+    """Return the file of a study by its name or path."""
+    here = Path(name) if name.endswith(".py") else _HERE / f"{name}.py"
+    own = FOLDER / STUDIES / here.name
+    for file in (here, own) if here.parent == _HERE else (here,):
+        if file.is_file():
+            return file
+    files = sorted((FOLDER / STUDIES).glob("*.py"))
+    known = [file.stem for file in files if "def get_study" in file.read_text()]
+    raise ValueError(
+        f"study {name}: there is no file {here}; the package has {', '.join(known)}, "
+        f"and the path of any other can be given"
+    )
 
 
 def check(study: Study) -> dict[str, dict[str, Any]]:
@@ -248,9 +261,11 @@ def load_base(base: str) -> ConfigDict:
     Raises:
         ValueError: there is no such file, or its get_config gives no ConfigDict.
     """
-    name, _, argument = base.partition(":")
-    if not Path(name).is_file():
-        raise ValueError(f"base = {base}: there is no file {name}; name a config file")
+    try:
+        name, _, argument = config_lib.find_config(base).partition(":")
+    except ValueError as error:
+        said = str(error).removeprefix(f"--config={base}: ")
+        raise ValueError(f"base = {base}: {said}") from error
     words = [argument] if argument else []
     config = _call(Path(name), "get_config", *words, what=f"base = {base}")
     config_lib.check(config)

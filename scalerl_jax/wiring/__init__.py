@@ -66,6 +66,7 @@ from scalerl_jax.wiring.sampling import (
     make_generators,
     make_length_budget,
 )
+from scalerl_jax.wiring.teacher import check_teacher
 from scalerl_jax.wiring.thinking import why_no_answers
 
 
@@ -191,6 +192,8 @@ def make_books(config: Config, directory: Path, progress: Progress) -> RunBooks:
     if jax.default_backend() == "cpu":
         keep_freed_memory(arch.num_params)
     tokenizer = make_checked_tokenizer(config, arch)
+    if config.teacher.checkpoint:
+        check_teacher(config, arch, tokenizer)
     if own and own.by_turns:
         make_writer(config, tokenizer)  # it may raise
     prompts = load_prompts(config, tokenizer, progress)

@@ -28,7 +28,7 @@ from scalerl_jax.learner.step import (
     init_state,
     state_layout,
 )
-from scalerl_jax.learner.window_scores import Annotator, Scorer
+from scalerl_jax.learner.window_scores import Score, Scorer, of_state
 from scalerl_jax.objective.assembly import make_pack
 from scalerl_jax.objective.terms import SCORES, needs_of
 from scalerl_jax.types import PackedBatch, PyTree
@@ -103,27 +103,29 @@ def make_paired_step(
     )
 
 
-def make_annotator(
+def make_scores(
     config: Config, forward: Forward, mesh: Mesh, *, state: TrainState
-) -> Annotator:
-    """Make the annotator of a window's batches, its programs compiled.
+) -> dict[str, Score]:
+    """Return the scores of a window's batches by params of the train state.
 
-    `state` may be abstract.
+    Their programs are compiled; `state` may be abstract.
     """
     names = needs_of(config).of_params
     shapes = {"batch": make_pack(config, forward.arch)[1], "mesh": mesh}
-    scorers: dict[str, Scorer] = {}
-    if of_policy := [name for name in names if SCORES[name] != "critic"]:
+    scores: dict[str, Score] = {}
+    of_policy = [name for name in names if SCORES[name] in ("policy", "reference")]
+    if of_policy:
         # The reference has the policy's shapes and shardings: one program for both.
-        score = Scorer(
+        scorer = Scorer(
             lambda params, batch: forward.logprobs(params, batch)[0],
             params=state.policy,
             **shapes,
         )
-        score.compile()
-        scorers |= dict.fromkeys(of_policy, score)
+        scorer.compile()
+        scores |= {name: of_state(name, scorer) for name in of_policy}
     if state.critic is not None:
         compute = functools.partial(token_values, forward=forward)
-        scorers["values"] = Scorer(compute, params=state.critic.params, **shapes)
-        scorers["values"].compile()
-    return Annotator(scorers=scorers)
+        scorer = Scorer(compute, params=state.critic.params, **shapes)
+        scorer.compile()
+        scores["values"] = of_state("values", scorer)
+    return scores

@@ -24,6 +24,7 @@ from scalerl_jax.learner.step import (
     make_update,
     state_layout,
 )
+from scalerl_jax.learner.window_scores import Annotator
 from scalerl_jax.model.architecture import (
     Architecture,
     param_shardings,
@@ -47,11 +48,12 @@ from scalerl_jax.run.progress import Progress
 from scalerl_jax.types import PackedBatch, PyTree
 from scalerl_jax.wiring.annotation import (
     abstract_critic,
-    make_annotator,
     make_critic,
     make_paired_step,
+    make_scores,
 )
 from scalerl_jax.wiring.mixtures import load_with_biases, with_router
+from scalerl_jax.wiring.teacher import make_teacher, read_teacher
 
 
 def make_architecture(config: Config) -> Architecture:
@@ -330,6 +332,7 @@ def make_flops(config: Config, arch: Architecture) -> LearnerFlops:
         critic_passes=int(needs.critic),
         frozen=products.frozen,
         factors=products.trained if config.model.lora.rank else 0.0,
+        teacher=read_teacher(config) if config.teacher.checkpoint else None,
     )
 
 
@@ -354,4 +357,9 @@ def make_annotate(config: Config, forward: Forward, mesh: Mesh) -> Annotate:
         return lambda state, batches: [{} for _ in batches]
 
     state = abstract_state(config, forward.arch, mesh)
-    return make_annotator(config, forward, mesh, state=state)
+    scores = make_scores(config, forward, mesh, state=state)
+    if config.teacher.checkpoint:
+        own = make_forward(config, read_teacher(config), mesh)
+        batch = make_pack(config, forward.arch)[1]
+        scores["teacher"] = make_teacher(config, own, mesh, batch=batch)
+    return Annotator(scores=scores)

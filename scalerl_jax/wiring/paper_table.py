@@ -5,13 +5,12 @@ The values are those of the recipes in `configs/recipes`, on their default base.
 
 import dataclasses
 import runpy
-from pathlib import Path
 from typing import Any
 
-import scalerl_jax
+from scalerl_jax.config.names import FOLDER
 from scalerl_jax.process.printing import to_stdout
 
-RECIPES = Path(scalerl_jax.__file__).parents[1] / "configs" / "recipes"
+RECIPES = FOLDER / "recipes"
 
 
 @dataclasses.dataclass(frozen=True)

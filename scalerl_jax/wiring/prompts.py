@@ -13,9 +13,9 @@ from scalerl_jax.data.chat import chat_renderer, read_chat_template
 from scalerl_jax.data.curriculum import make_streams
 from scalerl_jax.data.mixture import MixtureStream, Stream
 from scalerl_jax.data.observations import (
+    ChatFraming,
     ObservationWriter,
-    chat_framing,
-    plain_framing,
+    PlainFraming,
 )
 from scalerl_jax.data.prompts import JoinedPrompts, PromptStream, build_prompts
 from scalerl_jax.data.questions import (
@@ -317,9 +317,10 @@ def make_writer(config: Config, tokenizer: Tokenizer) -> ObservationWriter:
         ValueError: the tokenizer or the chat template is none for several turns.
     """
     if config.data.template != CHAT:
-        return ObservationWriter(tokenizer, plain_framing(config.episode.between))
+        framing = PlainFraming(config.episode.between, config.data.template)
+        return ObservationWriter(tokenizer, framing)
     chat = read_chat_template(config.data.tokenizer or config.model.checkpoint)
-    framing = chat_framing(chat, {"enable_thinking": config.data.enable_thinking})
+    framing = ChatFraming(chat, {"enable_thinking": config.data.enable_thinking})
     # A template that is none for it is refused here.
-    framing("tool" if config.environment == TOOLS else "user")
+    framing.turn("tool" if config.environment == TOOLS else "user")
     return ObservationWriter(tokenizer, framing)

@@ -22,9 +22,12 @@ from scalerl_jax.environments.pool import VerifierPool
 from scalerl_jax.environments.run_verifiers import num_processes
 from scalerl_jax.environments.verdict import OwnReward
 from scalerl_jax.generation.driver import LocalGenerators
-from scalerl_jax.generation.episodes import Episodes, Judging, Turns
+from scalerl_jax.generation.episodes import Episodes
 from scalerl_jax.generation.evaluation import Evaluator, Probe
+from scalerl_jax.generation.judging import Judging
+from scalerl_jax.generation.turns import Turns
 from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.model.rope import DynamicScaling
 from scalerl_jax.run.ledger import Ledger
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.sampler.decoding import NEVER, EngineSettings
@@ -84,6 +87,19 @@ def make_checked_tokenizer(config: Config, arch: Architecture) -> Tokenizer:
     return tokenizer
 
 
+def _check_positions(config: Config, arch: Architecture) -> None:
+    """Refuse sequences whose positions a dynamic rope would have changed."""
+    sampler = config.sampler
+    longest = sampler.max_prompt_tokens + sampler.max_completion_tokens
+    if isinstance(arch.rope_scaling, DynamicScaling) and longest > arch.max_positions:
+        raise ValueError(
+            f"sampler.max_prompt_tokens + sampler.max_completion_tokens = {longest} is "
+            f"more than the {arch.max_positions} positions of the model, beyond which "
+            f"its rope of type 'dynamic' would change with every token; lower one of "
+            f"them"
+        )
+
+
 def make_engine(
     config: Config,
     arch: Architecture,
@@ -92,8 +108,13 @@ def make_engine(
     *,
     kind: type[E] = Engine,
 ) -> E:
-    """Return an engine that samples for training."""
+    """Return an engine that samples for training.
+
+    Raises:
+        ValueError: a phrase leaves no room, or sequences are too long for the model.
+    """
     sampler, interruption = config.sampler, config.interruption
+    _check_positions(config, arch)
     phrase: tuple[int, ...] = ()
     end: Marker | None = None
     if interruption.enabled:
@@ -222,6 +243,7 @@ def make_turns(config: Config, tokenizer: Tokenizer) -> Turns | None:
     writer = functools.cache(functools.partial(make_writer, config, tokenizer))
     return Turns(
         write=lambda text, role, *, last: writer()(text, role, last=last),
+        open=lambda prompt, messages: writer().opened(prompt, messages),
         max_turns=config.episode.max_turns,
         max_observation_tokens=config.episode.max_observation_tokens,
         max_tokens=config.sampler.max_completion_tokens,

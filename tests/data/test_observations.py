@@ -8,11 +8,12 @@ from small_chat import SPECIAL, TEMPLATES, THINK, make_backend, make_directory
 
 from scalerl_jax.data.chat import read_chat_template
 from scalerl_jax.data.observations import (
+    ChatFraming,
     ObservationWriter,
-    chat_framing,
-    plain_framing,
+    PlainFraming,
 )
 from scalerl_jax.data.tokenizer import Tokenizer
+from scalerl_jax.generation.turns import shared_length
 
 BACKEND = make_backend()
 IDS = {name: BACKEND.token_to_id(name) for name in (*SPECIAL, *THINK)}
@@ -24,7 +25,7 @@ def tokenizer(*ends):
 
 def framing(tmp_path, name, **options):
     make_directory(tmp_path, chat_template=TEMPLATES[name])
-    return chat_framing(read_chat_template(tmp_path), options)
+    return ChatFraming(read_chat_template(tmp_path), options)
 
 
 QWEN = "\n<|im_start|>user\nwell\n<|im_end|>\n<|im_start|>assistant\n"
@@ -65,14 +66,53 @@ def test_a_template_is_asked_for_what_stands_between_two_turns(
     assert made.decode_all(found.tolist()) == expected
 
 
+@pytest.mark.parametrize(
+    "name, ends, options",
+    [
+        ("Qwen3", ["<|im_end|>"], {}),
+        ("Qwen3", ["<|im_end|>"], {"enable_thinking": False}),
+        ("Llama 3.1", ["<|eot_id|>"], {}),
+        ("SmolLM2", ["<|im_end|>"], {}),
+    ],
+)
+def test_an_opening_is_what_the_template_writes_behind_the_question(
+    tmp_path, name, ends, options
+):
+    made, frames = tokenizer(*ends), framing(tmp_path, name, **options)
+    chat, writer = read_chat_template(tmp_path), ObservationWriter(made, frames)
+    question = {"role": "user", "content": "2 + 2?"}
+    said = [("a board", "user"), ("", "user"), ("your move", "user")]
+    messages = [{"role": role, "content": text} for text, role in said]
+    prompt = chat.render([question], options=options)
+    expected = chat.render([question, *messages], options=options)
+    found = writer.opened(prompt, said)
+    assert made.decode_all(found.tolist()) == expected
+    # Its own prompt is as far the same as no reply begins.
+    shared = shared_length([np.array(made.encode(prompt), np.int32), found])
+    assert made.decode_all(found[:shared].tolist()).startswith(
+        prompt[: prompt.index("2 + 2?") + 6]
+    )
+    # What would be a token of the template's is none in a text of somebody else's.
+    evil = writer.opened(prompt, [("<|im_end|>", "user")]).tolist()
+    plain = writer.opened(prompt, [("", "user")]).tolist()
+    end = IDS["<|im_end|>"]
+    assert evil.count(end) == plain.count(end)
+    with pytest.raises(ValueError, match="the prompt does not end with"):
+        writer.opened("2 + 2?", said)
+
+
 def test_a_template_that_has_no_such_conversation_is_refused(tmp_path):
     with pytest.raises(ValueError, match="refuses .*; an environment's observation"):
-        framing(tmp_path, "Magistral")("user")
+        framing(tmp_path, "Magistral").turn("user")
+    with pytest.raises(ValueError, match="messages of the roles user, tool behind"):
+        framing(tmp_path, "Qwen3").opening(("user", "tool"))
     with pytest.raises(ValueError, match="a message of the role 'tool'"):
-        framing(tmp_path, "Qwen3")("tool")
+        framing(tmp_path, "Qwen3").turn("tool")
 
 
-WRITER = ObservationWriter(tokenizer("<eos>"), plain_framing("<think>{observation}"))
+WRITER = ObservationWriter(
+    tokenizer("<eos>"), PlainFraming("<think>{observation}", "{question}")
+)
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=40))

@@ -265,6 +265,16 @@ TASKSET = """
             {"source": "import no_such"},
             "the module 'no_such' is not installed, which",
         ),
+        (
+            {"source": "import verifiers as v\nclass Mine(v.MultiTurnEnv): ..."},
+            "is for verifiers before 0.4, whose environments are not those of 0.4: "
+            "module 'verifiers' has no attribute 'MultiTurnEnv'",
+        ),
+        (
+            {"source": "from verifiers import ToolEnv"},
+            "is for verifiers before 0.4, whose environments are not those of 0.4: "
+            "cannot import name 'ToolEnv' from 'verifiers'",
+        ),
         ({"source": "raise KeyError('a\\nb')"}, "KeyError: "),
         (
             {"settings": "(task={'judges': [{'id': 'reference'}]})"},

@@ -174,6 +174,41 @@ def test_filters_and_search_leave_what_they_name(page):
     assert listed(search="nowhere") == []
 
 
+@needs_browser
+def test_the_turns_of_an_episode_stand_apart(tmp_path):
+    texts = ["a🙂", ATTACK, "42"]
+    ends = [sum(map(len, texts[: count + 1])) for count in range(3)]
+    turns = [
+        {"end": end, "sampled": place != 1, **({} if place else {"reward": 0.25})}
+        for place, end in enumerate(ends)
+    ]
+    parts = {"near": 0.5, "short": None}
+    told = {"turns": turns, "reward": 0.1 + 0.2, "reward_parts": parts}
+    path = tmp_path / "viewer.html"
+    write_page(
+        path, [row(0, sample("".join(texts), "no_end") | told)], title="t", note=""
+    )
+    document = dump(path)
+    assert shown(document, "turns") == "2 turns"
+    assert shown(document, "reward") == "reward 0.3"
+    assert "near 0.5" in document and "short unjudged" in document
+    found = re.findall(
+        r'<details open="" class="(\w+)"><summary>(.*?)</summary><pre>(.*?)</pre>',
+        document,
+        re.S,
+    )
+    plain = [
+        (kind, head, html.unescape(re.sub("<[^>]*>", "", text)))
+        for kind, head, text in found
+    ]
+    assert plain == [
+        ("turn", "Turn 1, reward 0.25", texts[0]),
+        ("said", "Environment", texts[1]),
+        ("turn", "Turn 2", texts[2]),
+    ]
+    assert "<img" not in document and document.count("<script") == 0
+
+
 KEYS = """
 setTimeout(() => ["j", "k", "j", "j", "ArrowRight"].forEach(
   (key) => document.dispatchEvent(new KeyboardEvent("keydown", { key }))), 500);
@@ -201,6 +236,7 @@ def test_the_rollouts_of_a_run_are_grouped_by_prompt(tmp_path):
     file = tmp_path / "rollouts.jsonl"
     common = {"task": "sums", "reference": "3", "tokens": 2, "policy_version": 0}
     common |= {"interrupted": False, "cut_off": False}
+    common |= {"turns": [{"end": 1, "sampled": True}], "reward": 0.5}
     names = ("step", "prompt", "completion", "status", "answer_start")
     rows = [
         dict(zip(names, values, strict=True))
@@ -215,6 +251,8 @@ def test_the_rollouts_of_a_run_are_grouped_by_prompt(tmp_path):
     assert [each["label"] for each in first["samples"]] == ["step 0", "step 5"]
     assert [each["answer"] for each in first["samples"]] == ["4", "3"]
     assert second["samples"][0]["answer_start"] is None
+    assert second["samples"][0]["turns"] == common["turns"]
+    assert second["samples"][0]["reward"] == 0.5
     assert write_page(tmp_path / "page.html", [first, second], title="t", note="") == 2
 
 

@@ -29,8 +29,9 @@ from scalerl_jax.data.prompts import PromptStream, build_prompts
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.environments.pool import VerifierPool
 from scalerl_jax.environments.verdict import Verdict
-from scalerl_jax.generation.episodes import Episodes, Judging
+from scalerl_jax.generation.episodes import Episodes
 from scalerl_jax.generation.evaluation import Abandoned
+from scalerl_jax.generation.judging import Judging
 from scalerl_jax.generation.replica import ReplicaThread
 from scalerl_jax.run.ledger import Ledger
 from scalerl_jax.sampler.requests import Completion, SamplerStats, Samples

@@ -18,12 +18,13 @@ from small_tokenizers import byte_level, tokenizer_of
 
 from scalerl_jax.config import EpisodeConfig, RewardConfig
 from scalerl_jax.controller.group_check import GroupCheck
-from scalerl_jax.data.observations import ObservationWriter, plain_framing
+from scalerl_jax.data.observations import ObservationWriter, PlainFraming
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.environments.own_file import read_own
 from scalerl_jax.environments.run_verifiers import make_pool
-from scalerl_jax.generation.episodes import Judging, Turns
 from scalerl_jax.generation.evaluation import Evaluator
+from scalerl_jax.generation.judging import Judging
+from scalerl_jax.generation.turns import Turns
 from scalerl_jax.learner.contents import flatten, unflatten
 from scalerl_jax.model.architecture import sampler_mesh
 from scalerl_jax.model.transformer import abstract_params
@@ -149,9 +150,10 @@ def make_samples(prompt):
     return Samples(keys=keys, thinking_limits=np.full(2, NEVER, np.int32))
 
 
-WRITER = ObservationWriter(TOKENIZER, plain_framing(BETWEEN))
+WRITER = ObservationWriter(TOKENIZER, PlainFraming(BETWEEN, "{question}so"))
 TURNS = Turns(
     write=WRITER,
+    open=WRITER.opened,
     max_turns=4,
     max_observation_tokens=60,
     max_tokens=MOST,
@@ -284,7 +286,7 @@ def test_its_records_are_checked_and_kept_as_they_are(tmp_path):
             ((first._replace(end=second.end), *rest), "its turns end|behind one that"),
             (
                 (first._replace(sampled=False), second._replace(sampled=True), *rest),
-                "turn 0 is from",
+                "turn 0 is an observation, and a token of it was sampled",
             ),
         ):
             bad = dataclasses.replace(rollout, turns=turns)
@@ -321,6 +323,119 @@ FAULTS = """
                 return "a text"
             return More("more")  # for ever
 """
+
+
+OPENED = """
+    import os, pathlib
+
+    BOARD = "a<|im_start|>b <|end|> [/THINK]"
+
+    class Opened:
+        def begin(self, prompt, reference):
+            self.kind, self.heard = prompt.split()[0], []
+            assert prompt.endswith(" so")
+            if self.kind == "1":
+                return BOARD
+            if self.kind == "2":
+                return [More("one", role="user"), "", BOARD]
+            if self.kind == "3":  # another one each time
+                return "x" * (1 + os.getpid() % 7) + str(id(self))
+            if self.kind == "4":
+                raise LookupError("no such level\\nof two lines")
+            if self.kind == "5":
+                return "far too long " * 20
+            if self.kind == "6":
+                return 1.5
+
+        def step(self, completion):
+            self.heard.append(completion)
+            mark = pathlib.Path(__file__).with_suffix(f".{self.kind}")
+            if self.kind == "1" and len(self.heard) == 2 and not mark.exists():
+                mark.touch()
+                os._exit(9)
+            if len(self.heard) == 2:
+                return Done(1.0, {"characters": sum(map(len, self.heard)) % 97})
+            return More("go on")
+
+        def cut(self):
+            return 1.0
+"""
+
+
+def test_an_episode_begins_with_what_its_environment_says(tmp_path):
+    """It stands before the end of the prompt, where a reply begins."""
+    file = write_file(tmp_path, OPENED)
+    with environment(file, "Opened", num_workers=1) as pool:
+        _, found = episodes_of(pool, count=7)
+        assert pool.restarts >= 1  # of one in the midst of an episode
+        (tmp_path / "mine.1").unlink()
+        _, slow = episodes_of(pool, count=3, fast=False)
+    board = "a<|im_start|>b <|end|> [/THINK]"
+    begin = BACKEND.token_to_id("<|im_start|>")
+    # The frame is BETWEEN, whose end of a turn is left out where there was none.
+    said = {0: "", 1: f"\n{board}", 2: f"\none\n\n{board}"}
+    named = set(BACKEND.get_added_tokens_decoder())
+    check = GroupCheck(
+        arch=engine_settings().arch, group_size=2, length_limit=lambda version: MOST
+    )
+    statuses = []
+    for place, group in found.items():
+        whole = make_prompt(place)
+        assert group.prompt.text == whole.text
+        opened = [not turns[0].sampled for turns in group.turns]
+        assert opened == [place in (1, 2, 3)] * 2
+        kept = group.prompt.tokens
+        assert kept.tolist() == whole.tokens[: len(kept)].tolist()
+        if not any(opened):
+            assert len(kept) == len(whole.tokens)
+        rollouts = JUDGING.rollouts(group.completions, group.verdicts, group.turns)
+        made = Group(
+            ticket=place, prompt=group.prompt, rollouts=rollouts, finished_version=3
+        )
+        order = dataclasses.make_dataclass("Order", ["prompt", "begun_version"])(
+            whole, 3
+        )
+        assert not check.fault(made, order, oldest=3, newest=3)
+        for sample, (completion, turns, verdict) in enumerate(
+            zip(group.completions, group.turns, group.verdicts, strict=True)
+        ):
+            statuses.append((place, verdict.status))
+            first = completion.tokens[: turns[0].end].tolist()
+            if opened[sample]:
+                assert not completion.mask[: turns[0].end].any()
+                assert first.pop() == begin and not named.intersection(first)
+            if place in (1, 2):
+                text = TOKENIZER.decode_all([*kept.tolist(), *first])
+                assert text == f"{place} {said[place]}"
+                assert completion.tokens[turns[0].end :].tolist()
+            drawn, logprobs = redrawn(0, group.prompt, sample, completion)
+            assert completion.tokens[completion.mask].tolist() == drawn
+            np.testing.assert_allclose(
+                completion.logprobs[completion.mask], logprobs, atol=3e-5
+            )
+            assert (completion.versions == 3).all() and not completion.interrupted
+            if verdict.parts:
+                texts = [
+                    TOKENIZER.decode(completion.tokens[turn.start : turn.end].tolist())
+                    for turn in turns
+                    if turn.sampled
+                ]
+                assert verdict.parts == {"characters": sum(map(len, texts)) % 97}
+            if place < 3:
+                theirs = slow[place].completions[sample]
+                assert completion.tokens.tolist() == theirs.tokens.tolist()
+                assert turns == slow[place].turns[sample]
+    assert statuses.count((1, "verifier_error")) == 1
+    assert statuses.count((1, "correct")) == 1
+    for place, status, words in (
+        (4, "verifier_error", "LookupError: no such level"),
+        (5, "bad_observation", "episode.max_observation_tokens = 60 is the limit"),
+        (6, "bad_observation", "begin returned a float; the policy reads a text"),
+    ):
+        assert statuses.count((place, status)) == 2 and words in found[place].detail
+    # Samples whose openings differ have in common what stands before them.
+    first, second = (completion.tokens.tolist() for completion in found[3].completions)
+    assert first[: len(first) // 2] != second[: len(second) // 2]
 
 
 def test_what_goes_wrong_in_a_turn_is_its_own_episodes_status(tmp_path):
@@ -448,7 +563,7 @@ def test_async_environments_of_a_process_work_beside_each_other(tmp_path):
 def test_a_tokenizer_must_write_the_same_behind_other_tokens(kind):
     tokenizer = tokenizer_of(kind)
     if kind == "byte level":
-        ObservationWriter(tokenizer, plain_framing(BETWEEN))
+        ObservationWriter(tokenizer, PlainFraming(BETWEEN, "{question}so"))
     else:
         with pytest.raises(ValueError, match="data.tokenizer writes a text otherwise"):
-            ObservationWriter(tokenizer, plain_framing(BETWEEN))
+            ObservationWriter(tokenizer, PlainFraming(BETWEEN, "{question}so"))

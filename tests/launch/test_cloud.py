@@ -192,10 +192,10 @@ def test_a_failed_slice_is_made_again_and_a_mistake_ends_it(cloud):
         ),
         pytest.param({}, {"create": ["no quota"]}, "no quota: TPUV6E", id="no quota"),
         pytest.param(
-            {"config": "configs/tinny.py"}, {}, "--config cannot be read", id="typo"
+            {"config": "configs/tinny.py"}, {}, "there is no such file", id="typo"
         ),
         pytest.param(
-            {"config": "/etc/x.py"}, {}, "--config cannot be read", id="elsewhere"
+            {"config": "/etc/x.py"}, {}, "there is no such file", id="elsewhere"
         ),
     ],
 )

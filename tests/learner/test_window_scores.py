@@ -13,7 +13,7 @@ from scalerl_jax.algo.advantages import group_advantages, unnormalized
 from scalerl_jax.algo.regularizers import kl_k1, kl_k2
 from scalerl_jax.batching.packing import abstract_microbatch
 from scalerl_jax.learner.step import TrainState
-from scalerl_jax.learner.window_scores import Annotator, Scorer
+from scalerl_jax.learner.window_scores import Annotator, Scorer, of_params, of_state
 from scalerl_jax.objective.advantages import KlPenalty
 from scalerl_jax.parallel.mesh import make_mesh
 
@@ -51,19 +51,23 @@ def centered(rewards, judged, kept):
 
 def completed(assemble, groups):
     """The batch of these groups with scores of a reference of 1, and its advantages."""
-    annotate = Annotator(scorers={"reference": scorer()})
+    annotate = Annotator(scores={"reference": of_state("reference", scorer())})
     batch = assemble(groups, learner_version=5)
     (scores,) = annotate(state(reference=put(1.0)), [batch.packed])
     return assemble.complete(batch, scores).packed
 
 
 def test_log_probabilities_are_of_the_params_asked_for():
-    annotate = Annotator(scorers=dict.fromkeys(("proximal", "reference"), scorer()))
+    scores = {name: of_state(name, scorer()) for name in ("proximal", "reference")}
+    annotate = Annotator(scores=scores | {"teacher": of_params(put(3.0), scorer())})
     batch = assembler()([MIXED, CUT], learner_version=5).packed
     (scores,) = annotate(state(1.0, reference=put(2.0)), [batch])
     mask = batch.mask
     np.testing.assert_allclose(scores["proximal"][mask], -batch.targets[mask] / 10)
     np.testing.assert_allclose(scores["reference"][mask], -batch.targets[mask] / 5)
+    np.testing.assert_allclose(
+        scores["teacher"][mask], -3 * batch.targets[mask] / 10, rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize(

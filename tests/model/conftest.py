@@ -31,7 +31,104 @@ _LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+_YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 64,
+}
+_LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
+# Windows of a few tokens, of 100.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "mistral-untied": (
+        "MistralConfig",
+        dict(rope_parameters=_PLAIN_ROPE, sliding_window=9, head_dim=16),
+    ),
+    "mistral-tied-no-window": (
+        "MistralConfig",
+        dict(
+            rope_parameters=_YARN_ROPE,
+            sliding_window=None,
+            tie_word_embeddings=True,
+        ),
+    ),
+    "olmo2-untied": (
+        "Olmo2Config",
+        dict(rope_parameters=_PLAIN_ROPE, pad_token_id=None),
+    ),
+    "olmo3-tied": (
+        "Olmo3Config",
+        dict(
+            rope_parameters={
+                "full_attention": _YARN_ROPE | {"attention_factor": 1.3},
+                "sliding_attention": _PLAIN_ROPE,
+            },
+            pad_token_id=None,
+            num_hidden_layers=3,
+            layer_types=_LAYERS,
+            sliding_window=12,
+            tie_word_embeddings=True,
+        ),
+    ),
+    "gemma3-tied": (
+        "Gemma3TextConfig",
+        dict(
+            rope_parameters={
+                "full_attention": _PLAIN_ROPE
+                | {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6},
+                "sliding_attention": _PLAIN_ROPE,
+            },
+            head_dim=16,
+            pad_token_id=None,
+            query_pre_attn_scalar=24,
+            num_hidden_layers=3,
+            layer_types=_LAYERS,
+            sliding_window=10,
+        ),
+    ),
+    "gemma3-untied": (
+        "Gemma3TextConfig",
+        dict(
+            head_dim=16,
+            pad_token_id=None,
+            query_pre_attn_scalar=16,
+            sliding_window=10,
+            sliding_window_pattern=2,
+            tie_word_embeddings=False,
+        ),
+    ),
+    "smollm3-tied": (
+        "SmolLM3Config",
+        dict(
+            rope_parameters=_PLAIN_ROPE,
+            pad_token_id=None,
+            num_hidden_layers=3,
+            no_rope_layer_interval=2,
+        ),
+    ),
+    "smollm3-untied": (
+        "SmolLM3Config",
+        dict(
+            rope_parameters=_PLAIN_ROPE,
+            pad_token_id=None,
+            no_rope_layers=[0, 1],
+            tie_word_embeddings=False,
+        ),
+    ),
+    "gpt-oss": (
+        "GptOssConfig",
+        dict(
+            rope_parameters=_YARN_ROPE | {"truncate": False, "beta_fast": 32.0},
+            head_dim=16,
+            pad_token_id=None,
+            num_hidden_layers=3,
+            layer_types=_LAYERS,
+            sliding_window=11,
+            num_local_experts=5,
+            num_experts_per_tok=2,
+            swiglu_limit=1.0,
+        ),
+    ),
     "llama3-untied": (
         "LlamaConfig",
         dict(rope_parameters=_LLAMA3_ROPE, tie_word_embeddings=False),

@@ -24,22 +24,28 @@ CLOSE = dict(rtol=1e-5, atol=1e-5)
 def compiled(attention):
     """What is found, and gradients by q, k and v of its product with a cotangent."""
 
-    def run(q, k, v, segment_ids, cotangent):
-        found, back = jax.vjp(lambda *x: attention(*x, segment_ids), q, k, v)
+    def run(q, k, v, segment_ids, cotangent, window=None, sinks=None):
+        def attend(q, k, v, *sinks):
+            more = dict(zip(["sinks"], sinks, strict=False))
+            return attention(q, k, v, segment_ids, window=window, **more)
+
+        sinks = () if sinks is None else (sinks,)
+        found, back = jax.vjp(attend, q, k, v, *sinks)
         return found, back(cotangent)
 
     return jax.jit(run)
 
 
-def assert_as_dense(attention, segment_ids, *, seed=0, shapes=SHAPES):
+def assert_as_dense(attention, segment_ids, *, seed=0, shapes=SHAPES, **more):
     q, k, v, cotangent = dense_attention.random_inputs(
         np.random.default_rng(seed), **shapes
     )
     arguments = (q, k, v, segment_ids, cotangent)
-    found, gradients = compiled(attention)(*arguments)
-    expected, expected_gradients = dense_attention.attend(*arguments)
+    found, gradients = compiled(attention)(*arguments, **more)
+    expected, expected_gradients = dense_attention.attend(*arguments, **more)
     np.testing.assert_allclose(found, expected, **CLOSE)
-    for ours, theirs, name in zip(gradients, expected_gradients, "qkv", strict=True):
+    names = "qkvs"[: len(gradients)]
+    for ours, theirs, name in zip(gradients, expected_gradients, names, strict=True):
         np.testing.assert_allclose(ours, theirs, **CLOSE, err_msg=name)
 
 
@@ -72,6 +78,16 @@ def test_any_mesh_gives_values_and_gradients_of_the_dense(shape, block):
     attention = BlockwiseAttention(mesh_of(shape), block=block)
     for seed in range(3):
         assert_as_dense(attention, segments(seed), seed=seed)
+
+
+@pytest.mark.parametrize("shape", [None, (1, 2, 2, 2)], ids=str)
+@pytest.mark.parametrize("block", [2, 512])
+def test_windows_and_sinks_give_values_and_gradients_of_the_dense(shape, block):
+    attention = BlockwiseAttention(shape and mesh_of(shape), block=block)
+    sinks = np.array([-1.0, 2.0, 0.0, 0.5], np.float32)
+    for seed, window in enumerate((1, 5, 7)):
+        more = dict(seed=seed, window=window, sinks=sinks)
+        assert_as_dense(attention, segments(seed), **more)
 
 
 def test_the_dense_one_is_that_of_torch():

@@ -27,6 +27,14 @@ LLAMA4 = small_architecture(
 )
 
 
+GPT_OSS = small_architecture(
+    family="gpt_oss",
+    hidden_size=32,
+    ffn_size=64,
+    num_layers=1,
+    experts=Experts(count=3, top_k=1, gate="normalized", biased=True, clamp=7.0),
+    windows=(4,),
+)
 BIASED = dataclasses.replace(
     QWEN3, experts=dataclasses.replace(QWEN3.experts, bias=True)
 )
@@ -185,3 +193,56 @@ def test_a_mixture_that_would_not_be_honoured_is_refused(
     config.write_text(json.dumps(json.loads(config.read_text()) | changes))
     with pytest.raises(ValueError, match=message):
         read_architecture(tmp_path / "model")
+
+
+@pytest.fixture
+def packed(random_params, tmp_path):
+    """A gpt-oss with experts of random 4-bit numbers, and these by transformers."""
+    mxfp4 = pytest.importorskip("transformers.integrations.mxfp4")
+    torch = pytest.importorskip("torch")
+    directory, expected = tmp_path / "packed", {}
+    save_params(directory, random_params(GPT_OSS), GPT_OSS, dtype=jnp.bfloat16)
+    held, rng = load_file(directory / "model.safetensors"), np.random.default_rng(0)
+    for name in [name for name in held if name.endswith("_proj")]:
+        if ".experts." not in name:
+            continue
+        experts, inputs, outputs = held.pop(name).shape
+        shape = (experts, outputs, inputs // 32, 16)
+        blocks = rng.integers(0, 256, shape, dtype=np.uint8)
+        scales = rng.integers(120, 130, shape[:-1], dtype=np.uint8)
+        held |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        expected[name.rpartition(".")[2]] = mxfp4.convert_moe_packed_tensors(
+            torch.tensor(blocks), torch.tensor(scales), dtype=torch.float32
+        ).numpy()
+    save_file(held, directory / "model.safetensors")
+    config = directory / "config.json"
+    said = {"quantization_config": {"quant_method": "mxfp4"}}
+    config.write_text(json.dumps(json.loads(config.read_text()) | said))
+    return directory, expected
+
+
+def test_experts_of_4_bit_numbers_are_those_of_transformers(packed):
+    directory, expected = packed
+    assert read_architecture(directory) == GPT_OSS
+    mesh = make_mesh(jax.devices()[:8], fsdp=2, tensor=4)
+    shardings = param_shardings(dataclasses.replace(GPT_OSS, num_kv_heads=4), mesh)
+    loaded = load_params(directory, GPT_OSS, dtype=jnp.bfloat16, shardings=shardings)
+    gate_up = np.asarray(loaded["layers"]["expert_gate_up"][0], np.float32)
+    np.testing.assert_array_equal(gate_up[:, :, 0], expected["gate_up_proj"][..., ::2])
+    np.testing.assert_array_equal(gate_up[:, :, 1], expected["gate_up_proj"][..., 1::2])
+    down = np.asarray(loaded["layers"]["expert_down"][0], np.float32)
+    np.testing.assert_array_equal(down, expected["down_proj"])
+
+
+def test_half_a_tensor_of_4_bit_numbers_is_refused(packed):
+    directory, _ = packed
+    held = load_file(directory / "model.safetensors")
+    held = {name: held[name] for name in held if not name.endswith("down_proj_scales")}
+    save_file(held, directory / "model.safetensors")
+    with pytest.raises(ValueError, match=r"down_proj_blocks has dtype U8 .*4-bit"):
+        load_params(directory, GPT_OSS, dtype=jnp.bfloat16)
+    (directory / "config.json").write_text(
+        (directory / "config.json").read_text().replace("mxfp4", "fp8")
+    )
+    with pytest.raises(ValueError, match=r"quantization_config\.quant_method = 'fp8'"):
+        read_architecture(directory)

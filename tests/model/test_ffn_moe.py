@@ -37,6 +37,11 @@ MIXTURES = {
     "two at the input": small_architecture(
         family="llama", experts=dataclasses.replace(SIGMOID, top_k=2, shared=False)
     ),
+    "gpt-oss": small_architecture(
+        family="gpt_oss",
+        experts=dataclasses.replace(SOFTMAX, biased=True, clamp=0.5),
+        windows=(3, 0),
+    ),
 }
 ARCH = MIXTURES["qwen3"]
 
@@ -66,7 +71,7 @@ def by_hand(layer, arch, x):
     experts, outputs, chosen = arch.experts, [], []
     for token in np.asarray(x, np.float64):
         h = token / np.sqrt((token**2).mean() + arch.rms_eps) * layer["ffn_norm"]
-        logits = h @ layer["router"]
+        logits = h @ layer["router"] + layer.get("router_logit_bias", 0)
         best = np.argsort(-logits)[: experts.top_k]
         if experts.gate == "sigmoid":
             gates = 1 / (1 + np.exp(-logits[best]))
@@ -77,7 +82,16 @@ def by_hand(layer, arch, x):
         for expert, gate in zip(best, gates, strict=True):
             given = h * gate if experts.gate_input else h
             into, up = layer["expert_gate_up"][expert].swapaxes(0, 1)
-            out = (silu(given @ into) * (given @ up)) @ layer["expert_down"][expert]
+            into, up = given @ into, given @ up
+            if experts.biased:
+                into, up = (into, up) + layer["expert_gate_up_bias"][expert]
+            inner = silu(into) * up
+            if experts.clamp:
+                into, up = np.minimum(into, 0.5), np.clip(up, -0.5, 0.5)
+                inner = into / (1 + np.exp(-1.702 * into)) * (up + 1)
+            out = inner @ layer["expert_down"][expert]
+            if experts.biased:
+                out = out + layer["expert_down_bias"][expert]
             total += out if experts.gate_input else gate * out
         if experts.shared:
             inner = silu(h @ layer["shared_gate"]) * (h @ layer["shared_up"])
@@ -289,8 +303,14 @@ SOME = [
 ]
 
 
-@pytest.mark.parametrize("shape", SOME, ids=str)
-@pytest.mark.parametrize("name", ["qwen3", "llama4"])
+@pytest.mark.parametrize(
+    "name, shape",
+    [
+        *itertools.product(["qwen3", "llama4"], SOME),
+        *(("gpt-oss", shape) for shape in SOME[2:4]),
+    ],
+    ids=str,
+)
 def test_a_mesh_has_the_output_and_the_gradient_of_one_device(
     random_params, name, shape
 ):

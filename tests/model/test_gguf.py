@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scalerl_jax.model.architecture import Architecture, RopeScaling, param_shardings
+from scalerl_jax.model.architecture import Architecture, param_shardings
 from scalerl_jax.model.hugging_face import read_architecture
-from scalerl_jax.model.layers import rope_frequencies
+from scalerl_jax.model.rope import Llama3Scaling, rope_frequencies
 from scalerl_jax.model.weights import load_params
 from scalerl_jax.parallel.mesh import make_mesh
 
@@ -108,7 +108,7 @@ def test_shards_of_quantised_tensors_are_those_of_whole_ones(write, kind):
     np.testing.assert_array_equal(loaded["layers"]["output"][0].T, whole)
 
 
-SCALING = RopeScaling(
+SCALING = Llama3Scaling(
     factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_positions=8192
 )
 
@@ -118,7 +118,10 @@ def test_the_scaling_of_llama_3_2_is_found_in_its_factors(write):
         LLAMA, head_dim=32, rope_theta=500_000.0, rope_scaling=SCALING
     )
     plain = dataclasses.replace(arch, rope_scaling=None)
-    factors = np.array(rope_frequencies(plain) / rope_frequencies(arch))
+    factors = np.array(
+        rope_frequencies(plain.rope, plain.head_dim)
+        / rope_frequencies(arch.rope, arch.head_dim)
+    )
     assert factors[0] == 1.0 and factors[-1] == 32.0
     path = write(arch, {"rope_freqs.weight": factors})
     assert read_architecture(path) == arch
@@ -137,8 +140,8 @@ _, _Q8_1_BYTES = gguf.GGML_QUANT_SIZES[KIND.Q8_1]
     "options, message",
     [
         pytest.param(
-            {"family": "gpt2"},
-            r"model_type = 'gpt2'",
+            {"family": "olmo2"},
+            r"general\.architecture = 'olmo2'",
             id="another architecture",
         ),
         pytest.param(

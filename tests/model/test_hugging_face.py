@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
+from scalerl_jax.model import family_table
 from scalerl_jax.model.architecture import Architecture
-from scalerl_jax.model.hugging_face import read_architecture
-from scalerl_jax.model.saving import config_values
+from scalerl_jax.model.hugging_face import config_values, read_architecture
+from scalerl_jax.model.rope import LinearScaling, Rope
 from scalerl_jax.model.sizes import ARCHITECTURES
 
 LLAMA = ARCHITECTURES["llama3.1-8b"]
@@ -26,6 +28,172 @@ QWEN2 = Architecture(
     tied_embeddings=True,
     max_positions=32_768,
 )
+
+
+# Fields of published config.json files, in the layouts of their time.
+PUBLISHED = {
+    "llama3.1-8b": dict(
+        architectures=["LlamaForCausalLM"],
+        attention_bias=False,
+        attention_dropout=0.0,
+        bos_token_id=128000,
+        eos_token_id=128001,
+        hidden_act="silu",
+        hidden_size=4096,
+        initializer_range=0.02,
+        intermediate_size=14336,
+        max_position_embeddings=131072,
+        mlp_bias=False,
+        model_type="llama",
+        num_attention_heads=32,
+        num_hidden_layers=32,
+        num_key_value_heads=8,
+        pretraining_tp=1,
+        rms_norm_eps=1e-05,
+        rope_scaling=dict(
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=8192,
+            rope_type="llama3",
+        ),
+        rope_theta=500000.0,
+        tie_word_embeddings=False,
+        torch_dtype="bfloat16",
+        use_cache=True,
+        vocab_size=128256,
+    ),
+    "mistral-7b": dict(
+        architectures=["MistralForCausalLM"],
+        attention_dropout=0.0,
+        bos_token_id=1,
+        eos_token_id=2,
+        hidden_act="silu",
+        hidden_size=4096,
+        initializer_range=0.02,
+        intermediate_size=14336,
+        max_position_embeddings=32768,
+        model_type="mistral",
+        num_attention_heads=32,
+        num_hidden_layers=32,
+        num_key_value_heads=8,
+        rms_norm_eps=1e-05,
+        rope_theta=1000000.0,
+        sliding_window=None,
+        tie_word_embeddings=False,
+        torch_dtype="bfloat16",
+        transformers_version="4.42.0.dev0",
+        use_cache=True,
+        vocab_size=32768,
+    ),
+    "olmo3-7b": dict(
+        architectures=["Olmo3ForCausalLM"],
+        attention_bias=False,
+        attention_dropout=0.0,
+        eos_token_id=100257,
+        hidden_act="silu",
+        hidden_size=4096,
+        intermediate_size=11008,
+        layer_types=(["sliding_attention"] * 3 + ["full_attention"]) * 8,
+        max_position_embeddings=65536,
+        model_type="olmo3",
+        num_attention_heads=32,
+        num_hidden_layers=32,
+        num_key_value_heads=32,
+        pad_token_id=100277,
+        rms_norm_eps=1e-06,
+        rope_scaling=dict(
+            attention_factor=1.2079441541679836,
+            beta_fast=32.0,
+            beta_slow=1.0,
+            factor=8.0,
+            original_max_position_embeddings=8192,
+            rope_type="yarn",
+        ),
+        rope_theta=500000,
+        sliding_window=4096,
+        tie_word_embeddings=False,
+        use_cache=True,
+        vocab_size=100278,
+    ),
+    "gemma3-1b": dict(
+        architectures=["Gemma3ForCausalLM"],
+        attn_logit_softcapping=None,
+        cache_implementation="hybrid",
+        final_logit_softcapping=None,
+        head_dim=256,
+        hidden_activation="gelu_pytorch_tanh",
+        hidden_size=1152,
+        intermediate_size=6912,
+        max_position_embeddings=32768,
+        model_type="gemma3_text",
+        num_attention_heads=4,
+        num_hidden_layers=26,
+        num_key_value_heads=1,
+        query_pre_attn_scalar=256,
+        rms_norm_eps=1e-06,
+        rope_local_base_freq=10000,
+        rope_scaling=None,
+        rope_theta=1000000,
+        sliding_window=512,
+        sliding_window_pattern=6,
+        vocab_size=262144,
+    ),
+    "smollm3-3b": dict(
+        hidden_act="silu",
+        hidden_size=2048,
+        intermediate_size=11008,
+        layer_types=["full_attention"] * 36,
+        max_position_embeddings=65536,
+        max_window_layers=28,
+        model_type="smollm3",
+        no_rope_layer_interval=4,
+        no_rope_layers=[1, 1, 1, 0] * 9,
+        num_attention_heads=16,
+        num_hidden_layers=36,
+        num_key_value_heads=4,
+        pretraining_tp=2,
+        rms_norm_eps=1e-06,
+        rope_scaling=None,
+        rope_theta=5000000.0,
+        use_sliding_window=False,
+        vocab_size=128256,
+    ),
+    "gpt-oss-20b": dict(
+        attention_bias=True,
+        experts_per_token=4,
+        head_dim=64,
+        hidden_size=2880,
+        initial_context_length=4096,
+        intermediate_size=2880,
+        layer_types=["sliding_attention", "full_attention"] * 12,
+        max_position_embeddings=131072,
+        model_type="gpt_oss",
+        num_attention_heads=64,
+        num_experts_per_tok=4,
+        num_hidden_layers=24,
+        num_key_value_heads=8,
+        num_local_experts=32,
+        output_router_logits=False,
+        quantization_config=dict(
+            modules_to_not_convert=["model.layers.*.self_attn"], quant_method="mxfp4"
+        ),
+        rms_norm_eps=1e-05,
+        rope_scaling=dict(
+            beta_fast=32.0,
+            beta_slow=1.0,
+            factor=32.0,
+            original_max_position_embeddings=4096,
+            rope_type="yarn",
+            truncate=False,
+        ),
+        rope_theta=150000,
+        router_aux_loss_coef=0.9,
+        sliding_window=128,
+        swiglu_limit=7.0,
+        vocab_size=201088,
+    ),
+}
 
 
 def write_config(directory, arch, **changes):
@@ -57,55 +225,49 @@ def test_old_and_new_rope_layouts_are_read_alike(tmp_path):
     assert read_architecture(tmp_path) == dataclasses.replace(LLAMA, rope_scaling=None)
 
 
-def test_a_published_config_is_read_as_the_named_architecture(tmp_path):
-    """The fields of meta-llama/Llama-3.1-8B's config.json."""
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "bos_token_id": 128000,
-        "eos_token_id": 128001,
-        "hidden_act": "silu",
-        "hidden_size": 4096,
-        "initializer_range": 0.02,
-        "intermediate_size": 14336,
-        "max_position_embeddings": 131072,
-        "mlp_bias": False,
-        "model_type": "llama",
-        "num_attention_heads": 32,
-        "num_hidden_layers": 32,
-        "num_key_value_heads": 8,
-        "pretraining_tp": 1,
-        "rms_norm_eps": 1e-05,
-        "rope_scaling": {
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
-            "rope_type": "llama3",
-        },
-        "rope_theta": 500000.0,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-        "use_cache": True,
-        "vocab_size": 128256,
-    }
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_config_is_read_as_the_named_architecture(tmp_path, name):
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[name]))
+    assert read_architecture(tmp_path) == ARCHITECTURES[name]
+
+
+def test_the_decoder_of_a_gemma_with_images_has_the_defaults_of_transformers(tmp_path):
+    """The fields of google/gemma-3-4b-it's config.json."""
+    text = dict(
+        hidden_size=2560,
+        intermediate_size=10240,
+        model_type="gemma3_text",
+        num_hidden_layers=34,
+        rope_scaling=dict(factor=8.0, rope_type="linear"),
+        sliding_window=1024,
+    )
+    config = dict(model_type="gemma3", text_config=text, vision_config={})
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert read_architecture(tmp_path) == LLAMA
+    arch = read_architecture(tmp_path)
+    assert arch.num_params == 3_880_263_168  # of the 4,300,079,472 with its images
+    assert arch.rope == Rope(1_000_000.0, LinearScaling(8.0))
+    assert arch.window_rope == Rope(10_000.0)
+    assert arch.windows[:6] == (1024, 1024, 1024, 1024, 1024, 0)
 
 
 @pytest.mark.parametrize(
     "changes, message",
     [
-        (dict(model_type="mistral"), "model_type = 'mistral'"),
+        (dict(model_type="mixtral"), "model_type = 'mixtral'"),
+        (dict(embedding_multiplier=12.0), "embedding_multiplier = 12.0 .*remove it"),
+        (dict(sliding_window=64), "sliding_window = 64 .*no llama model"),
         (dict(model_type=...), "model_type is missing"),
         (
-            dict(rope_scaling={"rope_type": "yarn", "factor": 4.0}),
-            r"rope_scaling\.rope_type = 'yarn'",
+            dict(rope_scaling={"rope_type": "longrope", "factor": 4.0}),
+            r"rope_scaling\.rope_type = 'longrope' .*'yarn'",
         ),
         (
-            dict(rope_scaling={"type": "linear", "factor": 2.0}),
-            r"rope_scaling\.type = 'linear'",
+            dict(rope_scaling={"type": "linear", "factor": 2.0, "mscale": 1.0}),
+            r"rope_scaling\.mscale = 1\.0",
+        ),
+        (
+            dict(rope_scaling={"type": "yarn", "factor": 2.0}),
+            r"rope_scaling\.original_max_position_embeddings is missing",
         ),
         (
             dict(rope_scaling={"rope_type": "llama3"}),
@@ -151,3 +313,8 @@ def test_a_broken_or_absent_config_is_refused(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": ')
     with pytest.raises(ValueError, match=r"config\.json is not valid JSON"):
         read_architecture(tmp_path)
+
+
+def test_the_table_of_families_is_what_the_script_prints():
+    page = Path(__file__).parents[2] / "docs" / "checkpoints.md"
+    assert f"\n{family_table.table()}\n" in page.read_text(), "make families-table"

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_mesh import mesh_of
 
-from scalerl_jax.model.layers import embed, gated, linear, rms_norm, rotate, rotations
+from scalerl_jax.model.layers import embed, gated, linear, rms_norm
+from scalerl_jax.model.rope import rotate, rotations
 
 FREQUENCIES = jnp.array([1.0, 0.3, 0.1, 0.03])
 POSITIONS = jnp.array([[0, 1, 2, 0, 1], [7, 8, 500, 501, 0]])

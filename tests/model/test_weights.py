@@ -12,8 +12,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from scalerl_jax.model import weights
-from scalerl_jax.model.architecture import Architecture, RopeScaling, param_shardings
+from scalerl_jax.model.architecture import Architecture, param_shardings
 from scalerl_jax.model.hugging_face import read_architecture
+from scalerl_jax.model.rope import Llama3Scaling
 from scalerl_jax.model.saving import save_params
 from scalerl_jax.model.weights import load_params
 from scalerl_jax.parallel.mesh import make_mesh
@@ -31,7 +32,7 @@ LLAMA = Architecture(
     rms_eps=1e-5,
     tied_embeddings=False,
     max_positions=64,
-    rope_scaling=RopeScaling(
+    rope_scaling=Llama3Scaling(
         factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_positions=32
     ),
 )

@@ -103,6 +103,8 @@ def test_every_score_has_its_maker_and_a_term():
         for advantage in ("group_mean", "critic")
         for term in terms_of(_of_advantage(advantage))
     ]
+    # A teacher's params are not of the state.
+    assert {name for name in SCORES if SCORES[name] == "teacher"} == {"teacher"}
     of_verdicts = {name for term in terms for name in term.of_verdicts}
     assert of_verdicts == {name for name in SCORES if SCORES[name] == "groups"}
     assert {name for term in terms for name in term.scores} == SCORES.keys()

@@ -95,6 +95,7 @@ def test_wasted_tokens_take_their_part_of_generation(clock):
         "train_tokens": 75,
         "train_flops": 1e12,
         "generate_flops": 0,
+        "teacher_flops": 0,
         "lost_tokens": 0,
         "lost_flops": 0,
     }

@@ -84,6 +84,7 @@ def test_two_kills_by_hand(clock):
         "train_tokens": 20,
         "train_flops": 200,
         "generate_flops": 100,
+        "teacher_flops": 0,
         "lost_tokens": 4,
         "lost_flops": 90,
     }

@@ -20,6 +20,7 @@ from scalerl_jax.sampler.attention import (
     CachedAttention,
     Chunk,
     GatheredAttention,
+    Near,
     Places,
     Rows,
 )
@@ -28,6 +29,7 @@ from scalerl_jax.sampler.paged import PagedAttention
 
 DIM = 128  # the kernel for TPUs takes no other
 STEPS = 4  # of a call
+SINKS = np.array([-1.0, 0.5, 2.0, 0.0], np.float32)
 BACKENDS = {
     "paged": PagedAttention(),
     "gathered": GatheredAttention(),
@@ -61,7 +63,8 @@ class Cache:
     size: int = 4
     dtype: str = "float32"
     seed: int = 0
-    near: int | None = None  # tokens of the chunks that are seen
+    near: Near | None = None  # what is seen
+    sinks: bool = False
 
     def __post_init__(self):
         self.rng = np.random.default_rng(self.seed)
@@ -83,6 +86,10 @@ class Cache:
         """Normal numbers in the dtype of the cache."""
         return jnp.asarray(self.rng.normal(size=(*shape, DIM)), self.dtype)
 
+    @property
+    def options(self):
+        return self.near, self.sinks
+
     def note(self, page, offset, k, v):
         """What is written, into the copy."""
         k, v = (np.asarray(each, np.float64) for each in (k, v))
@@ -95,15 +102,22 @@ class Cache:
 
     def expected(self, q, table, length):
         """Dense attention of one query [heads, dim], that of the last of `length`."""
-        first = (length - 1) // self.near * self.near if self.near else 0
+        first = 0
+        if self.near and self.near.sliding:
+            first = max(0, length - self.near.tokens)
+        elif self.near:
+            first = (length - 1) // self.near.tokens * self.near.tokens
         k, v = (
             held[table].reshape(-1, self.kv, DIM)[first:length]
             for held in (self.keys, self.values)
         )
         q = np.asarray(q, np.float64).reshape(self.kv, self.group, DIM)
         scores = np.einsum("kgd,skd->kgs", q, k) / np.sqrt(DIM)
-        shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        shares /= shares.sum(axis=-1, keepdims=True)
+        shares = np.exp(scores)
+        total = shares.sum(axis=-1, keepdims=True)
+        if self.sinks:
+            total += np.exp(SINKS.astype(np.float64)).reshape(self.kv, self.group, 1)
+        shares /= total
         return np.einsum("kgs,skd->kgd", shares, v).reshape(-1, DIM)
 
     def close_to(self, found, expected):
@@ -136,7 +150,7 @@ class Cache:
     def decode_with(self, table, starts, active, ends, q, k, v, *, trust=None):
         rows = Rows(table=jnp.asarray(table), starts=jnp.asarray(starts))
         self.pages, found = _call(
-            self.attention, self.near, self.pages, rows, active, ends, q, k, v
+            self.attention, self.options, self.pages, rows, active, ends, q, k, v
         )
         positions, active = starts.copy(), active.copy()
         for step in range(STEPS):
@@ -156,8 +170,13 @@ class Cache:
         return positions, active
 
 
+def _given(options):
+    near, sinks = options
+    return {"near": near} | ({"sinks": jnp.asarray(SINKS)} if sinks else {})
+
+
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _call(attention, near, pages, rows, active, ends, q, k, v):
+def _call(attention, options, pages, rows, active, ends, q, k, v):
     """What `decoding.generate` does with a backend."""
     views = attention.open((pages,), rows, STEPS)
 
@@ -173,7 +192,7 @@ def _call(attention, near, pages, rows, active, ends, q, k, v):
             step=step,
             positions=positions,
             active=active,
-            **({} if near is None else {"near": near}),
+            **_given(options),
         )
         active = active & (step < ends)
         return (view, positions + active, active), mixed
@@ -253,9 +272,8 @@ def test_a_row_with_a_nan_harms_no_other(name):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _prefill(attention, near, pages, q, k, v, chunk):
-    options = {} if near is None else {"near": near}
-    return attention.chunk(pages, q, k, v, chunk, **options)
+def _prefill(attention, options, pages, q, k, v, chunk):
+    return attention.chunk(pages, q, k, v, chunk, **_given(options))
 
 
 def prefill(cache, pieces, *, size=16, slots=5, nan_in=None):
@@ -284,7 +302,7 @@ def prefill(cache, pieces, *, size=16, slots=5, nan_in=None):
     if nan_in is not None:
         k, v = k.at[starts[nan_in], 0, 3].set(np.nan), v.at[starts[nan_in]].set(np.inf)
     found, cache.pages = _prefill(
-        cache.attention, cache.near, cache.pages, q, k, v, chunk
+        cache.attention, cache.options, cache.pages, q, k, v, chunk
     )
     for token in range(filled):
         pages = table[segments[token] - 1]
@@ -326,9 +344,19 @@ def test_chunks_of_long_prompts_in_bfloat16(name):
 
 
 @pytest.mark.parametrize("name", ["paged", "gathered", "pallas"])
-def test_layers_that_see_chunks(name):
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"near": Near(8)}, id="chunks"),
+        pytest.param({"near": Near(6, sliding=True)}, id="windows"),
+        pytest.param({"near": Near(6, sliding=True), "sinks": True}, id="sinks"),
+    ],
+)
+def test_layers_that_see_a_part(name, options):
     """Rows in their first, second and third chunk of 8 tokens, and over an end."""
-    cache = Cache(BACKENDS[name], near=8)
+    if name == "pallas" and options.get("sinks"):
+        pytest.skip("the kernel takes no sinks")
+    cache = Cache(BACKENDS[name], **options)
     table = tables(cache.rng, cache.num_pages, 4, 6)
     starts = np.array([4, 14, 0, 16], np.int32)
     active, ends = np.array([True, True, True, False]), np.full(4, NEVER)

@@ -1,4 +1,4 @@
-"""Mixtures of experts, and layers that see chunks, against the slow sampler."""
+"""Families beyond the dense ones that see all, against the slow sampler."""
 
 import dataclasses
 import functools
@@ -10,6 +10,7 @@ import pytest
 from small_model import small_architecture
 
 from scalerl_jax.model.architecture import Experts, LocalLayers
+from scalerl_jax.model.rope import Rope
 from scalerl_jax.model.transformer import abstract_params, hidden_states
 from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.sampler.kernels import choose_attention, why_not_pallas
@@ -32,6 +33,17 @@ LLAMA4 = small_architecture(
     experts=Experts(count=3, top_k=1, gate="sigmoid", gate_input=True, shared=True),
     local=LocalLayers((True, False), 8, True, 0.3, 4),
 )
+# Sequences of 38 tokens; every second layer sees 7, and its positions are its own.
+NEAR = dict(windows=(7, 0), window_rope=Rope(100.0))
+GEMMA = small_architecture(vocab_size=13, family="gemma3_text", **NEAR)
+OLMO = small_architecture(vocab_size=13, family="olmo3", **NEAR)
+GPT_OSS = small_architecture(
+    vocab_size=13,
+    family="gpt_oss",
+    experts=Experts(count=4, top_k=2, gate="normalized", biased=True, clamp=0.3),
+    windows=(0, 7),
+)
+SMOLLM = small_architecture(vocab_size=13, family="smollm3", rotated=(True, False))
 
 
 def params_of(arch):
@@ -64,6 +76,11 @@ def talking(params, eos_ids):
         pytest.param(LLAMA4, "gathered", 4, 1, id="llama4, gathered attention"),
         pytest.param(LLAMA4, "paged", 4, 1, id="llama4, paged attention"),
         pytest.param(LLAMA4, "paged", 6, 3, id="llama4, rows over copies"),
+        pytest.param(GEMMA, "gathered", 4, 1, id="gemma3"),
+        pytest.param(OLMO, "paged", 4, 2, id="olmo3 on two devices"),
+        pytest.param(SMOLLM, "cudnn", 4, 1, id="smollm3"),
+        pytest.param(GPT_OSS, "gathered", 4, 1, id="gpt-oss, gathered experts"),
+        pytest.param(GPT_OSS, "paged", 20, 4, id="gpt-oss, divided experts"),
     ],
 )
 def test_the_engine_draws_the_tokens_of_the_slow_sampler(
@@ -168,6 +185,23 @@ def test_tokens_keep_the_experts_of_the_version_that_chose_them(make_bench):
         for place, asked in enumerate(each.versions, start=before):
             np.testing.assert_array_equal(first_layer[place], by_version[asked][place])
         assert (by_version[0] != by_version[1]).any()
+
+
+def test_an_opened_completion_has_the_experts_of_all_its_tokens(make_bench):
+    bench = make_bench(arch=QWEN3, attention="gathered", report_experts=True)
+    params = talking(params_of(QWEN3), bench.settings.eos_ids)
+    request = bench.request(0, PROMPTS[2], num_samples=2, limits=None)
+    openings = (np.array([4, 1, 2], np.int32), np.zeros(0, np.int32))
+    samples = dataclasses.replace(request.samples, openings=openings)
+    opened = dataclasses.replace(request, samples=samples)
+    found = bench.complete(params, opened)
+    for (_, sample), each in found.items():
+        assert each.tokens[: len(openings[sample])].tolist() == [*openings[sample]]
+        known = np.concatenate([request.tokens, each.tokens])[:-1]
+        wanted = chosen_by(params, QWEN3, known).astype(np.uint8)
+        # Nothing reads what the last layer made of tokens that nobody drew behind.
+        wanted[: len(request.tokens) + len(openings[sample]) - 1, -1] = 255
+        np.testing.assert_array_equal(each.experts, wanted)
 
 
 def test_a_resumed_completion_has_the_experts_of_all_its_tokens(make_bench):

@@ -3,6 +3,8 @@
 Token u is letter u; where a policy counts, u + 1 follows u, and 3 and 11 are EOS.
 """
 
+import dataclasses
+
 import numpy as np
 import pytest
 from small_detokenizer import LETTERS
@@ -77,6 +79,45 @@ def test_a_cancelled_turn_loses_what_was_sampled_since(counted, talkative_params
     assert sampler.cancel(7) == len(heard)
     assert sampler.step() == []
     bench.assert_idle(sampler)
+
+
+def test_completions_begin_with_what_nobody_draws(any_bench, counting_params):
+    """Samples that begin alike are prefilled together, and others by themselves."""
+    openings = tuple(np.array(each, np.int32) for each in ([5, 6], [12], [5, 6], []))
+    request = any_bench.request(7, [4, 8], num_samples=4, limits=None)
+    samples = dataclasses.replace(request.samples, openings=openings)
+    request = dataclasses.replace(request, samples=samples)
+    sampler = any_bench.scheduler()
+    sampler.load(counting_params, 0)
+    sampler.submit(request)  # the params of its first draw come later
+    assert sampler.free_slots == 0
+    found = any_bench.finish(sampler, counting_params, version=4)
+    any_bench.assert_idle(sampler)
+    drawn = [[7, 8, 9, 10, 11], [0, 1, 2, 3], [7, 8, 9, 10, 11], [9, 10, 11]]
+    for sample, (opening, own) in enumerate(zip(openings, drawn, strict=True)):
+        each = found[7, sample]
+        assert each.tokens.tolist() == [*opening.tolist(), *own]
+        assert each.mask.tolist() == [False] * len(opening) + [True] * len(own)
+        assert each.versions.tolist() == [4] * len(each.tokens)
+        assert not (each.cut_off or each.interrupted)
+        np.testing.assert_allclose(each.logprobs, 0.0, atol=1e-6)
+    stats = sampler.stats
+    alike = len([4, 8, 5]) + len([4, 8]) + len([4])
+    assert stats.prefilled_tokens in (alike, 0)  # 0: the slow one has no cache
+    assert stats.generated_tokens == sum(map(len, drawn)) + stats.wasted_tokens
+    # A turn goes on behind it as behind any other.
+    sampler.resume(request, found[7, 1], np.array([5], np.int32))
+    second = one_turn(sampler, counting_params, version=5)
+    assert second.tokens.tolist() == [12, 0, 1, 2, 3, 5, 6, 7, 8, 9, 10, 11]
+    assert second.versions.tolist() == [4] * 6 + [5] * 6
+    sampler.submit(request)
+    assert sampler.cancel(7) == 0  # nothing of it was drawn
+    long = dataclasses.replace(
+        samples, openings=(np.zeros(18, np.int32), *openings[1:])
+    )
+    with pytest.raises(ValueError, match="18 appended ones leave none to sample"):
+        sampler.submit(dataclasses.replace(request, samples=long))
+    any_bench.assert_idle(sampler)
 
 
 class Episodes:

@@ -8,10 +8,12 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import resource
 import socket
 import threading
 import time
+import urllib.request
 from urllib.parse import urlsplit
 
 import pytest
@@ -351,6 +353,16 @@ def test_without_the_key_only_the_health_is_told(guarded, authorization):
         assert body["error"]["type"] == "invalid_request_error"
         assert KEY not in json.dumps(body)
     assert ask(guarded, "/health", key=None, **authorization)[0] == 200
+
+
+def test_the_chat_page_has_no_key_and_asks_its_own_server_alone(guarded):
+    with urllib.request.urlopen(f"{guarded.url}/") as answer:
+        page = answer.read().decode()
+        policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'; connect-src 'self'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert KEY not in page and "innerHTML" not in page
+    assert not re.findall(r"(?:src|href)=|https?://", page)
 
 
 def test_with_the_key_everything_is_told(guarded):

@@ -1,8 +1,4 @@
-"""A reward of one's own: the right answer, and partial credit for its letters.
-
-scalerl train --config=configs/tiny.py --workdir=runs/own \
-    --config.environment=examples/own_reward.py:score
-"""
+"""A reward of one's own: the right answer, and partial credit for its letters."""
 
 
 def score(prompt: str, completion: str, reference: str) -> float:

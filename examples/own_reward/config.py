@@ -1,0 +1,20 @@
+"""The reward of `reward.py`, learned from partial credit.
+
+scalerl train --config=examples/own_reward/config.py --workdir=runs/own_reward
+"""
+
+from pathlib import Path
+
+import ml_collections
+
+from scalerl_jax import config as config_lib
+
+
+def get_config() -> ml_collections.ConfigDict:
+    """Only what differs from the config called tiny."""
+    config = config_lib.named("tiny")
+    config.environment = f"{Path(__file__).with_name('reward.py').resolve()}:score"
+    config.data.tasks = ("chain_sum", "spell_backward")
+    config.train.num_steps = 60
+    config.eval.num_prompts = 100
+    return config

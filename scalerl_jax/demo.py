@@ -1,0 +1,54 @@
+"""The demo: a small policy is trained, and its curve fitted; minutes on a laptop.
+
+    scalerl demo
+    scalerl demo --workdir=runs/short --config.train.num_steps=60
+
+It runs `scalerl train --config=tiny` and `scalerl fit`, and says so.  Started again, it
+goes on where it was stopped.
+"""
+
+import argparse
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from scalerl_jax.process.ending import Parser, answer
+from scalerl_jax.process.printing import to_stdout
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Train and fit; return the exit status of the first that does not end well."""
+    parser = Parser(
+        "python -m scalerl_jax.demo",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--workdir",
+        type=Path,
+        default=Path("runs/tiny"),
+        help="directory of the run (default: runs/tiny)",
+    )
+    flags, settings = parser.parse_known_args(argv)
+    for word in settings:
+        if not word.startswith("--config."):
+            parser.error(f"unknown argument {word}; settings are --config.NAME=VALUE")
+    workdir = str(flags.workdir)
+    for words in (
+        ["train", "--config=tiny", f"--workdir={workdir}", *settings],
+        ["fit", workdir],
+    ):
+        to_stdout(f"$ scalerl {shlex.join(words)}\n")
+        sys.stdout.flush()
+        done = subprocess.run(
+            [sys.executable, "-m", "scalerl_jax", *words], check=False
+        )
+        if done.returncode:
+            return done.returncode
+    to_stdout(f"the curve is in {flags.workdir / 'fit.png'}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(answer(main))

@@ -1,0 +1,97 @@
+"""What stands before and between the turns of an episode, and the limits of both."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from jaxtyping import Int
+
+from scalerl_jax.environments.verdict import More, Opening
+from scalerl_jax.sampler.decoding import NEVER
+from scalerl_jax.sampler.requests import Completion, Request
+from scalerl_jax.types import Prompt
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Turns:
+    """Limits of an episode's turns, and the tokens that stand between two of them."""
+
+    # (text, role, last=token) -> tokens, as of an `ObservationWriter`
+    write: Callable[..., Int[np.ndarray, " n"]]
+    # (prompt's text, [(text, role)]) -> tokens of both, as of its `opened`
+    open: Callable[..., Int[np.ndarray, " n"]]
+    max_turns: int
+    max_observation_tokens: int
+    max_tokens: int  # of a completion whose request says nothing else
+    timeout_s: float  # of an episode; 0: none
+
+    def appended(self, said: More, completion: Completion) -> Int[np.ndarray, " n"]:
+        """Return the tokens to append to a completion, of what was said to it.
+
+        Raises:
+            ValueError: they cannot be written, or are too many.
+        """
+        last = int(completion.tokens[-1])
+        tokens = self.write(said.text, said.role, last=last)
+        self._check("the observation", tokens)
+        return tokens
+
+    def opened(self, prompt: Prompt, said: Opening, most: int) -> Int[np.ndarray, " n"]:
+        """Return the tokens of a prompt and of an opening, at most so many of this.
+
+        Raises:
+            ValueError: they cannot be written, or are too many.
+        """
+        if not said.messages:
+            return prompt.tokens
+        messages = [(each.text, each.role) for each in said.messages]
+        tokens = self.open(prompt.text, messages)
+        kept = shared_length([prompt.tokens, tokens])
+        if not kept:
+            raise ValueError(
+                "with the text of begin behind it, the prompt has no token in common "
+                "with itself alone; put the text into the prompts"
+            )
+        self._check("the text of begin", tokens[kept:])
+        if len(tokens) - kept >= most:
+            raise ValueError(
+                f"the text of begin has {len(tokens) - kept} tokens, of the {most} "
+                f"that sampler.max_completion_tokens leaves, and a turn needs one"
+            )
+        return tokens
+
+    def _check(self, what: str, tokens: np.ndarray) -> None:
+        if len(tokens) > self.max_observation_tokens:
+            raise ValueError(
+                f"{what} has {len(tokens)} tokens; episode.max_observation_tokens = "
+                f"{self.max_observation_tokens} is the limit"
+            )
+
+
+def shared_length(sequences: Sequence[Int[np.ndarray, " n"]]) -> int:
+    """Return how many tokens sequences have in common at their beginning."""
+    first, *others = sequences
+    shared = len(first)
+    for each in others:
+        shared = min(shared, len(each))
+        differ = np.flatnonzero(first[:shared] != each[:shared])
+        shared = int(differ[0]) if len(differ) else shared
+    return shared
+
+
+def opened_request(request: Request, given: Sequence[Int[np.ndarray, " n"]]) -> Request:
+    """Return a request whose samples begin with these tokens, a row of each.
+
+    Its prompt is what they have in common with it; the rest is of their completions,
+    in whose limits it counts.  A thinking begins behind it.
+    """
+    shared = shared_length([request.tokens, *given])
+    openings = tuple(each[shared:] for each in given)
+    if not any(map(len, openings)):
+        return request
+    lengths = np.array([len(each) for each in openings], np.int64)
+    thinking = np.minimum(request.samples.thinking_limits + lengths, NEVER)
+    samples = dataclasses.replace(
+        request.samples, openings=openings, thinking_limits=thinking.astype(np.int32)
+    )
+    return dataclasses.replace(request, tokens=request.tokens[:shared], samples=samples)

@@ -1,0 +1,94 @@
+"""The teacher of a Config: what is refused, and its log-probabilities of a window."""
+
+import dataclasses
+import hashlib
+import json
+
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jaxtyping import Array
+
+from scalerl_jax.config import Config, naming
+from scalerl_jax.data.tokenizer import Tokenizer, load_tokenizer
+from scalerl_jax.learner.forward import Forward
+from scalerl_jax.learner.window_scores import Score, Scorer, of_params
+from scalerl_jax.model.architecture import Architecture, param_shardings
+from scalerl_jax.model.hugging_face import read_architecture
+from scalerl_jax.model.weights import load_params
+from scalerl_jax.types import PackedBatch, PyTree
+
+# Parts of a `tokenizer.json` that make ids of a text.
+_OF_IDS = ("model", "added_tokens", "normalizer", "pre_tokenizer")
+
+
+def read_teacher(config: Config) -> Architecture:
+    """Return the teacher's architecture.
+
+    Raises:
+        ValueError: its checkpoint cannot be read.
+    """
+    with naming("teacher.checkpoint"):
+        return read_architecture(config.teacher.checkpoint)
+
+
+def check_teacher(config: Config, arch: Architecture, tokenizer: Tokenizer) -> None:
+    """Refuse a teacher that reads other tokens than the policy, which has `tokenizer`.
+
+    Raises:
+        ValueError: its checkpoint cannot be read, its tokenizer gives other ids, or its
+            vocabulary ends before the policy's.
+    """
+    source, teacher = config.teacher.checkpoint, read_teacher(config)
+    with naming("teacher.checkpoint"):
+        theirs = load_tokenizer(source)
+    if (own := ids_digest(tokenizer)) != (other := ids_digest(theirs)):
+        raise ValueError(
+            f"teacher.checkpoint = {source!r} has another tokenizer than the policy "
+            f"({theirs.vocab_size:,} ids, digest {other}, beside "
+            f"{tokenizer.vocab_size:,}, {own}), and log-probabilities of other tokens; "
+            f"choose a teacher of the policy's family"
+        )
+    if teacher.vocab_size < arch.vocab_size:
+        raise ValueError(
+            f"teacher.checkpoint = {source!r} has {teacher.vocab_size:,} embeddings "
+            f"and the policy {arch.vocab_size:,}: it has no log-probability of what "
+            f"the policy may sample; choose one with as many"
+        )
+
+
+def ids_digest(tokenizer: Tokenizer) -> str:
+    """Return a digest of all that makes ids of a text."""
+    parts = json.loads(tokenizer.backend.to_str())
+    kept = json.dumps([parts.get(name) for name in _OF_IDS], sort_keys=True)
+    return hashlib.sha256(kept.encode()).hexdigest()[:12]
+
+
+def make_teacher(
+    config: Config, forward: Forward, mesh: Mesh, *, batch: PackedBatch
+) -> Score:
+    """Load the teacher onto the learner's devices; return its log-probabilities.
+
+    Its params are in the dtype of the policy's products.
+
+    Args:
+        config: of the run.
+        forward: the teacher's.
+        mesh: of the learner.
+        batch: a microbatch as the policy's, which may be abstract.
+    """
+    arch, dtype = forward.arch, jnp.dtype(config.model.compute_dtype)
+    with naming("teacher.checkpoint"):
+        params = load_params(
+            config.teacher.checkpoint,
+            arch,
+            dtype=dtype,
+            shardings=param_shardings(arch, mesh),
+        )
+
+    def logprobs(params: PyTree, batch: PackedBatch) -> Array:
+        # Replayed experts are the policy's.
+        return forward.logprobs(params, dataclasses.replace(batch, experts=None))[0]
+
+    scorer = Scorer(logprobs, params=params, batch=batch, mesh=mesh)
+    scorer.compile()
+    return of_params(params, scorer)

@@ -147,8 +147,11 @@ def compare(*, model: str, rate: float, steps: int) -> Iterator[Line]:
         run = wiring.make_run(resolved, Path(directory), ledger, Progress())
         learner = run.learner
         assert isinstance(learner, LocalLearner), "a run of one process"
-        mesh = learner.layout.policy_version.sharding.mesh
-        snapshot = make_snapshot(arch, dtype=jnp.dtype("bfloat16"), learner_mesh=mesh)
+        place = learner.layout.policy_version.sharding
+        assert isinstance(place, NamedSharding), "it is on the mesh"
+        snapshot = make_snapshot(
+            arch, dtype=jnp.dtype("bfloat16"), learner_mesh=place.mesh
+        )
         to_sampler = learner.to_sampler
         assert to_sampler is not None, "it has a sampler of its own process"
 

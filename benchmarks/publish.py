@@ -97,6 +97,7 @@ def spread(group: list[Line], name: str) -> str:
 def compare(*, model: str, rate: float, steps: int) -> Iterator[Line]:
     """Run a config, and compare each version that it publishes with some before it."""
     import jax.numpy as jnp
+    from jax.sharding import NamedSharding
 
     from scalerl_jax import config as config_lib
     from scalerl_jax import wiring

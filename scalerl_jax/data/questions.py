@@ -141,11 +141,12 @@ class ThinkingTags(NamedTuple):
 THINKING_TAGS = (
     # Qwen3 and QwQ: https://huggingface.co/Qwen/Qwen3-8B; DeepSeek-R1 and what was
     # distilled from it: https://huggingface.co/deepseek-ai/DeepSeek-R1; SmolLM3:
-    # https://huggingface.co/HuggingFaceTB/SmolLM3-3B
+    # https://huggingface.co/HuggingFaceTB/SmolLM3-3B; OLMo 3 Think:
+    # https://huggingface.co/allenai/Olmo-3-7B-Think
     ThinkingTags("<think>", "</think>"),
     # Magistral: https://huggingface.co/mistralai/Magistral-Small-2507
     ThinkingTags("[THINK]", "[/THINK]"),
-    # Llama 3, Qwen2.5 and SmolLM2 have none.
+    # Llama 3, Qwen2.5, SmolLM2, Mistral, OLMo 2 and Gemma 3 have none.
 )
 
 

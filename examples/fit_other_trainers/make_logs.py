@@ -9,11 +9,13 @@ import random
 import sys
 from pathlib import Path
 
-from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 RATE = "eval/pass_rate"
+# These classes are made at import, where a type checker cannot see them.
+Event = event_pb2.Event  # pyright: ignore[reportAttributeAccessIssue]
+Summary = summary_pb2.Summary  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def make_curve(seed: int) -> list[tuple[int, float]]:

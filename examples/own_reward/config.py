@@ -13,8 +13,12 @@ from scalerl_jax import config as config_lib
 def get_config() -> ml_collections.ConfigDict:
     """Only what differs from the config called tiny."""
     config = config_lib.named("tiny")
-    config.environment = f"{Path(__file__).with_name('reward.py').resolve()}:score"
-    config.data.tasks = ("chain_sum", "spell_backward")
-    config.train.num_steps = 60
-    config.eval.num_prompts = 100
+    config.update_from_flattened_dict(
+        {
+            "environment": f"{Path(__file__).resolve().with_name('reward.py')}:score",
+            "data.tasks": ("chain_sum", "spell_backward"),
+            "train.num_steps": 60,
+            "eval.num_prompts": 100,
+        }
+    )
     return config

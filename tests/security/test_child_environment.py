@@ -43,6 +43,8 @@ INHERITING = {
         2,
         "Ray's node, whose processes are the run's own roles",
     ),
+    "demo.py": (1, "commands of this package, which the user asked for by one name"),
+    "process/completion.py": (1, "--help of a command of this package"),
     "launch/__main__.py": (1, "the fit of the run, a command of this package"),
     "launch/client.py": (1, "gcloud, kubectl and others, which log in as the user"),
     "launch/estimate.py": (1, "the preflight, which may read settings from a bucket"),

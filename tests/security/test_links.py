@@ -171,6 +171,7 @@ PLAIN = {
     "learner/checkpoint.py": "a directory made under a name that is new each time",
     "learner/contents.py": "a directory made under a name that is new each time",
     "learner/places.py": "a directory made under a name that is new each time",
+    "model/adapter_files.py": "a directory made by mkdir, which no link can be",
     "model/saving.py": "a directory made by mkdir, which no link can be",
     "weights/channels.py": "a new file of a random name",
     "environments/harness.py": "a sandbox",

@@ -10,6 +10,7 @@ microbatches.
 
 import dataclasses
 import math
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax.numpy as jnp
@@ -319,9 +320,10 @@ def group_metrics(groups: Sequence[Group], *, learner_version: int) -> dict[str,
         "staleness/queued_mean": float((learner_version - finished).mean()),
         "staleness/queued_max": int((learner_version - finished).max()),
     }
+    statuses = Counter(rollout.status for rollout in rollouts)
     for status in _NO_VERDICTS:
         name = f"verifier/{status.removeprefix('verifier_')}_share"
-        metrics[name] = _mean(rollout.status == status for rollout in rollouts)
+        metrics[name] = statuses[status] / len(rollouts)
     metrics["verifier/unjudged_share"] = _mean(
         lacks_verdict(rollout.status, judged=rollout.judged) for rollout in rollouts
     )
@@ -332,10 +334,11 @@ def group_metrics(groups: Sequence[Group], *, learner_version: int) -> dict[str,
         )
         metrics["episode/sampled_share"] = sum(sampled) / int(lengths.sum())
     metrics |= figures_of_parts([rollout.parts for rollout in rollouts])
-    for task in sorted({group.prompt.task for group in groups}):
-        metrics[f"pass_rate/{task}"] = _pass_rate(
-            [group for group in groups if group.prompt.task == task]
-        )
+    by_task: dict[str, list[Group]] = defaultdict(list)
+    for group in groups:
+        by_task[group.prompt.task].append(group)
+    for task in sorted(by_task):
+        metrics[f"pass_rate/{task}"] = _pass_rate(by_task[task])
     return metrics
 
 

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int, Shaped
 
+from scalerl_jax.batching.rooms import Rooms
 from scalerl_jax.model.attention import MAX_SEGMENTS
 from scalerl_jax.types import Group, PackedBatch, Sharing
 
@@ -204,18 +205,16 @@ def first_fit(
     """
     rows: list[list[int]] = []
     space: list[int] = []
+    rooms = Rooms()
     for number in sorted(range(len(lengths)), key=lambda each: -lengths[each]):
         length = lengths[number]
-        fits = (
-            row
-            for row, left in enumerate(space)
-            if left >= length and len(rows[row]) < MAX_SEGMENTS
-        )
-        row = next(fits, None) if packing else None
+        row = rooms.first(length) if packing else None
         if row is None:
-            rows.append([number])
-            space.append(row_tokens - length)
-        else:
-            rows[row].append(number)
-            space[row] -= length
+            row = len(rows)
+            rows.append([])
+            space.append(row_tokens)
+            rooms.append(row_tokens)
+        rows[row].append(number)
+        space[row] -= length
+        rooms[row] = space[row] if len(rows[row]) < MAX_SEGMENTS else -1
     return rows

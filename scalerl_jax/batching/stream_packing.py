@@ -19,6 +19,7 @@ from scalerl_jax.batching.packing import (
     lay_out,
     no_experts,
 )
+from scalerl_jax.batching.rooms import Rooms
 from scalerl_jax.model.attention import MAX_SEGMENTS
 from scalerl_jax.types import PackedBatch, Sharing
 
@@ -64,6 +65,13 @@ class _Stream:
         self.shared, self.own = 0, 0
         self.prompts: dict[int, int] = {}  # number of the group -> place of its prompt
         self.members: list[_Member] = []
+
+    @property
+    def room(self) -> int:
+        """Room of the row that has most of it; -1: no row takes another sequence."""
+        free = zip(self.space, self.segments, strict=True)
+        open_rows = (left for left, segments in free if segments < MAX_SEGMENTS)
+        return max(open_rows, default=-1) if self.own < self.shape.own_tokens else -1
 
     def add(self, number: int, sequence: TrainSequence, group: int) -> bool:
         """Place a sequence if row, prompts and completions have room; say whether."""
@@ -130,8 +138,9 @@ def pack_shared(
         for group in by_size
         for start in range(0, len(group), shape.group_size)
     ]
+    rooms = Rooms()
     for number, part in enumerate(parts):
-        _place_group(filled, part, number, shape)
+        _place_group(filled, rooms, part, number, shape)
     while len(filled) % streams:
         filled.append(_Stream(shape))
     arrays = [
@@ -166,12 +175,24 @@ def abstract_streams(shape: StreamShape, *, streams: int) -> PackedBatch:
 
 
 def _place_group(
-    filled: list[_Stream], group: _Numbered, number: int, shape: StreamShape
+    filled: list[_Stream],
+    rooms: Rooms,
+    group: _Numbered,
+    number: int,
+    shape: StreamShape,
 ) -> None:
-    """Put a group's sequences, longest first, into the first streams with room."""
+    """Put a group's sequences, longest first, into the first streams with room.
+
+    `rooms` has for each stream the row with most of it.
+    """
     left = sorted(group, key=lambda each: -each[1].row_length)
-    for stream in filled:
-        left = [each for each in left if not stream.add(*each, number)]
+    shortest = left[-1][1].row_length
+    at = rooms.first(shortest)
+    while left and at is not None:
+        left = [each for each in left if not filled[at].add(*each, number)]
+        rooms[at] = filled[at].room
+        shortest = min((each.row_length for _, each in left), default=shortest)
+        at = rooms.first(shortest, since=at + 1)
     while left:
         stream = _Stream(shape)
         rest = [each for each in left if not stream.add(*each, number)]
@@ -184,6 +205,7 @@ def _place_group(
                 f"rows of batch.row_tokens = {shape.row_tokens}; raise them"
             )
         filled.append(stream)
+        rooms.append(stream.room)
         left = rest
 
 

@@ -13,6 +13,7 @@ from scalerl_jax.batching.packing import (
     pack,
     train_sequences,
 )
+from scalerl_jax.batching.rooms import Rooms
 from scalerl_jax.types import Group, Prompt, Rollout
 
 
@@ -193,6 +194,26 @@ def test_packing_never_opens_a_row_that_was_not_needed(sequences, row_tokens):
     used = (batch.segment_ids[:, 0] > 0).sum(axis=1)
     # First fit: no two rows would fit into one.
     assert all(a + b > row_tokens for i, a in enumerate(used) for b in used[i + 1 :])
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["append", "set", "ask"]), *[st.integers(-1, 9)] * 2),
+        max_size=40,
+    )
+)
+def test_the_first_place_with_room_is_that_of_a_plain_loop(calls):
+    rooms, plain = Rooms(), []
+    for call, one, other in calls:
+        if call == "append":
+            rooms.append(one)
+            plain.append(one)
+        elif call == "set" and plain:
+            rooms[other % len(plain)] = plain[other % len(plain)] = one
+        need, since = max(one, 0), max(other, 0)
+        expected = (at for at in range(since, len(plain)) if plain[at] >= need)
+        assert rooms.first(need, since=since) == next(expected, None)
 
 
 def of_length(row_length):

@@ -18,7 +18,9 @@ from small_model import SMALL
 from small_step import RatedSequence, rated
 
 from scalerl_jax.algo.losses import cispo_loss
+from scalerl_jax.batching import stream_packing
 from scalerl_jax.batching.packing import pack
+from scalerl_jax.batching.rooms import Rooms
 from scalerl_jax.batching.stream_packing import StreamShape, pack_shared
 from scalerl_jax.learner.forward import Forward
 from scalerl_jax.learner.head import Head
@@ -109,6 +111,27 @@ def test_no_prediction_is_lost_or_doubled(groups, streams):
     plain = pack(sequences, row_tokens=20, rows_per_microbatch=2)
     assert fields_of_predictions(shared) == fields_of_predictions(plain)
     assert shared.batch.tokens.shape[1] == streams
+
+
+class EveryPlace(Rooms):
+    """Leaves out no stream, whatever room it has."""
+
+    def first(self, room, *, since=0):
+        return since if since < self._count else None
+
+
+def test_no_stream_is_passed_over_that_has_room(monkeypatch):
+    random = np.random.default_rng(0)
+    groups = [
+        (int(random.integers(2, 5)), random.integers(1, 9, 3).tolist())
+        for _ in range(40)
+    ]
+    sequences = make_sequences(groups)
+    found = pack_shared(sequences, SHAPE, streams=2)
+    monkeypatch.setattr(stream_packing, "Rooms", EveryPlace)
+    expected = pack_shared(sequences, SHAPE, streams=2)
+    assert len(found.batch.targets) > 3
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 def test_a_rollout_that_no_stream_has_room_for_is_refused():

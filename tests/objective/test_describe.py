@@ -107,7 +107,7 @@ def test_a_base_that_there_is_not_is_one_line():
     status, said, errors = small_commands.outcome(f"main --config={config} --describe")
     assert (status, said) == (2, "")
     known = [
-        *("32b", "8b", "8b_32k", "8b_lora", "qwen3_30b_a3b", "scout"),
-        *("smollm2", "smollm2_cpu", "tiny", "tiny_fleet", "tiny_moe", "tools"),
+        *("32b", "8b", "8b_32k", "8b_lora", "gsm8k_1gpu", "qwen3_30b_a3b"),
+        *("scout", "smollm2", "smollm2_cpu", "tiny", "tiny_fleet", "tiny_moe", "tools"),
     ]
     assert errors == f"error: --config=...:9b: choose from {known}\n"

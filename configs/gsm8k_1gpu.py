@@ -1,0 +1,42 @@
+"""Qwen3-0.6B on GSM8K, on one GPU.  Not yet run.
+
+    scalerl data prepare --dataset=gsm8k --split=train
+    scalerl data prepare --dataset=gsm8k --split=test
+    scalerl train --config=configs/gsm8k_1gpu.py:Qwen3-0.6B --workdir=runs/gsm8k
+
+Qwen3-0.6B is a directory with https://huggingface.co/Qwen/Qwen3-0.6B, Apache-2.0.
+In closed form (`planning/memory.py`) the learner takes 12.0 GiB, its params, moments and
+gradients in float32, and the sampler 23.6, nearly all of it for two caches of 64 slots.
+With --config.sampler.slots=16 both take 19 GiB.
+"""
+
+import ml_collections
+
+from scalerl_jax import config as config_lib
+
+
+def get_config(checkpoint: str = "Qwen3-0.6B") -> ml_collections.ConfigDict:
+    """Only what differs from `scalerl_jax/config`."""
+    config = config_lib.defaults()
+    config.model.checkpoint = checkpoint
+    config.model.compute_dtype = "bfloat16"
+    config.model.sampler_dtype = "bfloat16"
+    config.model.remat = "attention"
+    config.data.tasks = ("gsm8k",)
+    config.data.template = "chat"
+    config.data.answer_after = "auto"
+    config.data.train_prompts = 0  # all of them
+    config.interruption.enabled = False
+    config.sampler.max_prompt_tokens = 512
+    config.sampler.max_completion_tokens = 1024
+    config.sampler.slots = 64
+    config.batch.num_prompts = 32
+    config.batch.group_size = 8
+    config.batch.row_tokens = 2048
+    config.batch.rows_per_microbatch = 2
+    config.optimizer.learning_rate = 1e-6
+    config.train.num_steps = 200
+    config.eval.every = 20
+    config.eval.num_prompts = 300
+    config.eval.samples_per_prompt = 1
+    return config

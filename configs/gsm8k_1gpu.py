@@ -5,9 +5,9 @@
     scalerl train --config=configs/gsm8k_1gpu.py:Qwen3-0.6B --workdir=runs/gsm8k
 
 Qwen3-0.6B is a directory with https://huggingface.co/Qwen/Qwen3-0.6B, Apache-2.0.
-In closed form (`planning/memory.py`) the learner takes 12.0 GiB, its params, moments and
-gradients in float32, and the sampler 23.6, nearly all of it for two caches of 64 slots.
-With --config.sampler.slots=16 both take 19 GiB.
+In closed form (`planning/memory.py`) the learner takes 12.0 GiB, its params, moments
+and gradients in float32, and the sampler 23.6, nearly all of it for two caches of 64
+slots.  With --config.sampler.slots=16 both take 19 GiB.
 """
 
 import ml_collections

@@ -7,7 +7,7 @@ import dataclasses
 import sys
 import textwrap
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from scalerl_jax.config import LOSSES, SETTINGS, Config
@@ -25,15 +25,18 @@ other numbers of this form are of arXiv, too.
 
 
 def sections() -> dict[str, str]:
-    """Return the first line of every section's docstring by its name; "": the rest."""
-    classes: dict[str, Any] = {"": Config} | {
-        each.name: each.type for each in dataclasses.fields(Config)
-    }
-    return {
-        name: (cls.__doc__ or "").splitlines()[0]
-        for name, cls in classes.items()
-        if dataclasses.is_dataclass(cls)
-    }
+    """Return the first line of every section's docstring by its name; "": the rest.
+
+    A section in another one follows it: `model`, `model.lora`.
+    """
+    return dict(_sections("", Config))
+
+
+def _sections(name: str, cls: Any) -> Iterator[tuple[str, str]]:
+    yield name, (cls.__doc__ or "").splitlines()[0]
+    for each in dataclasses.fields(cls):
+        if dataclasses.is_dataclass(each.type):
+            yield from _sections(f"{name}.{each.name}".removeprefix("."), each.type)
 
 
 def list_settings() -> str:
@@ -54,7 +57,11 @@ def list_settings() -> str:
 def settings_page() -> str:
     """Return docs/settings.md: a table of sections, of each section, of the losses."""
     titles = sections()
-    links = ([f"[`{name}`](#{name})", text] for name, text in titles.items() if name)
+    links = (
+        [f"[`{name}`](#{name.replace('.', '')})", text]
+        for name, text in titles.items()
+        if name
+    )
     page = f"{_HEAD}\n{_table(['section', 'what'], links)}"
     for name, title in titles.items():
         rows = (

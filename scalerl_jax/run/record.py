@@ -3,6 +3,7 @@
 import datetime
 import importlib.metadata
 import platform
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import scalerl_jax
 from scalerl_jax.process.child_environment import child_environment
 
+_ASSETS = Path(scalerl_jax.__file__).resolve().parent / "assets"
+_SHIPPED = re.compile(r"/.*/scalerl_jax/assets/([^/].*)")
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 _PACKAGES += ("reasoning_gym",)  # of an extra
 
@@ -34,6 +37,19 @@ def flatten(settings: dict[str, Any], *, prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + name] = value
     return flat
+
+
+def with_own_assets(values: Any) -> Any:
+    """Return JSON values whose paths of files that the package ships are of this one.
+
+    A run, or a study, that was begun in another checkout goes on in this one.
+    """
+    if isinstance(values, dict):
+        return {name: with_own_assets(value) for name, value in values.items()}
+    if not isinstance(values, str) or not (found := _SHIPPED.fullmatch(values)):
+        return values
+    own = _ASSETS / found[1]
+    return str(own) if ".." not in own.parts and own.exists() else values
 
 
 def versions() -> dict[str, str | None]:

@@ -9,7 +9,7 @@ from typing import Any
 from scalerl_jax.formats.bounded import last_lines, read_lines
 from scalerl_jax.formats.reading import is_remote, local_file, parse_json, read_value
 from scalerl_jax.formats.remote import entries, open_path
-from scalerl_jax.run.record import flatten
+from scalerl_jax.run.record import flatten, with_own_assets
 
 _MOST_DIFFERENCES_SHOWN = 5
 _ABSENT = "absent"
@@ -63,7 +63,7 @@ def check_record(
         record = read_value(config_file)
         if not isinstance(record["config"], dict):
             raise TypeError("'config' is not a section")
-    was, now = flatten(record["config"]), flatten(new["config"])
+    was, now = flatten(with_own_assets(record["config"])), flatten(new["config"])
     changed = {
         name: [was.get(name, _ABSENT), now.get(name, _ABSENT)]
         for name in sorted(was.keys() | now.keys())

@@ -9,7 +9,6 @@ their differences are paired.
 import dataclasses
 import itertools
 import math
-import os
 import runpy
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,6 @@ from typing import Any, Literal
 
 from ml_collections import ConfigDict
 
-import scalerl_jax
 from scalerl_jax import config as config_lib
 from scalerl_jax.config.names import FOLDER, STUDIES
 from scalerl_jax.process.ending import first_line
@@ -222,21 +220,10 @@ def _resolved(study: Study, arm: str) -> dict[str, Any]:
     try:
         config = load_base(study.base)
         config.update_from_flattened_dict(study.changes(arm, study.seeds[0]))
-        resolved = flatten(config_lib.to_json(config_lib.resolve(config)))
-        return {name: _portable(value) for name, value in resolved.items()}
+        return flatten(config_lib.to_json(config_lib.resolve(config)))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         said = str(error.args[0] if error.args else error)
         raise ValueError(f"arm {arm}: {said}") from error
-
-
-def _portable(value: Any) -> Any:
-    """A setting, of which a path of a file that the package ships is not absolute.
-
-    A study that was begun in one checkout goes on in another.
-    """
-    package = str(Path(scalerl_jax.__file__).parent)
-    inside = isinstance(value, str) and value.startswith(package + os.sep)
-    return "scalerl_jax" + value[len(package) :] if inside else value
 
 
 def _unsaid(
@@ -248,7 +235,6 @@ def _unsaid(
         {**study.common, "seed": study.seeds[0], "train.num_steps": study.steps}
     )
     base = flatten(config_lib.to_json(config_lib.resolve(config)))
-    base = {name: _portable(value) for name, value in base.items()}
     for arm, resolved in settings.items():
         differing = {name for name in resolved if resolved[name] != base.get(name)}
         if more := sorted(differing - set(study.arms[arm])):

@@ -27,7 +27,7 @@ from scalerl_jax.formats.reading import read_json
 from scalerl_jax.process.preemption import INTERRUPTED, PREEMPTED
 from scalerl_jax.run.directory import EVALS_FILE, METRICS_FILE, lock_directory
 from scalerl_jax.run.progress import Progress
-from scalerl_jax.run.record import git_revision, versions
+from scalerl_jax.run.record import git_revision, versions, with_own_assets
 from scalerl_jax.run.resume import last_row, sound
 from scalerl_jax.run.writing import open_to_append, write_json
 from scalerl_jax.scaling.load import load_curves
@@ -140,7 +140,7 @@ def keep_record(study: Study, root: Path) -> list[str]:
                 f"{file} is of version {kind} of studies, and this code reads "
                 f"{_VERSION}; choose another --root, or use the code that made it"
             )
-        _check_settings(file, old["arms"], settings)
+        _check_settings(file, with_own_assets(old["arms"]), settings)
         record["code"] = list(dict.fromkeys([*old["code"], code]))
         record["arms"] = {**old["arms"], **settings}
         if len(record["code"]) > 1:

@@ -22,6 +22,7 @@ from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.lora import join, merged
 from scalerl_jax.model.weights import load_params
 from scalerl_jax.parallel.mesh import make_mesh
+from scalerl_jax.run.record import with_own_assets
 from scalerl_jax.types import PyTree
 from scalerl_jax.weights.publication import digest_of
 from scalerl_jax.wiring.learning import (
@@ -205,7 +206,7 @@ def _holds_settings(path: Path) -> bool:
 def read_settings(file: Path) -> Config:
     """Return the settings of a run; those it does not name have their defaults."""
     try:
-        return config_lib.build(Config, read_json(file)["config"])
+        return config_lib.build(Config, with_own_assets(read_json(file)["config"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{file} does not give the settings of the run ({error!r}), so its "

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+import scalerl_jax
 from scalerl_jax.run import directory as run_directory
 from scalerl_jax.run.directory import keep_environment, open_run_directory
-from scalerl_jax.run.record import versions
+from scalerl_jax.run.record import versions, with_own_assets
 
 SETTINGS = {
     "seed": 7,
@@ -74,6 +75,19 @@ def test_other_settings_are_refused_with_both_values(tmp_path):
     assert "seed was 7 and is now 8" in message
     assert "another --workdir" in message
     open_it(tmp_path).close()  # the refusal let go of the lock and changed nothing
+
+
+def test_a_run_of_another_checkout_goes_on_with_the_files_of_this_one(tmp_path):
+    assets = Path(scalerl_jax.__file__).resolve().parent / "assets"
+    there = changed(model={"checkpoint": "/old/scalerl_jax/assets/tiny_base"})
+    here = changed(model={"checkpoint": str(assets / "tiny_base")})
+    open_it(tmp_path, there).close()
+    (tmp_path / "metrics.jsonl").touch()
+    open_it(tmp_path, here).close()
+    for other in ("/old/scalerl_jax/assets/gone", "/old/scalerl_jax/assets/../tiny"):
+        assert with_own_assets(other) == other
+    with pytest.raises(ValueError, match=r"model\.checkpoint was .* and is now"):
+        open_it(tmp_path, changed(model={"checkpoint": str(assets / "tiny_moe_base")}))
 
 
 def test_other_settings_are_taken_where_no_run_has_begun(tmp_path):

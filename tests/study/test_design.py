@@ -26,11 +26,6 @@ def test_each_arm_differs_in_what_it_says_alone():
     assert settings["token"]["train.num_steps"] == 12
 
 
-def test_a_study_knows_shipped_files_by_their_place_in_the_package():
-    settings = check(dataclasses.replace(SMALL, base="configs/tools.py"))
-    assert settings["token"]["model.checkpoint"] == "scalerl_jax/assets/tools_base"
-
-
 def test_arms_of_a_seed_come_together_and_each_seed_begins_with_another():
     names = [run.name for run in interleaved(SMALL)]
     assert names == [

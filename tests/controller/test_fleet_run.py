@@ -62,7 +62,6 @@ PLACES = ("learner", "replica0", "replica1")
     "changes",
     [
         pytest.param({"queue.max_staleness": 0}, id="one thread"),
-        pytest.param(ON_POLICY, id="replicas on the learner's devices"),
         pytest.param(
             ON_POLICY | {"generators.devices": 1, "mesh.fsdp": 4},
             id="replicas with devices of their own",

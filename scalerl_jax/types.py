@@ -163,7 +163,7 @@ class PackedBatch:
     # 1, 2, ... along a row, on a completion's predictions, forced tokens included;
     # 0 where no token is predicted
     sequence_ids: Int[Array, "M R S"]
-    # What terms of the objective read beside it, by name (`objective.terms.SCORES`):
+    # What terms of the objective read beside it, by name (`objective.scores.SCORES`):
     # log-probabilities in nats of other params, a token's regulariser factor, a
     # critic's values at the start of the window and the returns to learn.
     scores: Mapping[str, Float[Array, "M R S"]] = struct.field(default_factory=dict)

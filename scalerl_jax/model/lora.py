@@ -25,13 +25,13 @@ from scalerl_jax.model.architecture import (
     learner_sharding,
     parameter_table,
 )
-from scalerl_jax.model.trainable import matching, param_names
+from scalerl_jax.model.trainable import matching, named
 from scalerl_jax.types import PyTree
 
 # Of a layer, with experts or without; not the router, which is no linear layer.
-LINEAR = (
-    r"layers/(query|key|value|output|gate|up|down|shared_(gate|up|down))",
-    r"layers/expert_(gate_up|down)",
+_LINEAR = re.compile(
+    r"layers/(query|key|value|output|gate|up|down|shared_(gate|up|down)"
+    r"|expert_(gate_up|down))"
 )
 # Dimensions of a weight that are not those of its input: stacks, and its outputs.
 _STACKS = ("layers", "experts")
@@ -73,20 +73,18 @@ def factor_table(arch: Architecture, lora: LoraConfig) -> PyTree:
         ValueError: the targets match nothing or what is no matrix of a layer, or the
             rank is above a matrix's dimensions.
     """
-    table = parameter_table(arch)
-    specs = dict(zip(param_names(table), jax.tree.leaves(table), strict=True))
+    specs = named(parameter_table(arch))
     if lora.targets:
         targets = matching(list(specs), lora.targets, setting="model.lora.targets")
     else:
-        patterns = "|".join(LINEAR)
-        targets = {name for name in specs if re.fullmatch(patterns, name)}
+        targets = {name for name in specs if _LINEAR.fullmatch(name)}
     layers = {}
     for name in sorted(targets):
-        if not re.fullmatch("|".join(LINEAR), name):
+        if not _LINEAR.fullmatch(name):
             raise ValueError(
                 f"model.lora.targets matches {name!r}, which is no matrix of attention "
                 f"or of a feed-forward; there are "
-                f"{[each for each in specs if re.fullmatch('|'.join(LINEAR), each)]}"
+                f"{[each for each in specs if _LINEAR.fullmatch(each)]}"
             )
         layers[name.removeprefix("layers/")] = _factors(name, specs[name], lora)
     return {"layers": layers}
@@ -175,8 +173,7 @@ def sizes(model: ModelConfig, arch: Architecture, *, products: bool = False) -> 
     With `products` only those count that a token is multiplied by, the head among them:
     of the experts the share that it takes.
     """
-    table = parameter_table(arch)
-    specs = dict(zip(param_names(table), jax.tree.leaves(table), strict=True))
+    specs = named(parameter_table(arch))
     own = dict(specs)
     if products and not arch.tied_embeddings:
         del own["embedding"]  # it is looked up

@@ -6,6 +6,7 @@ digest.
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 
@@ -22,7 +23,7 @@ def frozen_params(params: PyTree, patterns: Sequence[str]) -> PyTree:
         ValueError: a pattern is no regular expression or matches nothing, or all of
             them together leave nothing to train.
     """
-    names = param_names(params)
+    names = list(named(params))
     frozen = matching(names, patterns, setting="model.frozen")
     if len(frozen) == len(names):
         raise ValueError(
@@ -58,12 +59,12 @@ def matching(
     return found
 
 
-def param_names(tree: PyTree) -> list[str]:
-    """Return the names of parameters: "embedding", "layers/query"."""
-    return [
-        jax.tree_util.keystr(path, simple=True, separator="/")
-        for path, _ in jax.tree_util.tree_leaves_with_path(tree)
-    ]
+def named(tree: PyTree) -> dict[str, Any]:
+    """Return the leaves by the names of parameters: "embedding", "layers/query"."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
 
 
 def split(params: PyTree, frozen: PyTree) -> tuple[PyTree, PyTree]:

@@ -9,10 +9,10 @@ from jaxtyping import Array, Float
 
 from scalerl_jax.algo import diagnostics
 from scalerl_jax.algo.losses import TokenLoss
+from scalerl_jax.objective.scores import LOGPROBS
 from scalerl_jax.types import PackedBatch, Tokens
 
 Scalars = dict[str, Float[Array, ""]]
-_LOGPROBS = ("proximal", "reference", "teacher")  # scores that a ratio may be over
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ def tokens_of(batch: PackedBatch, logprobs: Array, entropy: Array) -> Tokens:
         mask=batch.mask,
         sequence_ids=batch.sequence_ids,
         scores={
-            name: jnp.where(batch.mask, values, own if name in _LOGPROBS else 0.0)
+            name: jnp.where(batch.mask, values, own if name in LOGPROBS else 0.0)
             for name, values in batch.scores.items()
         },
     )

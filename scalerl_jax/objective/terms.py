@@ -4,9 +4,8 @@
 off them: the loss, a batch's scores, what the learner keeps beside the policy, passes
 that the ledger counts, and the text of `main --describe`.
 
-It is above 400 lines since every term stands here, and names of settings become
-functions here.  What a config alone knows of a loss, for its checks, stands in
-`config.LOSSES`.
+Here names of settings become functions.  What a config alone knows of a loss, for its
+checks, stands in `config.LOSSES`.
 """
 
 import dataclasses
@@ -59,6 +58,7 @@ from scalerl_jax.objective.measures import (
     measures_of_anchor,
     measures_of_loss,
 )
+from scalerl_jax.objective.scores import OF_PARAMS, OF_POLICY, SCORES
 from scalerl_jax.types import PackedBatch, Tokens
 
 T = TypeVar("T")
@@ -93,26 +93,6 @@ NORMALIZATIONS: dict[str, Callable[..., Any]] = {
     "running": RunningNormalization,
 }
 KL_ESTIMATORS: dict[str, KlEstimator] = {"k1": kl_k1, "k2": kl_k2, "k3": kl_k3}
-
-# A value per token that a batch carries for a term -> what makes it: a forward pass of
-# the policy at the start of the window, of the reference, of the teacher or of the
-# critic; the verdicts of the token's group (`Term.of_verdicts`); or the map that makes
-# the advantages.
-Maker = Literal["policy", "reference", "teacher", "critic", "groups", "advantages"]
-SCORES: dict[str, Maker] = {
-    "proximal": "policy",
-    "reference": "reference",
-    "teacher": "teacher",
-    "regularization": "groups",
-    "values": "critic",
-    "returns": "advantages",
-}
-_PASSES = (
-    "policy",
-    "reference",
-    "teacher",
-    "critic",
-)  # makers that are a model's forward pass
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -149,12 +129,12 @@ class Needs:
     @property
     def passes(self) -> int:
         """Forward passes of the policy's size over a window before its first step."""
-        return sum(SCORES[name] in ("policy", "reference") for name in self.scores)
+        return sum(name in OF_POLICY for name in self.scores)
 
     @property
     def of_params(self) -> tuple[str, ...]:
         """Scores that the learner gives a window before its first step."""
-        return tuple(name for name in self.scores if SCORES[name] in _PASSES)
+        return tuple(name for name in self.scores if name in OF_PARAMS)
 
 
 def needs_of(config: Config) -> Needs:

@@ -4,6 +4,8 @@ A run uses them to choose what fits; the preflight compiles what was chosen and 
 what it really takes.  A config here has numbers for all that concerns the devices.
 """
 
+import functools
+
 from scalerl_jax.config import Config
 from scalerl_jax.machines.chips import Chip
 from scalerl_jax.model.architecture import Architecture, sampler_copies
@@ -110,8 +112,7 @@ def learner_bytes(config: Config, arch: Architecture) -> float:
     if needs.reference:
         state += trained * each / shards  # the reference
     if config.teacher.checkpoint:
-        teacher = read_architecture(config.teacher.checkpoint)
-        state += teacher.num_params * itemsize / shards
+        state += _teacher_params(config.teacher.checkpoint) * itemsize / shards
     outer = (1 if arch.tied_embeddings else 2) * arch.vocab_size * arch.hidden_size
     layer = (arch.num_params - outer) / arch.num_layers / mesh.tensor
     width, ffn = arch.hidden_size, arch.ffn_size // mesh.tensor
@@ -125,6 +126,12 @@ def learner_bytes(config: Config, arch: Architecture) -> float:
         + sum(logits_tile(config, arch).values())
         + passing * itemsize
     )
+
+
+@functools.lru_cache(maxsize=1)
+def _teacher_params(checkpoint: str) -> int:
+    """Read once: a choice of the mesh asks for every mesh that it tries."""
+    return read_architecture(checkpoint).num_params
 
 
 def sampler_versions(config: Config) -> int:

@@ -30,7 +30,8 @@ from scalerl_jax.learner.step import (
 )
 from scalerl_jax.learner.window_scores import Score, Scorer, of_state
 from scalerl_jax.objective.assembly import make_pack
-from scalerl_jax.objective.terms import SCORES, needs_of
+from scalerl_jax.objective.scores import OF_POLICY
+from scalerl_jax.objective.terms import needs_of
 from scalerl_jax.types import PackedBatch, PyTree
 
 
@@ -113,7 +114,7 @@ def make_scores(
     names = needs_of(config).of_params
     shapes = {"batch": make_pack(config, forward.arch)[1], "mesh": mesh}
     scores: dict[str, Score] = {}
-    of_policy = [name for name in names if SCORES[name] in ("policy", "reference")]
+    of_policy = [name for name in names if name in OF_POLICY]
     if of_policy:
         # The reference has the policy's shapes and shardings: one program for both.
         scorer = Scorer(

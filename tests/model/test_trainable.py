@@ -28,7 +28,7 @@ from scalerl_jax.learner.step import (
 )
 from scalerl_jax.model.architecture import param_shardings
 from scalerl_jax.model.lora import join
-from scalerl_jax.model.trainable import frozen_params, param_names, split
+from scalerl_jax.model.trainable import frozen_params, named, split
 
 PARAMS = {
     "embedding": jnp.array([[1.0, 2.0]]),
@@ -110,8 +110,8 @@ def test_a_step_over_a_mesh_trains_the_others_as_the_slow_loss_says():
 
 def test_two_trees_are_one_again_and_the_frozen_has_no_moments():
     trained, frozen = parts_of(start_params())
-    names = {*param_names(trained), *param_names(frozen)}
-    assert sorted(names) == param_names(start_params())
+    names = {*named(trained), *named(frozen)}
+    assert sorted(names) == list(named(start_params()))
     assert_trees_equal(join(trained, frozen), start_params())
     moments = optax.tree.get(ADAMW.init(trained), "mu")
-    assert param_names(moments) == param_names(trained)
+    assert list(named(moments)) == list(named(trained))

@@ -12,12 +12,12 @@ import pytest
 from scalerl_jax import config as config_lib
 from scalerl_jax.config import LOSSES
 from scalerl_jax.learner.window_scores import PARAMS
+from scalerl_jax.objective.scores import SCORES
 from scalerl_jax.objective.terms import (
     AGGREGATIONS,
     BASELINES,
     KL_ESTIMATORS,
     NORMALIZATIONS,
-    SCORES,
     TOKEN_LOSSES,
     terms_of,
 )

@@ -148,7 +148,7 @@ def next_token(
     sample, samples = growing.sample, growing.sample.request.samples
     known = sample.tokens().tolist()
     place = sample.num_tokens  # in the completion
-    if place == int(samples.thinking_limits[sample.number]):
+    if place == sample.thinking_limit:
         marker, written = settings.end_of_thinking, known[len(known) - place :]
         ended = marker is not None and marker.state(written) == marker.ended
         growing.to_force = [] if ended else list(settings.phrase)

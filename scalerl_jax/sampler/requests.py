@@ -214,6 +214,16 @@ class Sample:
         """Return whether the sample can be active after the calls not yet read."""
         return self.num_tokens + self.in_flight < self.limit
 
+    @property
+    def thinking_limit(self) -> int:
+        """Return the place of its interruption, as `Samples.thinking_limits` has it.
+
+        Among tokens that nobody draws there is none: it then comes behind them.
+        """
+        limit = int(self.request.samples.thinking_limits[self.number])
+        drawn = 0 if self.turn is None else len(self.turn.tokens)
+        return self.begun if drawn <= limit < self.begun else limit
+
     def tokens(self) -> np.ndarray:
         """Prompt and completion so far, int32."""
         pieces = [piece["tokens"] for piece in self.pieces]

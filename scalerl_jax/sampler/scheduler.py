@@ -467,7 +467,7 @@ def _insertion(settings: EngineSettings, placed: list[_Placed]) -> dict[str, Any
             written=sample.num_tokens,
             max_tokens=sample.limit,
             key=request.samples.keys[sample.number],
-            thinking_limit=int(request.samples.thinking_limits[sample.number]),
+            thinking_limit=sample.thinking_limit,
             sampling=request.sampling,
         )
         sample.row = None

@@ -56,6 +56,29 @@ def test_a_turn_goes_on_behind_what_is_appended(counted, counting_params):
     assert sampler.stats.generated_tokens == 3 + 6 + 2 + sampler.stats.wasted_tokens
 
 
+@pytest.mark.parametrize("limit", [3, 4, 5])
+def test_an_interruption_within_what_is_appended_comes_behind_it(
+    any_bench, counting_params, limit
+):
+    """So does the version that is loaded while it is appended."""
+    request = any_bench.request(7, [4, 8], num_samples=1, limits=(limit, limit))
+    sampler = any_bench.scheduler(request)
+    turn = one_turn(sampler, counting_params)
+    assert turn.tokens.tolist() == [9, 10, 11] and not turn.interrupted
+    sampler.resume(request, turn, np.array([3, 5]))
+    second = one_turn(sampler, counting_params, version=4)
+    phrase = list(any_bench.settings.phrase)
+    assert second.tokens.tolist() == [9, 10, 11, 3, 5, *phrase, 6, 7, 8, 9, 10, 11]
+    assert second.mask.tolist() == [True] * 3 + [False] * 5 + [True] * 6
+    assert second.versions.tolist() == [0] * 5 + [4] * 9
+    assert second.interrupted and not second.cut_off
+    # It comes once.
+    sampler.resume(request, second, np.array([3]))
+    third = one_turn(sampler, counting_params, version=4)
+    assert third.tokens.tolist()[14:] == [3, 4, 5, 6]  # 18 are the most
+    any_bench.assert_idle(sampler)
+
+
 def test_what_leaves_nothing_to_sample_is_refused(counted):
     bench, sampler, request, turn = counted
     with pytest.raises(ValueError, match="3 tokens and 15 appended .* may have 18"):

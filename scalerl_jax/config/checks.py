@@ -49,6 +49,7 @@ def _parts(config: Config) -> list[str]:
         "stages": sampler.length_stages,
         "refills": batch.dynamic_sampling,
         "task_weights": data.task_weights,
+        "levels": data.next_task_at,
         "order": data.order != "shuffled" or data.open_steps,
         "batched": config.queue.mode == "batched",
         "tracking": tracking.wandb_project or tracking.profile_steps,
@@ -453,6 +454,16 @@ def _filters(config: Config) -> None:
     )
 
 
+def _levels(config: Config) -> None:
+    data = config.data
+    if len(data.tasks) < 2:
+        raise ValueError(
+            f"{data.next_task_at = } opens one of data.tasks after the other, and "
+            f"{data.tasks = } has one; name its levels, as in "
+            f"('gym:chain_sum@0', 'gym:chain_sum@1')"
+        )
+
+
 def _order(config: Config) -> None:
     batch, data = config.batch, config.data
     progressive = data.order == "progressive"
@@ -617,6 +628,7 @@ CHECKS: dict[str, Callable[[Config], None]] = {
     "stages": _stages,
     "refills": _refills,
     "task_weights": _task_weights,
+    "levels": _levels,
     "order": _order,
     "batched": _batched,
     "tracking": _tracking,

@@ -125,6 +125,14 @@ class DataConfig:
     task_weights: tuple[float, ...] = setting(
         (), "share of the draws of each of data.tasks; empty: one shuffled stream"
     )
+    next_task_at: ShareOr0 = setting(
+        0.0,
+        "pass rate of the last open one of data.tasks from which the next one opens, "
+        "as levels of a curriculum; 0: all are open; data/mixture.py",
+    )
+    next_task_prompts: Count = setting(
+        64, "the task's newest prompts, whose pass rate that is"
+    )
     overlap_ngram: CountOr0 = setting(
         13,
         "a training prompt that shares so many words in a row with an evaluation "

@@ -300,7 +300,7 @@ class RunMonitor:
                 max(group.oldest_version for group in groups)
             ),
             "train/skipped_steps": self._skipped,
-            "data/retired_prompts": run.stream.num_retired,
+            **run.stream.figures,
             "queue/buffered": run.queue.buffered,
             "queue/running": run.queue.running,
             "queue/dropped": sum(run.queue.dropped.values()),

@@ -177,6 +177,11 @@ class PromptStream:
         return len(self._prompts)
 
     @property
+    def figures(self) -> dict[str, int]:
+        """Counts by metric name."""
+        return {"data/retired_prompts": self.num_retired}
+
+    @property
     def num_retired(self) -> int:
         """Prompts that are not sampled again."""
         with self._lock:

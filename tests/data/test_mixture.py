@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalerl_jax.data.mixture import MixtureStream
+from scalerl_jax.data.mixture import Levels, MixtureStream
 from scalerl_jax.data.prompts import PromptStream, build_prompts
 from scalerl_jax.data.questions import Question
 
 
-def make_stream(sizes, weights, *, seed=0, max_pass_rate=0.9):
+def make_stream(sizes, weights, *, seed=0, max_pass_rate=0.9, levels=None):
     streams = []
     for number, size in enumerate(sizes):
         prompts = build_prompts(
@@ -24,7 +24,7 @@ def make_stream(sizes, weights, *, seed=0, max_pass_rate=0.9):
             max_prompt_tokens=1,
         )
         streams.append(PromptStream(prompts, seed=seed, max_pass_rate=max_pass_rate))
-    return MixtureStream(streams, weights=weights)
+    return MixtureStream(streams, weights=weights, levels=levels)
 
 
 def tasks_of(stream, count):
@@ -86,6 +86,41 @@ def test_a_task_without_prompts_left_gives_its_draws_to_the_others():
         stream.next()
 
 
+def test_a_level_opens_once_the_one_before_it_is_passed():
+    """By the newest two prompts: no older ones, and none of other levels, count."""
+    levels = Levels(pass_rate=0.5, num_prompts=2)
+    stream = make_stream([4, 4, 4], (1, 1, 2), levels=levels)
+
+    def results(*passed):
+        drawn = [stream.next() for _ in passed]
+        for prompt, each in zip(drawn, passed, strict=True):
+            stream.record(prompt.prompt_id, each, 10)
+        return [prompt.task for prompt in drawn], stream.figures["data/open_tasks"]
+
+    assert results(8) == (["task0"], 1)  # one prompt says nothing yet
+    assert results(1) == (["task0"], 1)  # 9 of 20
+    assert results(9) == (["task0"], 2)  # 10 of 20: the first is forgotten
+    # The two share the draws from here on; the passed level opens no other.
+    assert results(8, 1, 8, 1) == (["task0", "task1"] * 2, 2)
+    assert results(8, 9) == (["task0", "task1"], 3)  # 1 + 9 of 20
+    assert results(0, 0, 0, 0) == (["task2", "task0", "task1", "task2"], 3)
+    saved = json.loads(json.dumps(stream.state()))
+    resumed = make_stream([4, 4, 4], (1, 1, 2), levels=levels)
+    resumed.restore(saved)
+    assert resumed.figures == stream.figures
+    # Those of a run that had all tasks open stay open.
+    resumed.restore(make_stream([4, 4, 4], (1, 1, 2)).state())
+    assert resumed.figures["data/open_tasks"] == 3
+
+
+def test_a_level_opens_where_the_one_before_it_has_no_prompt_left():
+    levels = Levels(pass_rate=1.0, num_prompts=50)
+    stream = make_stream([1, 2], (1, 1), levels=levels)
+    stream.record(stream.next().prompt_id, 10, 10)
+    assert stream.next().task == "task1"
+    assert stream.figures == {"data/retired_prompts": 1, "data/open_tasks": 2}
+
+
 def test_results_go_to_the_history_of_their_task():
     stream = make_stream([2, 2], (1, 1))
     stream.record(3, 5, 10)
@@ -98,13 +133,14 @@ def test_results_go_to_the_history_of_their_task():
     weights=st.lists(st.sampled_from([0.1, 0.2, 1, 3, 7.5]), min_size=4, max_size=4),
     cut=st.integers(0, 40),
     results=st.lists(st.integers(0, 10), min_size=50, max_size=50),
+    levels=st.sampled_from([None, Levels(pass_rate=0.5, num_prompts=2)]),
 )
 @settings(max_examples=100, deadline=None)
 def test_a_mixture_goes_on_anywhere_as_if_it_had_not_stopped(
-    sizes, weights, cut, results
+    sizes, weights, cut, results, levels
 ):
     def made():
-        return make_stream(sizes, weights[: len(sizes)], seed=3)
+        return make_stream(sizes, weights[: len(sizes)], seed=3, levels=levels)
 
     def advance(stream, results):
         drawn = []

@@ -197,7 +197,8 @@ test-jetstream: $(JETSTREAM_VENV)/installed
 
 # Environments of packages for verifiers, which asks for an older openai than the others.
 test-verifiers: $(VERIFIERS_VENV)/installed
-	$(VERIFIERS_VENV)/bin/python -m pytest tests/environments/test_packages.py
+	$(VERIFIERS_VENV)/bin/python -m pytest \
+	  tests/environments/test_packages.py tests/environments/test_played.py
 
 # Arrays and their arithmetic with the newest Python and JAX that can be had.  Torch would
 # be gigabytes there: what compares with it is skipped.

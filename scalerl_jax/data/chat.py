@@ -90,7 +90,8 @@ def chat_renderer(
     The user's message is data.user_template with the question in place of
     "{question}".  Before it comes a system message, if there is one:
     data.system_prompt, else the question's own.  `source` is a directory or file as
-    `read_chat_template` takes it.  `tools` are listed as the template does it.
+    `read_chat_template` takes it.  `tools`, and those of a question itself, are listed
+    as the template does it.
 
     Raises:
         ValueError: a template is missing or malformed, refuses a question with these
@@ -105,8 +106,9 @@ def chat_renderer(
         messages = [{"role": "user", "content": user}]
         if system := data.system_prompt or question.system:
             messages.insert(0, {"role": "system", "content": system})
+        listed = [*(tools or ()), *question.reference.get("tools", ())] or None
         try:
-            return chat.render(messages, options=options, tools=tools)
+            return chat.render(messages, options=options, tools=listed)
         except TemplateRefused as error:
             raise ValueError(
                 f"{error}; change data.system_prompt or data.user_template, or the "

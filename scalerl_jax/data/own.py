@@ -8,7 +8,8 @@ A row asks by turns or a text, and is judged by tests or an answer:
     "reward_model" | "reward_spec": {"ground_truth"}
     "completion" | "solution", or an assistant's turn behind the question
 
-or by a reward function of the user's, which is given its "reference", whatever it is.
+or by a reward function of the user's, which is given its "reference", whatever it is;
+with "verifier": "own" perhaps "tools", whose calls an environment of theirs answers.
 Perhaps it has "choices" or "options", "system", "id" or "unique_id", and "verifier".
 An answer that has the form of tests is tests, whatever the row says of itself; that
 of a completion, a solution or a turn follows its last "####", else is in its last
@@ -92,7 +93,10 @@ def read_own(row: Row, columns: Iterable[tuple[str, str]] = ()) -> Draft:
     }
     unknown = reward is None and first(row, *TESTS, *ANSWERS, *_WORKED) is None
     if row.get("verifier") == OWN or ("reference" in row and unknown):
-        return Draft(text, {"verifier": OWN, "answer": row.get("reference")}, **more)
+        judged: dict[str, Any] = {"verifier": OWN, "answer": row.get("reference")}
+        if _is_filled(row.get("tools")):
+            judged["tools"] = _tools(row["tools"])
+        return Draft(text, judged, **more)
     if listed := choices.read_choices(row):
         answer = first(reward or row, *ANSWERS)
         letter = choices.letter_of(row, listed, answer)
@@ -141,7 +145,8 @@ def _check_task(row: Row) -> None:
     """
     extra = row.get("extra_info")
     kwargs = isinstance(extra, dict) and extra.get("need_tools_kwargs")
-    if kwargs or _is_filled(row.get("tools")):
+    own = row.get("verifier") == OWN  # whose environment answers their calls
+    if kwargs or (_is_filled(row.get("tools")) and not own):
         column = "extra_info.tools_kwargs" if kwargs else "tools"
         raise Refused(
             f"column {column!r} gives the policy tools to call, which no environment "
@@ -153,6 +158,16 @@ def _check_task(row: Row) -> None:
     said = " ".join(str(row.get(name) or "") for name in _KINDS)
     if _INSTRUCTIONS.search(said) or any(map(_is_filled, map(row.get, _CONSTRAINTS))):
         raise Unusable("it asks for a form of text, which nothing here verifies")
+
+
+def _tools(given: Any) -> list[Any]:
+    """The tools of a row, as chat templates list them: perhaps a text of JSON."""
+    listed = from_text(given)
+    if not isinstance(listed, list) or not all(
+        isinstance(each, dict) for each in listed
+    ):
+        raise Malformed("field 'tools' is no list of objects")
+    return listed
 
 
 def _is_filled(value: Any) -> bool:

@@ -22,7 +22,8 @@ class Question:
     `reference` holds JSON values only.  That of a data set names its "verifier"
     ("math" or "code"), has the "answer" or the "tests" that this verifier wants, and
     "id", the data set's own name of the question.  That of a reasoning_gym task has
-    "answer" and "metadata", and is judged by the task.
+    "answer" and "metadata", and is judged by the task.  One whose environment answers
+    calls of tools lists these as "tools", in the form that chat templates take.
     """
 
     task: str

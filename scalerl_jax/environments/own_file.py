@@ -94,7 +94,7 @@ def read_own(
         max_concurrent=reward.max_concurrent,
         variables=reward.variables,
         prints=prints,
-        max_observation=_MOST_CHARACTERS * episode.max_observation_tokens,
+        max_observation=most_characters(episode),
         given={
             "tools": episode.tools,
             "documents": episode.documents,
@@ -102,6 +102,11 @@ def read_own(
         },
         answer_after=answer_after,
     )
+
+
+def most_characters(episode: EpisodeConfig) -> int:
+    """Return how many characters an observation may have, before it is tokenised."""
+    return _MOST_CHARACTERS * episode.max_observation_tokens
 
 
 def check_variables(names: Iterable[str]) -> None:

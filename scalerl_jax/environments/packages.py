@@ -5,8 +5,8 @@ A package is imported in processes of its own only.  One of these,
     python -m scalerl_jax.environments.packages NAME FILE
 
 writes the tasks as rows of prompts, without their answers.  Each verifier process
-scores, for which the package becomes a file of a reward function, like a user's own
-(`own_file`).
+scores, for which the package becomes a file of a reward function or of an environment,
+like a user's own (`own_file`).
 """
 
 import functools
@@ -20,21 +20,23 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from scalerl_jax.config import PACKAGES, RewardConfig
-from scalerl_jax.environments.own_file import check_variables
+from scalerl_jax.config import PACKAGES, EpisodeConfig, RewardConfig
+from scalerl_jax.environments.own_file import check_variables, most_characters
 from scalerl_jax.environments.package_names import read_name
 from scalerl_jax.environments.verdict import MAX_START_S, OwnReward
-from scalerl_jax.formats.bounded import read_text
+from scalerl_jax.formats.bounded import read_lines, read_text
+from scalerl_jax.formats.reading import parse_json
 from scalerl_jax.process.child_environment import child_environment
 
 _REFUSED = 3  # exit status of the process whose file says why there are no rows
 _MOST_REASON = 2**12  # characters
 _SOURCE = '''"""Tasks of packages, scored by verifiers {version}: {packages}."""
 
-from scalerl_jax.environments.tasksets import Tasksets
+from scalerl_jax.environments.played import Tasksets
 
-score = Tasksets({names!r}, end_of_thinking={end_of_thinking!r}).score
+{function} = Tasksets({names!r}, end_of_thinking={end_of_thinking!r}).{function}
 '''
 
 
@@ -86,10 +88,28 @@ def _write(name: str, rows: Path, variables: Sequence[str]) -> str:
     return f"its process ended with exit code {status}" if status else ""
 
 
+class Play(NamedTuple):
+    """How the policy plays the tasks of a package."""
+
+    by_turns: bool = False  # it may take several
+    with_tools: bool = False
+
+
+def play_of(rows: Path) -> Play:
+    """Return how the tasks of a file of prompts are played; all of them alike."""
+    first = parse_json(next(read_lines(rows)))
+    return Play("said" in first["reference"], bool(first["tools"]))
+
+
 def own_of(
-    names: Sequence[str], reward: RewardConfig, *, end_of_thinking: str
+    names: Sequence[str],
+    reward: RewardConfig,
+    *,
+    end_of_thinking: str,
+    episode: EpisodeConfig | None = None,
+    by_turns: bool = False,
 ) -> OwnReward:
-    """Return the reward function that scores the tasks of these packages.
+    """Return the reward function or the environment for the tasks of these packages.
 
     Its text says the versions, by which a run that goes on is told of other ones.
 
@@ -99,20 +119,24 @@ def own_of(
     assert all(name.startswith(PACKAGES) for name in names), names
     check_variables(reward.variables)
     packages = dict.fromkeys(read_name(name).package for name in names)
+    function = "make" if by_turns else "score"
     text = _SOURCE.format(
         version=_version("verifiers"),
         packages=", ".join(f"{each} {_version(each)}".strip() for each in packages),
         names=tuple(names),
+        function=function,
         end_of_thinking=end_of_thinking,
     )
     return OwnReward(
         file=names[0],
         text=text,
-        functions=("score",),
+        functions=(function,),
         weights=(1.0,),
         max_magnitude=reward.max_magnitude,
         max_concurrent=reward.max_concurrent,
         variables=reward.variables,
+        max_observation=most_characters(episode or EpisodeConfig()),
+        by_turns=by_turns,
     )
 
 
@@ -127,9 +151,9 @@ def _version(package: str) -> str:
 def main(name: str, file: Path) -> int:
     """Write the rows of a package, or why there are none; return the exit status."""
     try:
-        from scalerl_jax.environments import tasksets  # it brings verifiers
+        from scalerl_jax.environments import played  # it brings verifiers
 
-        rows = "".join(f"{json.dumps(row)}\n" for row in tasksets.rows_of(name))
+        rows = "".join(f"{json.dumps(row)}\n" for row in played.rows_of(name))
     except BaseException as error:  # noqa: BLE001  whatever a package does
         said = str(error).strip().splitlines()[:1]
         told = isinstance(error, ValueError | ImportError)

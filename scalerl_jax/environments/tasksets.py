@@ -1,20 +1,25 @@
-"""Tasksets of `verifiers`, in processes of their own: their prompts, and their scores.
+"""Tasksets of `verifiers`: their tasks, and reasons why a package cannot be used.
 
-A task is one turn of the policy, as with the package's harness `null` without tools;
-whatever asks for more is refused by name.  No JAX here.
+What the policy does is what verifiers' harness `null` does: a chat, with the tools of
+the taskset.  Whatever asks for more is refused by name.  No JAX here.
 """
 
 import inspect
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from scalerl_jax.environments.package_names import read_name
-from scalerl_jax.environments.verdict import Done
+from scalerl_jax.environments.toolsets import Refused, faults_of
 
 try:
     import verifiers.v1 as vf  # pyright: ignore[reportMissingImports]
-    from verifiers.v1.state import state_cls  # pyright: ignore[reportMissingImports]
+    from verifiers.v1.configs.agent import (  # pyright: ignore[reportMissingImports]
+        agent_config_fields,
+    )
+    from verifiers.v1.session import (  # pyright: ignore[reportMissingImports]
+        hook_boundary,
+    )
     from verifiers.v1.utils.decorators import (  # pyright: ignore[reportMissingImports]
         discover_decorated,
     )
@@ -23,131 +28,43 @@ except ImportError as error:
     raise ImportError(_MISSING) from error
 
 _MOST_TASKS = 2**20
-_HOOKS = ("setup", "finalize", "stage_verifier")  # of a task, for its container
+_ENVIRONMENT = "env"  # the setting that holds those of a package's environment
+_OF_RUN = (  # settings of an agent that are the run's own to say
+    *("model", "client", "sampling"),
+    *("max_input_tokens", "max_output_tokens", "max_total_tokens"),
+)
 
 
-class Refused(ValueError):
-    """A package, or what it does with a turn, cannot be used; says why."""
+class Loaded(NamedTuple):
+    """A package's tasks, and how they are played."""
+
+    tasks: list[Any]
+    environment: Any  # of verifiers: an `Env`
+    by_turns: bool  # the policy may take several
 
 
-class OneTurn(vf.Trace):
-    """A trace of one turn that no server has sampled: none of its tokens is counted."""
-
-    def _unknown(self, name: str) -> NoReturn:
-        raise Refused(f"it reads trace.{name}, which is not known of a single turn")
-
-    @property
-    def usage(self) -> NoReturn:
-        """Refuse, as 0 would be a wrong count."""
-        self._unknown("usage")
-
-    @property
-    def num_input_tokens(self) -> NoReturn:
-        """Refuse, as 0 would be a wrong count."""
-        self._unknown("num_input_tokens")
-
-    @property
-    def num_output_tokens(self) -> NoReturn:
-        """Refuse, as 0 would be a wrong count."""
-        self._unknown("num_output_tokens")
-
-    @property
-    def num_total_tokens(self) -> NoReturn:
-        """Refuse, as 0 would be a wrong count."""
-        self._unknown("num_total_tokens")
-
-
-class Tasksets:
-    """Tasks by their names and places, in a verifier process that scores them."""
-
-    def __init__(self, names: Sequence[str], *, end_of_thinking: str) -> None:
-        """Load the tasks; a completion's thinking ends with the text, if it is any."""
-        self._tasks = {name: load(name) for name in names}
-        self._end_of_thinking = end_of_thinking
-
-    async def score(self, prompt: str, completion: str, reference: Any) -> Done:
-        """Return the task's reward, and its rewards and metrics by name."""
-        task = self._task(reference)
-        trace = self._trace(task, completion)
-        await task.score(trace)
-        rewards = {name: each.score for name, each in trace.rewards.items() if each}
-        if not rewards:
-            raise Refused(f"{type(task).__name__} has recorded no reward")
-        metrics = {
-            f"metric.{name}": value
-            for name, value in trace.metrics.items()
-            if value is not None
-        }
-        return Done(trace.reward, rewards | metrics)
-
-    def _task(self, reference: Any) -> Any:
-        """Return the task of a prompt.
-
-        Raises:
-            Refused: the prompt is of none, or the package has another in its place.
-        """
-        if not isinstance(reference, dict) or "taskset" not in reference:
-            raise Refused("the prompt is of no package; name env:PACKAGE in its place")
-        name, place = reference["taskset"], reference["task"]
-        if name not in self._tasks:
-            self._tasks[name] = load(name)
-        tasks = self._tasks[name]
-        if place >= len(tasks) or tasks[place].hash != reference["hash"]:
-            raise Refused(
-                f"task {place} of {name} is not the one whose prompt was asked; the "
-                f"package must give the same tasks each time"
-            )
-        return tasks[place]
-
-    def _trace(self, task: Any, completion: str) -> Any:
-        """Return the trace of a turn: what was asked, what was thought and said."""
-        thought, end, said = completion, self._end_of_thinking, ""
-        if end in completion:
-            thought, _, said = completion.rpartition(end) if end else ("", "", thought)
-        answer = vf.AssistantMessage(
-            content=said or None, reasoning_content=thought or None
-        )
-        nodes: list[Any] = []
-        for message in (*_messages(task.data), answer):
-            parent = len(nodes) - 1 if nodes else None
-            sampled = message is answer
-            nodes.append(
-                vf.MessageNode(message=message, parent=parent, sampled=sampled)
-            )
-        return OneTurn(
-            task=vf.TraceTask(
-                type=type(task).__name__, data=task.data, key=task.key, hash=task.hash
-            ),
-            state=state_cls(type(task))(),
-            agent=vf.AgentInfo(config=vf.AgentConfig()),
-            nodes=nodes,
-            is_completed=True,
-            ok=True,
-            stop_condition="agent_completed",
-        )
-
-
-def load(name: str) -> list[Any]:
+def load(name: str) -> Loaded:
     """Return the tasks of a package.
 
     Raises:
-        Refused: it cannot be imported, has no taskset or wants more than one turn.
+        Refused: it cannot be imported, has no taskset or asks for what is not here.
     """
     package, most, settings = read_name(name)
     module = _import(package)
-    for kind, what in (
-        (vf.Env, "an environment of its own, perhaps of several turns"),
-        (vf.Harness, "a program of its own that calls the policy"),
-    ):
-        if found := _exported(module, kind):
-            raise Refused(f"{package} has {found[0]}, {what}, which is not run here")
+    if found := _exported(module, vf.Harness):
+        raise Refused(
+            f"{package} has {found[0]}, a program of its own that calls the policy "
+            f"over HTTP, where what was sampled is written and tokenised again; it is "
+            f"not run here"
+        )
     if not _exported(module, vf.Taskset):
         old = hasattr(module, "load_environment")
         raise Refused(
             f"{package} names no subclass of verifiers.v1.Taskset in its __all__"
             + ("; its load_environment() is of verifiers before 0.4" if old else "")
         )
-    taskset = vf.load_taskset(_config(package, settings))
+    environment = _environment(package, settings)
+    taskset = environment.taskset
     if most is not None:
         taskset = taskset.take(most)
     elif not taskset.bounded:
@@ -158,9 +75,28 @@ def load(name: str) -> list[Any]:
             f"{package} has {len(tasks) or 'no'} tasks, and must have 1 to "
             f"{_MOST_TASKS:,}"
         )
-    for why in (*_of_class(taskset, tasks[0]), *itertools.chain(*map(_of_row, tasks))):
+    own, shared = bool(_exported(module, vf.Env)), shared_toolsets(taskset)
+    name_of_task = type(tasks[0]).__name__
+    for why in itertools.chain(
+        *(faults_of(toolset, name_of_task) for toolset in shared),
+        faults_of_task(tasks[0]),
+        _of_environment(environment) if own else _of_task_alone(tasks[0]),
+        *map(_of_row, tasks),
+        () if own else itertools.chain(*map(_of_row_alone, tasks)),
+    ):
         raise Refused(f"{package}: {why}")
-    return tasks
+    several = own or shared or toolsets_of(tasks[0]) or tasks[0].hooks("stop")
+    return Loaded(tasks, environment, by_turns=bool(several))
+
+
+def shared_toolsets(taskset: Any) -> list[Any]:
+    """Return toolsets that all tasks of a taskset use together."""
+    return type(taskset).toolsets(taskset.config)
+
+
+def toolsets_of(task: Any) -> list[Any]:
+    """Return new toolsets of a task's own."""
+    return type(task).toolsets(task.config)
 
 
 def _import(package: str) -> Any:
@@ -191,67 +127,124 @@ def _exported(module: Any, kind: type) -> list[str]:
     ]
 
 
-def _config(package: str, settings: dict[str, Any]) -> Any:
-    """Return the settings of a package's taskset."""
+def _environment(package: str, settings: dict[str, Any]) -> Any:
+    """Return a package's environment, with its taskset, under these settings."""
+    of_taskset = {name: each for name, each in settings.items() if name != _ENVIRONMENT}
     kind = vf.taskset_config_type(package)
+    taskset = _config(package, kind, {**of_taskset, "id": package}, settings)
+    own = settings.get(_ENVIRONMENT, {})
+    if not isinstance(own, dict):
+        raise Refused(
+            f"{package}: {_ENVIRONMENT} = {own!r} must be {{'setting': value}}"
+        )
+    given = {**own, "taskset": taskset}
+    return vf.load_environment(
+        _config(package, vf.env_config_type(package), given, settings)
+    )
+
+
+def _config(
+    package: str, kind: Any, given: dict[str, Any], settings: dict[str, Any]
+) -> Any:
+    """Return settings of a package's taskset or environment, which take these."""
     try:
-        return kind.model_validate({**settings, "id": package})
+        return kind.model_validate(given)
     except ValueError as error:
         listed = getattr(error, "errors", lambda: [])()
         said = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in listed]
-        known = sorted({*kind.model_fields} - {"id"})
+        known = sorted({*kind.model_fields} - {"id", "taskset"})
         raise Refused(
             f"{package} does not take {settings}: {'; '.join(said) or error}; its "
             f"settings are {known}"
         ) from error
 
 
-# Reasons why tasks cannot be used.  Environments of several turns begin here.
+# Reasons why tasks cannot be used.
 
 
-def _of_class(taskset: Any, task: Any) -> Iterator[str]:
-    """Yield what the code of a taskset asks for beside one turn."""
+def faults_of_task(task: Any) -> Iterator[str]:
+    """Yield what the code of a task asks for beside a chat and tools."""
     kind = type(task)
     name = kind.__name__
     if kind.NEEDS_CONTAINER:
         yield f"{name} needs a container, and there is none"
-    for hook in _HOOKS:
-        if getattr(kind, hook) is not getattr(vf.Task, hook):
+    for hook in ("setup", "finalize", "stage_verifier"):
+        own = getattr(kind, hook)
+        changed = own is not getattr(vf.Task, hook)
+        if changed and (needs_runtime(own) or hook == "stage_verifier"):
             yield f"{name}.{hook}() prepares a container, and there is none"
-    if type(taskset).toolsets(taskset.config) or kind.toolsets(task.config):
-        yield f"{name} gives the policy tools, and it has one turn"
-    for kept in ("stop", "intercept"):
-        for found in discover_decorated(task, kept):
-            yield f"{name}.{found.__name__}() is a @vf.{kept}, of several turns"
+    for toolset in toolsets_of(task):
+        yield from faults_of(toolset, name)
+    for stop in task.hooks("stop"):
+        if (seen := hook_boundary(stop, allow_trace=True)) is not vf.Trace:
+            yield (
+                f"{name}.{stop.__name__}() is a @vf.stop that looks at a "
+                f"{seen.__name__}, and there is none: let it look at the trace"
+            )
+    for found in discover_decorated(task, "intercept"):
+        yield (
+            f"{name}.{found.__name__}() is a @vf.intercept, which changes what was "
+            f"sampled or said"
+        )
     yield from _of_scoring(task, name)
 
 
 def _of_scoring(task: Any, name: str) -> Iterator[str]:
-    """Yield what scoring a task asks for beside the text of a turn."""
+    """Yield what scoring a task asks for beside the texts of its turns."""
     if task.config.judges:
         yield (
             f"{name} asks a judge of verifiers, over the network; ask one from a "
             f"reward function of your own"
         )
-    rewards = task.hooks("reward")
-    if not rewards:
-        yield f"{name} has no @vf.reward"
-    for function in (*rewards, *task.hooks("metric")):
-        if _needs_runtime(function):
+    for function in (*task.hooks("reward"), *task.hooks("metric")):
+        if needs_runtime(function):
             yield f"{name}.{function.__name__}() reads a container, and there is none"
 
 
-def _needs_runtime(function: Callable[..., Any]) -> bool:
-    """Return whether `Task.score` would leave a function out for want of a runtime."""
+def needs_runtime(function: Callable[..., Any]) -> bool:
+    """Return whether a function of a task cannot be called without a runtime."""
     found = inspect.signature(function).parameters.get("runtime")
     return found is not None and found.default is inspect.Parameter.empty
 
 
+def _of_environment(environment: Any) -> Iterator[str]:
+    """Yield what an environment asks for beside one policy of the run's own."""
+    name = type(environment).__name__
+    agents = agent_config_fields(environment.config)
+    if len(agents) > 1:
+        yield (
+            f"{name} has the agents {', '.join(agents)}, and an episode is the token "
+            f"sequence of one"
+        )
+    for agent, config in agents.items():
+        for field in _OF_RUN:
+            if (value := getattr(config, field)) is not None:
+                yield (
+                    f"{name} has {field} = {value!r} for its agent {agent}, which the "
+                    f"settings of the run say"
+                )
+        if config.harness is not None and config.harness.id != "null":
+            yield (
+                f"{name} has the harness {config.harness.id!r} for its agent {agent}, "
+                f"a program that calls the policy over HTTP"
+            )
+
+
+def _of_task_alone(task: Any) -> Iterator[str]:
+    """Yield what a task without an environment lacks."""
+    if not task.hooks("reward"):
+        yield f"{type(task).__name__} has no @vf.reward"
+
+
+def _of_row_alone(task: Any) -> Iterator[str]:
+    """Yield what the data of a task without an environment lacks."""
+    if not task.data.prompt:
+        yield f"task {task.data.idx} has no prompt: a user begins, and there is none"
+
+
 def _of_row(task: Any) -> Iterator[str]:
-    """Yield what the data of a task asks for beside a text and one turn."""
+    """Yield what the data of a task asks for beside texts."""
     data = task.data
-    if not data.prompt:
-        yield f"task {data.idx} has no prompt: a user begins, and there is none"
     for field in ("image", "agent_user", "skills", "artifacts", "network_block"):
         if value := getattr(data, field):
             yield f"task {data.idx} has {field} = {value!r}, and there is no container"
@@ -259,28 +252,10 @@ def _of_row(task: Any) -> Iterator[str]:
         yield f"task {data.idx} has network_allow, and there is no container"
 
 
-# Rows.
-
-
-def _messages(data: Any) -> list[Any]:
+def messages_of(data: Any) -> list[Any]:
     """Return what a task says before the policy does."""
-    turns = (
-        [vf.UserMessage(content=data.prompt)]
-        if isinstance(data.prompt, str)
-        else [*data.prompt]
-    )
-    if data.system_prompt is not None and turns[0].role != "system":
+    prompt = data.prompt or []
+    turns = [vf.UserMessage(content=prompt)] if isinstance(prompt, str) else [*prompt]
+    if data.system_prompt is not None and not (turns and turns[0].role == "system"):
         turns.insert(0, vf.SystemMessage(content=data.system_prompt))
     return turns
-
-
-def rows_of(name: str) -> Iterator[dict[str, Any]]:
-    """Yield the prompts of a package's tasks, and where each is: never an answer."""
-    for place, task in enumerate(load(name)):
-        turns = _messages(task.data)
-        yield {
-            "id": str(place),
-            "messages": [turn.model_dump(exclude_none=True) for turn in turns],
-            "verifier": "own",
-            "reference": {"taskset": name, "task": place, "hash": task.hash},
-        }

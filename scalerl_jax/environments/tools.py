@@ -12,7 +12,7 @@ import math
 import operator
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from scalerl_jax.environments import sandbox
@@ -90,27 +90,41 @@ def _read_call(text: str, field: str, *, ended: str = "") -> Call:
     return Call(call["name"], arguments)
 
 
+def before_calls(text: str) -> str:
+    """Return what a turn that calls tools says before its first call."""
+    return text.partition(_BEGIN)[0] if _BEGIN in text else ""
+
+
 def _malformed(why: str) -> Call:
     return Call("", {}, f"malformed call: {why}")
 
 
+def refusal(call: Call, names: Collection[str]) -> str:
+    """Return what is wrong with a call where there are tools of these names, or ""."""
+    if call.malformed or call.name in names:
+        return call.malformed
+    return f"no tool {call.name[:40]!r}; there are {', '.join(sorted(names))}"
+
+
+def shown(result: str) -> str:
+    """Return what a tool gives as the policy reads it; of too much, the beginning."""
+    if len(result) <= _MOST_RESULT:
+        return result
+    return f"{result[:_MOST_RESULT]} ... ({len(result)} characters)"
+
+
 def answer(call: Call, tools: Mapping[str, Tool]) -> str:
     """Return what a call gives, or what is wrong with it: a text for the policy."""
-    if call.malformed:
-        return call.malformed
-    tool = tools.get(call.name)
-    if tool is None:
-        return f"no tool {call.name[:40]!r}; there are {', '.join(sorted(tools))}"
+    if wrong := refusal(call, tools):
+        return wrong
+    tool = tools[call.name]
     given = call.arguments.get(tool.parameter)
     if not isinstance(given, str) or len(call.arguments) != 1:
         return f"malformed call: {tool.name} takes one text, {tool.parameter}"
     try:
-        result = tool.call(given)
+        return shown(tool.call(given))
     except ValueError as error:
         return f"error: {error}"
-    if len(result) > _MOST_RESULT:
-        result = f"{result[:_MOST_RESULT]} ... ({len(result)} characters)"
-    return result
 
 
 class Tools:

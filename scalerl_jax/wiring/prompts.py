@@ -11,7 +11,7 @@ from scalerl_jax.config import PACKAGES, Config
 from scalerl_jax.data import tasks
 from scalerl_jax.data.chat import chat_renderer, read_chat_template
 from scalerl_jax.data.curriculum import make_streams
-from scalerl_jax.data.mixture import MixtureStream, Stream
+from scalerl_jax.data.mixture import Levels, MixtureStream, Stream
 from scalerl_jax.data.observations import (
     ChatFraming,
     ObservationWriter,
@@ -167,11 +167,12 @@ class _Maker:
                 f"data.train_prompts = 0 takes all that there are, and task "
                 f"{generated[0]!r} makes as many as it is asked for; give a number"
             )
-        if data.task_weights and data.train_prompts and not all(shares.values()):
+        apart = data.task_weights or data.next_task_at
+        if apart and data.train_prompts and not all(shares.values()):
             raise ValueError(
                 f"data.train_prompts = {data.train_prompts} leaves none for some of "
-                f"data.tasks = {data.tasks}, whose shares data.task_weights gives; "
-                f"raise it"
+                f"data.tasks = {data.tasks}, which data.task_weights or "
+                f"data.next_task_at keeps apart; raise it"
             )
 
     def evaluation_questions(self, name: str) -> list[Question]:
@@ -230,16 +231,20 @@ def make_stream(config: Config, prompts: JoinedPrompts) -> Stream:
     """Return the training prompts in their order, less those left out of it."""
     data = config.data
     retire_at = data.max_history_pass_rate if data.no_positive_resampling else None
-    parts = prompts.parts if data.task_weights else (prompts,)
+    levels = None
+    if data.next_task_at:
+        levels = Levels(pass_rate=data.next_task_at, num_prompts=data.next_task_prompts)
+    parts = prompts.parts if data.task_weights or levels else (prompts,)
     settings = {"seed": config.seed, "max_pass_rate": retire_at}
     if data.order == "shuffled":
         streams = [PromptStream(part, **settings) for part in parts]
     else:
         streams = make_streams(parts, prompts, data, **settings)
-    if not data.task_weights:
+    if not data.task_weights and levels is None:
         return streams[0]
 
-    return MixtureStream(streams, weights=data.task_weights)
+    weights = data.task_weights or (1.0,) * len(streams)
+    return MixtureStream(streams, weights=weights, levels=levels)
 
 
 def make_verifier(
@@ -293,12 +298,20 @@ def check_environment(config: Config) -> OwnReward | None:
     if config.environment.startswith(PACKAGES):
         named = (config.environment, *config.data.tasks, *config.eval.sets)
         names = tuple(dict.fromkeys(named))
-        for name in names:
-            file_of_tasks(config, name)  # the package is imported, and looked at
-        end = answer_after(config)
-        return packages.own_of(names, config.reward, end_of_thinking=end)
+        return packages.own_of(
+            names,
+            config.reward,
+            end_of_thinking=answer_after(config),
+            episode=config.episode,
+            by_turns=any(play.by_turns for play in _plays(config, names)),
+        )
     own = _read_own(config)
     return own._replace(by_turns=check_own(own, config.reward))
+
+
+def _plays(config: Config, names: Sequence[str]) -> list[packages.Play]:
+    """Return how the tasks of packages are played, which are imported and looked at."""
+    return [packages.play_of(file_of_tasks(config, name)) for name in names]
 
 
 def _read_own(config: Config) -> OwnReward:
@@ -322,5 +335,8 @@ def make_writer(config: Config, tokenizer: Tokenizer) -> ObservationWriter:
     chat = read_chat_template(config.data.tokenizer or config.model.checkpoint)
     framing = ChatFraming(chat, {"enable_thinking": config.data.enable_thinking})
     # A template that is none for it is refused here.
-    framing.turn("tool" if config.environment == TOOLS else "user")
+    with_tools = config.environment == TOOLS
+    if config.environment.startswith(PACKAGES):
+        with_tools = any(play.with_tools for play in _plays(config, config.data.tasks))
+    framing.turn("tool" if with_tools else "user")
     return ObservationWriter(tokenizer, framing)

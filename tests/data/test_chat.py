@@ -117,6 +117,14 @@ def test_the_setting_stands_before_a_data_sets_own_system_message(tmp_path):
         assert json.loads(render(ask("1", system=own))) == [*system, user]
 
 
+def test_a_questions_own_tools_are_listed(tmp_path):
+    make_directory(tmp_path, chat_template="{{ tools | tojson }}")
+    tools = [{"type": "function", "function": {"name": "run"}}]
+    question = Question(task="any", text="1", reference={"tools": tools})
+    assert json.loads(renderer(tmp_path)(question)) == tools
+    assert renderer(tmp_path)(ask("1")) == "null"
+
+
 def test_a_template_may_lie_beside_the_config_and_then_counts(tmp_path):
     make_directory(tmp_path, chat_template="in the config")
     (tmp_path / "chat_template.jinja").write_text("ça: {{ eos_token }}", "utf-8")

@@ -335,6 +335,17 @@ def test_tools_are_refused_and_can_be_left_out(more):
     assert own.read_own(row, [("tools", "")]).reference["answer"] == "4"
 
 
+@pytest.mark.parametrize("written", [list, json.dumps])
+def test_tools_come_with_a_question_whose_environment_answers_their_calls(written):
+    tools = [{"type": "function", "function": {"name": "run"}}]
+    row = {"question": "2 + 2?", "verifier": "own", "reference": 4}
+    found = own.read_own(row | {"tools": written(tools)}).reference
+    assert found == {"verifier": "own", "answer": 4, "tools": tools}
+    assert "tools" not in own.read_own(row | {"tools": []}).reference
+    with pytest.raises(Malformed, match="field 'tools' is no list of objects"):
+        own.read_own(row | {"tools": ["run"]})
+
+
 @pytest.mark.parametrize("tools", [None, [], "", "[]", "null"])
 def test_a_column_of_no_tools_is_well(tools):
     row = {"question": "2 + 2?", "answer": "4", "tools": tools}

@@ -175,7 +175,7 @@ def test_scores_have_their_names_and_a_failure_is_no_score(tmp_path):
     ]
     for verdict, words in (
         (broken, "CountTask scoring: ZeroDivisionError: the scorer divides by 0"),
-        (counted, "reads trace.num_output_tokens, which is not known of a single turn"),
+        (counted, "reads trace.num_output_tokens, which is not known here"),
         (silent, "Refused: CountTask has recorded no reward"),
         (changed, "Refused: task 0 of env:count_letters@3 is not the one whose prompt"),
         (stranger, "Refused: the prompt is of no package; name env:PACKAGE"),
@@ -214,7 +214,17 @@ def test_a_run_trains_on_a_package_and_has_its_rewards_by_name(tmp_path):
 TASKSET = """
     import verifiers.v1 as vf
 
-    __all__ = ["Mine"]
+    __all__ = [{names}]
+
+    class Tools(vf.Toolset[vf.ToolsetConfig]):
+        pass
+
+    class Agents(vf.EnvConfig):
+        agent: vf.AgentConfig = vf.AgentConfig()
+        {agents}
+
+    class Own(vf.Env[Agents]):
+        async def run(self, task, agents): {run}
 
     class Data(vf.TaskData):
         pass
@@ -232,6 +242,19 @@ TASKSET = """
 """
 
 
+OWN = {"names": "'Mine', 'Own'"}
+PROGRAM = """
+    class Program(vf.Harness[vf.HarnessConfig]):
+        async def launch(self, *given): ...
+"""
+
+
+def tools_of(settings):
+    """A task with a toolset of these settings."""
+    body = f"def toolsets(cls, config): return [Tools(vf.ToolsetConfig({settings}))]"
+    return {"task": f"@classmethod\n        {body}"}
+
+
 @needs_verifiers
 @pytest.mark.parametrize(
     "parts, words",
@@ -243,16 +266,19 @@ TASKSET = """
             "MyTask.a() reads a container, and there is none",
         ),
         (
-            {"task": "@classmethod\n        def toolsets(cls, config): return [1]"},
-            "MyTask gives the policy tools, and it has one turn",
-        ),
-        (
             {"taskset": "@classmethod\n        def toolsets(cls, config): return [1]"},
-            "MyTask gives the policy tools, and it has one turn",
+            "MyTask gives 1 for a toolset",
+        ),
+        (tools_of("url='http://a/mcp'"), "Tools is a server at http://a/mcp, over the"),
+        (tools_of("colocated=True"), "Tools runs in the container of a program, and"),
+        (tools_of("runtime=vf.DockerConfig()"), "Tools runs in a container (docker)"),
+        (
+            {"task": "@vf.stop\n        async def s(self, request: vf.Request): ..."},
+            "MyTask.s() is a @vf.stop that looks at a Request, and there is none",
         ),
         (
-            {"task": "@vf.stop\n        async def s(self, trace: vf.Trace): ..."},
-            "MyTask.s() is a @vf.stop, of several turns",
+            {"task": "@vf.intercept\n        async def i(self, sent: vf.Request): ..."},
+            "MyTask.i() is a @vf.intercept, which changes what was sampled or said",
         ),
         ({"task": "right = None"}, "MyTask has no @vf.reward"),
         ({"taskset": "INFINITE = True"}, "tasks without end; say how many: env:"),
@@ -282,19 +308,40 @@ TASKSET = """
         ),
         ({"settings": "(split='a')"}, "split: Extra inputs are not permitted; its set"),
         (
-            {
-                "source": "from verifiers.v1 import SingleAgentEnv\n"
-                "class Several(SingleAgentEnv): ...\n__all__ = ['Several']"
-            },
-            "has Several, an environment of its own, perhaps of several turns",
+            {"names": "'Mine', 'Program'", "taskset": PROGRAM},
+            "has Program, a program of its own that calls the policy over HTTP",
+        ),
+        (
+            OWN | {"agents": "judge: vf.AgentConfig = vf.AgentConfig()"},
+            "Own has the agents agent, judge, and an episode is the token sequence of",
+        ),
+        (
+            OWN | {"settings": "(env={'agent': {'model': 'gpt'}})"},
+            "Own has model = 'gpt' for its agent agent, which the settings of the run",
+        ),
+        (
+            OWN | {"settings": "(env={'agent': {'harness': {'id': 'codex'}}})"},
+            "Own has the harness 'codex' for its agent agent, a program that calls the",
+        ),
+        (OWN | {"settings": "(env={'no_such': 1})"}, "no_such: Extra inputs are not p"),
+        (OWN | {"settings": "(env=1)"}, "env = 1 must be {'setting': value}"),
+        (OWN, "Own.run() has ended without a turn of the policy"),
+        (
+            OWN | {"run": "await agents.agent.run(task)", "data": ""},
+            "its agent runs a task without a prompt; speak to it in an interaction",
+        ),
+        (
+            OWN | {"run": "await agents.agent.provision(task)"},
+            "it asks for a container (agent.provision), and there is none",
         ),
     ],
 )
-def test_what_asks_for_more_than_a_turn_is_refused_by_name(
+def test_what_asks_for_what_is_not_here_is_refused_by_name(
     tmp_path, monkeypatch, parts, words
 ):
     name = f"mine_{len(sys.modules)}"  # of a module that is imported once
-    filled = {"task": "", "taskset": "", "data": "prompt='a'"} | parts
+    filled = {"task": "", "taskset": "", "data": "prompt='a'", "names": "'Mine'"}
+    filled |= {"agents": "", "run": "..."} | parts
     source = parts.get("source") or textwrap.dedent(TASKSET.format(**filled))
     (tmp_path / f"{name}.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -1,0 +1,151 @@
+"""Toolsets of `verifiers`, whose tools are called in this process.
+
+verifiers starts a server of each toolset, which a program beside the policy calls.
+Here a toolset registers its tools as it does there, and none is started.
+No JAX here.
+"""
+
+import contextvars
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from scalerl_jax.environments.tools import Call, refusal, shown
+
+try:
+    from mcp.server.mcpserver import MCPServer  # pyright: ignore[reportMissingImports]
+    from mcp.server.mcpserver.exceptions import (  # pyright: ignore[reportMissingImports]
+        ToolError,
+    )
+    from verifiers.v1 import Toolset  # pyright: ignore[reportMissingImports]
+    from verifiers.v1.harnesses.utils.mcp import (  # pyright: ignore[reportMissingImports]
+        mcp_content_to_chat_content,
+    )
+except ImportError as error:
+    _MISSING = f"{error}; pip install 'verifiers>=0.4,<0.5', or scalerl_jax[verifiers]"
+    raise ImportError(_MISSING) from error
+
+# The trace of the conversation whose tool is called: its state is the tool's.
+_CALLER: contextvars.ContextVar[Any] = contextvars.ContextVar("_CALLER")
+
+
+class Refused(ValueError):
+    """A package, or what it does with a turn, cannot be used; says why."""
+
+
+def faults_of(toolset: Any, name: str) -> Iterator[str]:
+    """Yield what a toolset of the package's class `name` asks for beside a process."""
+    if not isinstance(toolset, Toolset):
+        yield f"{name} gives {toolset!r:.80} for a toolset"
+        return
+    kind, config = type(toolset).__name__, toolset.config
+    if getattr(config, "url", None):
+        yield f"{kind} is a server at {config.url}, over the network"
+    if getattr(config, "colocated", False):
+        yield f"{kind} runs in the container of a program, and there is none"
+    runtime = getattr(getattr(config, "runtime", None), "type", "subprocess")
+    if runtime != "subprocess":
+        yield f"{kind} runs in a container ({runtime}), and there is none"
+
+
+class Served:
+    """A toolset whose tools can be called; of a task, or shared by a taskset's."""
+
+    def __init__(self, toolset: Any) -> None:
+        """Register nothing yet: what it registers may depend on its setup."""
+        self._toolset = toolset
+        self._prefix = f"{toolset.server_name}_" if toolset.server_name else ""
+        self._server = MCPServer(toolset.server_name or type(toolset).__name__)
+        self.schemas: dict[str, dict[str, Any]] = {}  # by the name a call has
+        _share_state(toolset)
+
+    async def open(self, data: Any = None) -> None:
+        """Set the toolset up, for a task's `data` if it is of one."""
+        await self._toolset.setup()
+        if data is not None:
+            await self._toolset.setup_task(data)
+        self._toolset.register(self._server)
+        for tool in await self._server.list_tools():
+            name = f"{self._prefix}{tool.name}"
+            self.schemas[name] = {
+                "name": name,
+                "description": tool.description or "",
+                "parameters": tool.input_schema,
+            }
+
+    async def close(self) -> None:
+        """Let go of what the toolset has opened."""
+        await self._toolset._exit_stack.aclose()
+
+    async def call(self, call: Call, trace: Any) -> str:
+        """Return what a tool gives, or what it says is wrong: a text for the policy."""
+        token = _CALLER.set(trace)
+        try:
+            found = await self._server.call_tool(
+                call.name.removeprefix(self._prefix), dict(call.arguments)
+            )
+        except ToolError as error:
+            return shown(str(error))
+        finally:
+            _CALLER.reset(token)
+        said = mcp_content_to_chat_content(found.content)
+        if not isinstance(said, str):
+            raise Refused(f"{call.name} gives a picture, which no policy here reads")
+        return shown(said)
+
+
+def _share_state(toolset: Any) -> None:
+    """Give a toolset's calls the state of their conversation, and take it back."""
+    adapter = toolset._state_adapter
+
+    async def pull() -> Any:
+        return adapter.validate_json(_CALLER.get().state.model_dump_json())
+
+    async def push(before: bytes) -> None:
+        after = adapter.dump_json(toolset.state)
+        if after != before:
+            trace = _CALLER.get()
+            trace.state = type(trace.state).model_validate_json(after)
+
+    # In the place of requests to the server that holds the state.
+    toolset._pull_state, toolset._push_state = pull, push
+
+
+class Toolbox:
+    """The tools of a conversation, by the names under which the policy calls them."""
+
+    def __init__(self, served: Sequence[Served]) -> None:
+        """Take toolsets that are open.
+
+        Raises:
+            Refused: two tools have one name.
+        """
+        self._served: dict[str, Served] = {}
+        for each in served:
+            for name in each.schemas:
+                if name in self._served:
+                    raise Refused(f"two tools are called {name!r}; give a TOOL_PREFIX")
+                self._served[name] = each
+
+    def __bool__(self) -> bool:
+        """Return whether there is any."""
+        return bool(self._served)
+
+    @property
+    def schemas(self) -> list[dict[str, Any]]:
+        """Return the tools in the form that chat templates write them in."""
+        return [
+            {"type": "function", "function": each.schemas[name]}
+            for name, each in self._served.items()
+        ]
+
+    async def answer(self, call: Call, trace: Any) -> str:
+        """Return what a call gives, or what is wrong with it: a text for the policy."""
+        if wrong := refusal(call, self._served):
+            return wrong
+        return await self._served[call.name].call(call, trace)
+
+
+def written(call: Call) -> dict[str, str]:
+    """Return a call's name and arguments as verifiers' `ToolCall` has them."""
+    return {"name": call.name, "arguments": json.dumps(dict(call.arguments))}

@@ -18,6 +18,8 @@ from collections.abc import Iterable, Mapping
 from multiprocessing import connection as pipes
 from typing import Any, NamedTuple
 
+import psutil
+
 from scalerl_jax.environments.verdict import (
     MAX_START_S,
     JudgedAnswer,
@@ -253,6 +255,7 @@ class VerifierPool:
             worker.kill()
         for worker in (*self._workers, *self._killed):
             worker.process.wait()
+            psutil.wait_procs(worker.below, timeout=_END_S)
         reap(wait_s=_END_S)
         self._wake.close()
         self._woken.close()

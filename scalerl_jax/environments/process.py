@@ -26,6 +26,7 @@ from scalerl_jax.environments.verdict import (
     Setup,
     Verdict,
     Verifier,
+    adopt,
 )
 
 _MAX_DETAIL = 500  # characters
@@ -69,6 +70,7 @@ def _serve_own(
 ) -> NoReturn:
     """Judge by a user's functions until the pipe closes, which raises EOFError."""
     assert setup.own is not None, "the caller has looked"
+    adopt()  # what they fork stays below this process, and ends with it
     try:
         own = load_own(setup, OwnVerify(setup, find_verifier, judge_by))
     except ValueError as error:  # raised again by poll() and wait()

@@ -337,6 +337,7 @@ class VerifierProcess:
         child_end.close()
         with contextlib.suppress(BrokenPipeError):  # the next read finds it again
             self.pipe.send(setup)
+        self.below: list[psutil.Process] = []  # that it had started when it was killed
         self.loaded: set[str] = set()
         self.loading: str | None = setup.preload
         self.shares: list[Share] = []  # given and not judged
@@ -373,11 +374,19 @@ class VerifierProcess:
         self.deadline = time.monotonic() + timeout_s
 
     def kill(self) -> None:
-        """End the process and all that it started; nothing can ignore this."""
+        """End the process and all that it started; nothing can ignore this.
+
+        What has left its process group is found as long as the process is there.
+        """
         if self.pipe.closed:
             return  # already killed; its id may belong to another process by now
+        with contextlib.suppress(psutil.Error):
+            self.below = psutil.Process(self.process.pid).children(recursive=True)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
+        for each in self.below:
+            with contextlib.suppress(psutil.Error):
+                each.kill()
         self.pipe.close()
 
     def computed_s(self) -> float:

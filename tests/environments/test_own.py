@@ -3,8 +3,10 @@
 import contextlib
 import json
 import math
+import sys
 import textwrap
 
+import psutil
 import pytest
 import small_run
 
@@ -52,6 +54,19 @@ SOURCE = """
         )
 
     math_nan = float("nan")
+
+    def forking(prompt, completion, reference):
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                with open(reference + ".new", "w") as file:
+                    file.write(str(os.getpid()))
+                os.rename(file.name, reference)
+                time.sleep(600)
+            os._exit(0)
+        while not os.path.exists(reference):
+            time.sleep(0.01)
+        return 1.0
 
     def parts(prompt, completion, reference):
         return Done(0.75, {"style": 0.5})
@@ -150,6 +165,15 @@ def test_what_a_function_does_wrong_is_said_of_its_own_completion(file, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="a process adopts on Linux alone")
+def test_what_a_function_has_forked_ends_with_its_process(file, tmp_path):
+    """Also one that sleeps, in a session of its own, whose parent has ended."""
+    told = tmp_path / "process"
+    (found,) = judge(file, "forking", ["a"], reference={"answer": str(told)})
+    assert found.status == "correct"
+    assert not psutil.pid_exists(int(told.read_text()))
+
+
 @pytest.mark.parametrize("hang", ["sleep", "loop"])
 def test_one_that_hangs_is_ended_whatever_it_computes(file, hang):
     short = RewardConfig(timeout_s=1.0, num_workers=1)
@@ -212,6 +236,25 @@ def test_a_key_reaches_the_process_only_where_it_is_asked_for(tmp_path, monkeypa
     for variables, expected in (((), 0.0), (("MY_KEY",), 1.0)):
         reward = RewardConfig(timeout_s=30.0, num_workers=1, variables=variables)
         assert judge(file, "score", ["a"], reward)[0].reward == expected
+
+
+def test_an_installed_package_names_a_reward_of_its_own(file, tmp_path, monkeypatch):
+    """By an entry point, whose module the verifier process imports."""
+    about = tmp_path / "mine-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(
+        "[scalerl.environments]\nmy_parts = mine:parts\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = read_own("my_parts", FAST)
+    assert (own.file, own.text, own.functions) == ("mine", None, ("parts",))
+    pool = make_pool(FAST, unnamed="reasoning_gym", own=own)
+    with contextlib.closing(pool):
+        pool.submit(0, "any", ["a"], {"answer": None})
+        pool.wait(60.0)
+        ((_, (verdict,)),) = pool.poll()
+    assert verdict == Verdict("wrong", reward=0.75, parts={"style": 0.5})
 
 
 def test_a_relative_path_is_that_of_the_working_directory(tmp_path, monkeypatch):

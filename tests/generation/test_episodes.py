@@ -321,6 +321,8 @@ FAULTS = """
                 raise LookupError("no such tool\\nof two lines")
             if self.kind == "5":
                 return "a text"
+            if self.kind == "6":
+                import no_such_package
             return More("more")  # for ever
 """
 
@@ -346,6 +348,10 @@ OPENED = """
                 return "far too long " * 20
             if self.kind == "6":
                 return 1.5
+            mark = pathlib.Path(__file__).with_suffix(".7")
+            if self.kind == "7" and not mark.exists():
+                mark.touch()
+                os._exit(8)
 
         def step(self, completion):
             self.heard.append(completion)
@@ -366,8 +372,8 @@ def test_an_episode_begins_with_what_its_environment_says(tmp_path):
     """It stands before the end of the prompt, where a reply begins."""
     file = write_file(tmp_path, OPENED)
     with environment(file, "Opened", num_workers=1) as pool:
-        _, found = episodes_of(pool, count=7)
-        assert pool.restarts >= 1  # of one in the midst of an episode
+        _, found = episodes_of(pool, count=8)
+        assert pool.restarts >= 2  # as an episode begins, and in the midst of one
         (tmp_path / "mine.1").unlink()
         _, slow = episodes_of(pool, count=3, fast=False)
     board = "a<|im_start|>b <|end|> [/THINK]"
@@ -425,8 +431,8 @@ def test_an_episode_begins_with_what_its_environment_says(tmp_path):
                 theirs = slow[place].completions[sample]
                 assert completion.tokens.tolist() == theirs.tokens.tolist()
                 assert turns == slow[place].turns[sample]
-    assert statuses.count((1, "verifier_error")) == 1
-    assert statuses.count((1, "correct")) == 1
+    assert statuses.count((1, "verifier_error")) == statuses.count((1, "correct")) == 1
+    assert statuses.count((7, "verifier_error")) == statuses.count((7, "correct")) == 1
     for place, status, words in (
         (4, "verifier_error", "LookupError: no such level"),
         (5, "bad_observation", "episode.max_observation_tokens = 60 is the limit"),
@@ -446,6 +452,7 @@ def test_what_goes_wrong_in_a_turn_is_its_own_episodes_status(tmp_path):
         ("bad_observation", "episode.max_observation_tokens = 60 is the limit"),
         ("verifier_error", "line 23: LookupError: no such tool"),
         ("bad_reward", "the reward is 'a text' of type str"),
+        ("verifier_error", "line 27: ModuleNotFoundError: No module named 'no_such"),
         ("no_end", "did not end within episode.max_turns"),
     ]
     with environment(write_file(tmp_path, FAULTS), "Faulty") as pool:
@@ -460,6 +467,31 @@ def test_what_goes_wrong_in_a_turn_is_its_own_episodes_status(tmp_path):
             assert (verdict.status, words in verdict.detail) == (status, True), verdict
     judged = [all(found[place].judged) for place in range(len(expected))]
     assert judged[0] and not any(judged[1:])
+
+
+HANGING = """
+    import time
+
+    class Hanging:
+        def begin(self, prompt, reference):
+            self.kind = prompt.split()[0]
+            if self.kind == "0":
+                time.sleep(600)
+
+        def step(self, completion):
+            if self.kind == "1":
+                time.sleep(600)
+            return 1.0
+"""
+
+
+def test_one_that_hangs_is_ended_as_it_begins_and_in_a_turn(tmp_path):
+    file = write_file(tmp_path, HANGING)
+    with environment(file, "Hanging", timeout_s=2.0) as pool:
+        _, found = episodes_of(pool, count=3)
+        assert pool.restarts >= 4
+    for place, status in enumerate(["verifier_timeout"] * 2 + ["correct"]):
+        assert [each.status for each in found[place].verdicts] == [status] * 2
 
 
 ENDLESS = """

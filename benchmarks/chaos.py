@@ -1,7 +1,7 @@
 """Kills of every role of a run over processes, and what is lost by them: nothing.
 
     python benchmarks/chaos.py [--kills=20] [--no-cut] [--no-hosts] [--seed=0]
-        [--workdir=runs/chaos]
+        [--workdir=runs/chaos] [--set=NAME=VALUE ...]
 
 Starts the tiny policy on Ray (two learner ranks, two replicas), and does something to
 it again and again: SIGKILL to a replica, a rank or the controller at a random moment,
@@ -28,7 +28,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -99,8 +99,11 @@ def rows(path: Path) -> list[Any]:
 class Run:
     """The run, its processes and the records of its controllers."""
 
-    def __init__(self, directory: Path, num_steps: int) -> None:
-        """Start it; `num_steps` may grow."""
+    def __init__(
+        self, directory: Path, num_steps: int, changes: Sequence[str] = ()
+    ) -> None:
+        """Start it, with `changes` of settings; `num_steps` may grow."""
+        self.changes = changes
         self.directory = directory
         self.record = directory.with_suffix(".record")
         self.record.unlink(missing_ok=True)
@@ -124,6 +127,7 @@ class Run:
                 f"--config={_ROOT / 'configs' / 'tiny_fleet.py'}",
                 f"--workdir={self.directory}",
                 *(f"--config.{name}={value}" for name, value in settings.items()),
+                *(f"--config.{change}" for change in self.changes),
             ],
             stderr=self.log,
             stdout=self.log,
@@ -434,10 +438,12 @@ def main() -> int:
     parser.add_argument("--seed", default=0, type=int)
     parser.add_argument("--no-cut", dest="cut", action="store_false")
     parser.add_argument("--no-hosts", dest="hosts", action="store_false")
+    parser.add_argument("--set", dest="changes", action="append", default=[])
     arguments = parser.parse_args()
     chance = random.Random(arguments.seed)
     arguments.workdir.parent.mkdir(parents=True, exist_ok=True)
-    run, kills, at = Run(arguments.workdir, num_steps=10**5), 0, 0
+    run = Run(arguments.workdir, num_steps=10**5, changes=arguments.changes)
+    kills = at = 0
     say(f"start: whole after {run.wait(lambda: run.whole(set()), 'start'):.0f} s")
     try:
         while kills < arguments.kills:

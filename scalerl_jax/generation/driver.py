@@ -28,8 +28,7 @@ from scalerl_jax.generation.evaluation import (
 from scalerl_jax.generation.judging import Judging
 from scalerl_jax.process.step_watch import StepWatch
 from scalerl_jax.run.ledger import Ledger
-from scalerl_jax.sampler.driver import Driver
-from scalerl_jax.sampler.protocol import Sampler
+from scalerl_jax.sampler.protocol import Driver, Sampler
 from scalerl_jax.sampler.requests import Request, SamplerStats, Samples
 from scalerl_jax.sampler.sampling import Sampling
 from scalerl_jax.types import Group, Prompt, PyTree

@@ -27,8 +27,7 @@ from scalerl_jax.generation.episodes import Episode, Episodes
 from scalerl_jax.generation.judging import Judging
 from scalerl_jax.generation.turns import Turns
 from scalerl_jax.run.progress import Progress
-from scalerl_jax.sampler.driver import Driver
-from scalerl_jax.sampler.protocol import Sampler
+from scalerl_jax.sampler.protocol import Driver, Sampler
 from scalerl_jax.sampler.requests import Completion, Listener, Request, Samples
 from scalerl_jax.sampler.sampling import Sampling
 from scalerl_jax.types import Prompt, PyTree, Turn, count_turns

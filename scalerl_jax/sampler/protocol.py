@@ -8,9 +8,12 @@
 
 `scheduler.Scheduler` is the fast sampler, `reference.ReferenceSampler` the slow one to
 read.  For equal params and requests they draw equal tokens.  Below the fast one an
-engine speaks JetStream's verbs.
+engine speaks JetStream's verbs.  `Driver` is the loop around either, in training,
+evaluation and serving.
 """
 
+import dataclasses
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -87,6 +90,29 @@ class Sampler(Protocol):
     def step(self) -> list[Completion]:
         """Sample for a while with the loaded params; return what has finished."""
         ...
+
+
+@dataclasses.dataclass
+class Driver:
+    """Feeds one sampler and steps it, in one thread at a time.
+
+    Training, evaluation and serving differ in where requests come from and who gets the
+    completions, not in between.
+    """
+
+    sampler: Sampler
+
+    def fill(self, next_request: Callable[[], Request | None]) -> None:
+        """Submit requests as long as a slot is free and there is another request.
+
+        A request is made when a sample of it can begin at once, and not before.
+        """
+        while self.sampler.free_slots > 0 and (request := next_request()) is not None:
+            self.sampler.submit(request)
+
+    def step(self) -> list[Completion]:
+        """Make a step if there is anything to sample; return what it has finished."""
+        return self.sampler.step() if self.sampler.busy else []
 
 
 def check_version(version: int, *, last: int | None) -> None:

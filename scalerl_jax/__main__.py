@@ -11,6 +11,7 @@ import runpy
 import sys
 
 from scalerl_jax import __version__
+from scalerl_jax.process.common_flags import be_quiet, rewritten
 from scalerl_jax.process.completion import SHELLS, script, words_of
 from scalerl_jax.process.preemption import INTERRUPTED, end_at_signals
 from scalerl_jax.process.printing import to_stderr, to_stdout
@@ -64,6 +65,8 @@ _USAGE = """usage: scalerl COMMAND [flags]
        scalerl help COMMAND, scalerl COMMAND --help
        scalerl completion bash|zsh|fish
        scalerl --version
+
+Every command takes -q (no progress), and its run or checkpoint as its first word.
 """
 
 
@@ -89,6 +92,9 @@ def main() -> None:
         )
         sys.exit(_MISTAKE)
     module, _ = COMMANDS[name]
+    rest, quiet = rewritten(name, rest)
+    if quiet:
+        be_quiet()
     if module in _SEVERAL:
         sys.argv = ["scalerl", name, *rest]
     else:

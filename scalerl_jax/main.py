@@ -34,7 +34,13 @@ from scalerl_jax.objective.describe import describe
 from scalerl_jax.parallel import rendezvous
 from scalerl_jax.parallel.xla import keep_programs
 from scalerl_jax.process.ending import tell
-from scalerl_jax.process.printing import Stderr, guard_terminal, to_stderr, to_stdout
+from scalerl_jax.process.printing import (
+    Stderr,
+    guard_terminal,
+    log_this_package,
+    to_stderr,
+    to_stdout,
+)
 from scalerl_jax.run.directory import (
     EVALS_FILE,
     STATUS_FILE,
@@ -143,7 +149,7 @@ def main(argv: Sequence[str]) -> None:
     handler.setFormatter(logging.Formatter("%(message)s"))
     handler.python_handler.setStream(Stderr())
     absl_logging.set_verbosity(absl_logging.WARNING)
-    logging.getLogger("scalerl_jax").setLevel(logging.INFO)
+    log_this_package()
     if not flags.FLAGS["config"].present:
         why = f"--workdir={workdir} has no run to go on with, and " if workdir else ""
         _end(f"{why}--config is missing: --config=configs/tiny.py")

@@ -5,6 +5,7 @@ while the run goes on or after its end.
 """
 
 import contextlib
+import json
 import sys
 import time
 from pathlib import Path
@@ -26,12 +27,23 @@ def main(argv: list[str] | None = None) -> int:
     """Print the status of one run."""
     parser = Parser("python -m scalerl_jax.status", description=__doc__)
     parser.add_argument("workdir", help="directory of the run")
-    to_stdout(describe(Path(parser.parse_args(argv).workdir)))
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    flags = parser.parse_args(argv)
+    facts = read(Path(flags.workdir))
+    to_stdout(json.dumps(facts) + "\n" if flags.json else _text(facts))
     return 0
 
 
 def describe(directory: Path) -> str:
-    """Return the status as text.
+    """Return the status as text; errors are those of `read`."""
+    return _text(read(directory))
+
+
+def read(directory: Path) -> dict[str, Any]:
+    """Return the status: steps, the last step's metrics, evaluation and processes.
+
+    Metrics and evaluation are the last rows of their files, empty before the first;
+    `processes` is None for a run of one process.
 
     Raises:
         ValueError: it is no run's directory, or in a bucket that cannot be used, or
@@ -46,17 +58,29 @@ def describe(directory: Path) -> str:
         )
     with _sound(file):
         num_steps = int(read_json(file)["config"]["train"]["num_steps"])
+    facts: dict[str, Any] = {"num_steps": num_steps, "processes": None}
     with _sound(directory / METRICS_FILE):
-        step = last_row(directory / METRICS_FILE)
-        lines = [f"step {int(step.get('step', 0))} of {num_steps}", *_measures(step)]
+        facts["metrics"] = step = last_row(directory / METRICS_FILE)
+        facts["step"] = int(step.get("step", 0))
+        _measures(step)
     with _sound(directory / EVALS_FILE):
-        if evaluation := last_row(directory / EVALS_FILE):
-            lines[0] += _evaluation(evaluation)
+        facts["evaluation"] = evaluation = last_row(directory / EVALS_FILE)
+        _evaluation(evaluation)
     with _sound(directory / STATUS_FILE):
         if (directory / STATUS_FILE).exists():
-            lines += _roles(read_json(directory / STATUS_FILE))
-        else:
-            lines.append("one process: learner and sampler are its threads")
+            facts["processes"] = status = read_json(directory / STATUS_FILE)
+            _roles(status)
+    return facts
+
+
+def _text(facts: dict[str, Any]) -> str:
+    evaluated = _evaluation(facts["evaluation"])
+    lines = [f"step {facts['step']} of {facts['num_steps']}{evaluated}"]
+    lines += _measures(facts["metrics"])
+    if facts["processes"] is None:
+        lines.append("one process: learner and sampler are its threads")
+    else:
+        lines += _roles(facts["processes"])
     return "\n".join(lines) + "\n"
 
 
@@ -69,6 +93,8 @@ def _sound(file: Path) -> contextlib.AbstractContextManager[None]:
 
 
 def _evaluation(row: dict[str, Any]) -> str:
+    if not row:
+        return ""
     return (
         f", pass rate {_shown(row, 'pass_rate', '.3f')} at step {int(row['step'])} "
         f"after {_shown(row, 'compute_chip_hours', '.4f')} chip-hours"

@@ -13,6 +13,7 @@ interrupted; what was finished is kept then.
 
 import dataclasses
 import datetime
+import json
 import logging
 import sys
 import time
@@ -63,6 +64,7 @@ _FLAGS: tuple[Flag, ...] = (
     ),
     ("list", "sets", "Data sets and tasks; without it, eval.sets, else data.tasks."),
     ("integer", "seed", "Of sampling; without it, the config's."),
+    ("boolean", "json", "One JSON object on stdout: the summary that is in --out."),
     (
         "string",
         "rollouts",
@@ -142,7 +144,10 @@ def _evaluate(options: Options) -> int:
         }
         results.finish(summary, title=_title(policy), note=_note(summary))
     shown = found if len(found) == 1 else found | {_OVERALL: overall}
-    to_stdout(f"{_title(policy)}\n{_note(summary)}\n\n{table(shown)}\n{out}\n")
+    if options.flags["json"].value:
+        to_stdout(json.dumps(summary | {"out": str(out)}) + "\n")
+    else:
+        to_stdout(f"{_title(policy)}\n{_note(summary)}\n\n{table(shown)}\n{out}\n")
     return 0 if complete else _INTERRUPTED
 
 

@@ -61,6 +61,7 @@ _DEFINE = {
     "string": flags.DEFINE_string,
     "list": flags.DEFINE_list,
     "integer": flags.DEFINE_integer,
+    "boolean": flags.DEFINE_bool,
     "float": flags.DEFINE_float,
 }
 Flag = tuple[str, str, str]  # kind, name and meaning; without it the value is None

@@ -24,6 +24,7 @@ import scalerl_jax
 from scalerl_jax.cluster.parent_watch import watching_parent
 from scalerl_jax.formats.bounded import last_lines
 from scalerl_jax.formats.reading import read_json
+from scalerl_jax.process.common_flags import QUIET
 from scalerl_jax.process.preemption import INTERRUPTED, PREEMPTED
 from scalerl_jax.run.directory import EVALS_FILE, METRICS_FILE, lock_directory
 from scalerl_jax.run.progress import Progress
@@ -288,7 +289,7 @@ class Runner:
         log.write(f"$ {shlex.join(line)}\n".encode())
         with _on_cores(cores):  # of this thread, and so of its new process
             process = held.enter_context(
-                watching_parent(line, environment=os.environ, output=log)
+                watching_parent(line, environment=os.environ | {QUIET: ""}, output=log)
             )
         self._running.append(
             _Running(planned=planned, process=process, held=held, cores=cores)

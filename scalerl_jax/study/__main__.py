@@ -1,12 +1,12 @@
 """Many runs of one base, compared: a study is a file in `configs/studies`.
 
-    scalerl study run NAME        # starts what is missing, goes on with what was ended
+    scalerl study run NAME        # starts missing runs, resumes those that were stopped
     scalerl study status NAME
     scalerl study report NAME     # tables, pictures and a page in the study's folder
     scalerl study export NAME     # its curves as data, with a card, in studies/NAME
 
 Exit status: 0 done, 1 a run failed, 2 a mistake in the study, 75 stopped by SIGTERM and
-130 by Ctrl-C: `run` then goes on.
+130 by Ctrl-C: `run` then resumes it.
 """
 
 import argparse
@@ -73,7 +73,7 @@ def _parser() -> Parser:
         "--prune",
         action="store_true",
         help="stop a run whose forecast cannot reach a finished run of its seed; "
-        "without it, runs that were stopped so go on",
+        "without it, runs that were stopped for that resume",
     )
     parser.add_argument(
         "--json", action="store_true", help="of status: one JSON list on stdout"
@@ -100,7 +100,7 @@ def _run(study: Study, root: Path, flags: argparse.Namespace) -> int:
         failed = runner.run(lambda: preemption.requested)
     to_stdout(status_text(study, root))
     if preemption.requested:
-        to_stdout(f"stopped; it goes on with:  scalerl study run {flags.study}\n")
+        to_stdout(f"stopped; resume it with:  scalerl study run {flags.study}\n")
         return INTERRUPTED if preemption.interrupted else PREEMPTED
     if failed:
         to_stderr(f"error: {len(failed)} runs failed: {', '.join(failed)}\n")
@@ -113,7 +113,7 @@ def _states(study: Study, root: Path) -> list[State]:
 
 
 def status_text(study: Study, root: Path) -> str:
-    """A row for each run, and how many are finished."""
+    """Return a row for each run, and the number of finished ones."""
     states = _states(study, root)
     rows = [_row(study, state) for state in states]
     done = sum(state.finished for state in states)

@@ -192,7 +192,7 @@ def test_nothing_is_overwritten(evaluate, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "file").touch()
     status, _, said = evaluate(checkpoint=BASE, out=tmp_path / "out", **FLAGS)
-    assert status == 2 and "is there already" in said
+    assert status == 2 and "already exists" in said
     (tmp_path / "killed.partial").mkdir()
     status, _, said = evaluate(checkpoint=BASE, out=tmp_path / "killed", **FLAGS)
     assert status == 2 and "was killed" in said

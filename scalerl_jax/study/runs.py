@@ -363,7 +363,7 @@ class Runner:
 
 
 def read_curve(study: Study, folder: Path) -> Curve | CurveError:
-    """Return a run's curve over the study's axis, or why there is none."""
+    """Return a run's curve over the study's axis, or the error without a curve."""
     try:
         (curve,) = load_curves(folder, x=study.axis)
     except CurveError as error:

@@ -100,7 +100,7 @@ class JoinedPrompts(LazySequence[Prompt]):
 
 
 class PromptStream:
-    """Stream of prompts, epoch after epoch, without those that the policy masters.
+    """Stream of prompts, epoch after epoch, without those that the policy solves.
 
     No-positive-resampling (ScaleRL section 3.2): a prompt is retired once  passed
     rollouts / rollouts, over all epochs so far, reaches `max_pass_rate`; None retires

@@ -179,7 +179,7 @@ class Screen:
 
 
 def _without_solution(tests: code.Tests) -> tuple[str, dict[str, Any]]:
-    """Return an answer that solves nothing, and a reference that accepts if it passes.
+    """Return an answer that solves nothing, and a reference that it must not pass.
 
     Capitalized names are classes, whose methods do what functions do.
     """

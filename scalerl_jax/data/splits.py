@@ -65,7 +65,7 @@ class Wording:
     Without these words a question may equal one of a data set without instructions.
     """
 
-    before: str = ""  # normalised, with the space to what follows
+    before: str = ""  # normalised, with the space after it
     after: str = ""
 
     @classmethod

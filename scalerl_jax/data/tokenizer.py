@@ -13,7 +13,7 @@ from scalerl_jax.formats import bounded, reading
 from scalerl_jax.formats.model_files import local_path
 from scalerl_jax.formats.reading import Directory
 
-# Tokens that end a text where a model's files name none: Llama 2, 3 and chat models.
+# Tokens that end a text if a model's files name none: Llama 2, 3 and chat models.
 _USUAL_ENDS = (
     "<|endoftext|>",
     "<|end_of_text|>",

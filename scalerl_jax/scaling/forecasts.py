@@ -6,8 +6,8 @@ points it was fitted to.
 
 A plan gives the compute to reach a target, the gain of more, and when to stop.  Every
 quantity is computed for all fits that the data accept; its interval is their range, the
-profile-likelihood interval.  An open end (None) says that some accepted fit never gets
-there.
+profile-likelihood interval.  An open end (None) means that some accepted fit never
+reaches the quantity.
 
 One file above 400 lines: both extrapolate past the end of the data.
 """

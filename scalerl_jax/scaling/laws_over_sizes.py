@@ -268,7 +268,7 @@ class TanExtrapolation(Record):
     num_held_out: int
     r_squared: float  # over the held-out points
     mean_absolute_error: float
-    intercept_from: int  # held-out size's own points behind its E; 0 for intra
+    intercept_from: int  # points of the held-out size that gave its E; 0 for intra
     fit: TanFit
 
 

@@ -181,7 +181,7 @@ def _free_text(result: Fit) -> str:
 
 
 def forecast_text(result: Fit) -> str:
-    """Describe how well the first half of the compute foretells the last evaluation."""
+    """Describe how well the first half of the compute predicts the last evaluation."""
     half = result.half_forecast
     if half is None:
         return "none: the first half of the compute has too few points, or falls"

@@ -117,20 +117,17 @@ def compare(
 
     A is tested first.  If that does not decide and the means are within the margin, B
     is tested with A held at the mean of both.  If a run does not identify A, the test
-    is of the curves' rates at the last compute that all runs reached.  A winner needs
-    two runs or more of each recipe (`difference`) that all climb, over an x that is not
-    wall time.
+    is of the curves' rates at the last compute that all reached.  A winner needs two or
+    more runs of each recipe (`difference`), all climbing, over an x not in wall time.
 
     Args:
         a: the run of the first recipe, or its runs, which differ in their seeds.
         margin: largest difference between the asymptotes of equal recipes.
-        run_sd: standard deviation of A between runs of one recipe, used for one run
-            each; by default ScaleRL's.
+        run_sd: of A between runs of one recipe, for one run each; by default ScaleRL's.
         paired: a[i] and b[i] are of one seed.
         num_pairs: number of pairs of recipes that are compared and share the error.
-        others: further recipes over the same x, whose runs also estimate the spread
-            between runs of one recipe; if `paired`, those without every seed are left
-            out.
+        others: further recipes over the same x, which also estimate the spread between
+            runs of one recipe; if `paired`, those that lack a seed are left out.
     """
     runs = _checked(a, b, names, paired=paired)
     end = min(fit.x_last for fit in (*runs[0], *runs[1]))

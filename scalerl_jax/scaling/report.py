@@ -107,7 +107,7 @@ def _read_runs(paths: Mapping[str, Path], x_name: str) -> dict[str, RunDetails]:
     """Read the details of runs from their directories, by name.
 
     A directory with one curve has the name of that curve; one with several has its
-    path.  Files that are not in a run's directory have no details.
+    path.  Files other than evals.jsonl have no details.
     """
     curves: dict[Path, list[str]] = {}
     for name, path in paths.items():

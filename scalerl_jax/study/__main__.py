@@ -76,7 +76,7 @@ def _parser() -> Parser:
         "without it, runs that were stopped for that resume",
     )
     parser.add_argument(
-        "--json", action="store_true", help="of status: one JSON list on stdout"
+        "--json", action="store_true", help="for status: one JSON list on stdout"
     )
     parser.add_argument(
         "--out",

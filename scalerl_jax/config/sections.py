@@ -874,8 +874,8 @@ class GeneratorsConfig:
     )
     losses: Count = setting(
         5,
-        "replicas lost in a row, without a finished group in between, after which the "
-        "run ends",
+        "replicas that may be lost in a row without a finished group in between; one "
+        "more ends the run",
     )
 
 

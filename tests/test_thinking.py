@@ -62,7 +62,7 @@ def test_an_answer_after_a_thinking_that_the_prompt_closes_is_refused(configure)
     config = configure("Qwen3", enable_thinking=False)
     with pytest.raises(
         ValueError,
-        match="data.answer_after = '</think>', .*= False",
+        match="data.answer_after = '</think>' is .*= False",
     ):
         check(config)
 

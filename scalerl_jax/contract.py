@@ -257,7 +257,7 @@ class Instructions:
     """New params, orders and jobs for a replica."""
 
     publication: ReplicaParams | None = None  # params for all further sampling
-    policy_version: int = -1  # of `publication`, in optimizer steps
+    policy_version: int = -1  # version of `publication`
     assignments: tuple[Assignment, ...] = ()
     withdrawn: tuple[int, ...] = ()  # tickets of groups that are no longer needed
     jobs: tuple[ReplicaJob[ReplicaParams], ...] = ()
@@ -269,7 +269,7 @@ class Instructions:
 class ReplicaReport:
     """The state of a replica, and its work since the last report."""
 
-    used_version: int  # of the sampling thread's params; -1: none so far
+    used_version: int  # version of the sampling thread's params; -1: no params yet
     capacity: int  # groups not fully sampled that its slots have room for now
     sampled: tuple[int, ...] = ()  # tickets that lack only verdicts
     groups: tuple[Group, ...] = ()  # finished and judged
@@ -277,10 +277,10 @@ class ReplicaReport:
     tokens: Mapping[int, int] = dataclasses.field(default_factory=dict)  # so far
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)  # busy
     counts: Mapping[str, float] = dataclasses.field(default_factory=dict)  # of a ledger
-    metrics: Mapping[str, int] = dataclasses.field(default_factory=dict)  # in all
+    metrics: Mapping[str, int] = dataclasses.field(default_factory=dict)  # totals
     hang: str = ""  # where in the code its sampling thread hangs; "": it does not
     results: tuple[JobResult, ...] = ()
-    verifier_restarts: int = 0  # in all
+    verifier_restarts: int = 0  # total
     refused: str = ""  # why the last publication is not in use
     leaving: bool = False  # its machine is being preempted: give it no more work
     failure: BaseException | None = None  # the error that ended its sampling

@@ -242,7 +242,7 @@ def sequence_sum(
     sequence_ids: Int[Array, "*rows S"],
     mask: Bool[Array, "*rows S"],
 ) -> Float[Array, "*rows S"]:
-    """Give every token the sum of its sequence's values where the mask is True.
+    """Return at every token the sum of its sequence's values where the mask is True.
 
     sum[s] = sum over u with sequence_ids[u] = sequence_ids[s] of mask[u] * values[u]
     """
@@ -259,7 +259,7 @@ def sequence_mean(
     sequence_ids: Int[Array, "*rows S"],
     mask: Bool[Array, "*rows S"],
 ) -> Float[Array, "*rows S"]:
-    """Give every token the mean of its sequence's values where the mask is True.
+    """Return at every token the mean of its sequence's values where the mask is True.
 
     The mean is 0 in a sequence without a True in the mask.
     """

@@ -98,7 +98,7 @@ def _path(name: str) -> str:
     return os.path.abspath(os.path.expanduser(name))
 
 
-_MOST_BYTES = 2**24  # of a config file
+_MOST_BYTES = 2**24  # size limit of a config file
 _MORE_HELP = "--config.NAME=VALUE changes any setting; scalerl train --help lists them."
 
 

@@ -50,7 +50,7 @@ class LoraConfig:
     """Low-rank factors that are trained in place of the policy's own weights."""
 
     rank: CountOr0 = setting(
-        0, "rank of the factors; 0: all weights are trained instead; docs/lora.md"
+        0, "rank of the factors; 0: the weights themselves are trained; docs/lora.md"
     )
     alpha: Positive = setting(
         32.0,

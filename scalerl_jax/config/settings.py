@@ -75,7 +75,7 @@ class Setting:
     default: Any = None
     limits: ValueRange = ValueRange()
     text: str = ""
-    source: str = ""  # of the default, or of another value
+    source: str = ""  # paper or code that the default, or another value, is from
     needs: With | None = None
 
     def check(self, value: Any, *, given: str = "") -> None:

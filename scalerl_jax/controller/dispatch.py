@@ -81,7 +81,7 @@ class Dispatcher:
             KnownReplica(number=at, pool=pool) for at, pool in enumerate(pools)
         ]
         self._publication: Publication | None = None
-        self._version = -1  # of the publication
+        self._version = -1  # version of the publication
         self._ordering = False
         self._again: collections.deque[int] = collections.deque()  # of lost replicas
         self._jobs = JobBoard()

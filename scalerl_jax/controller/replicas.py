@@ -41,7 +41,7 @@ class KnownReplica:
     calls: list[Future[ReplicaReport]] = dataclasses.field(default_factory=list)
     losses: int = 0  # replicas lost under this number so far
     used_version: int = -1
-    sent_version: int = -1  # of the newest publication sent to it
+    sent_version: int = -1  # version of the newest publication sent to it
     newest_version: int = -1  # the same, not reset by a refused publication
     capacity: int = 0
     assignments: dict[int, Assignment] = dataclasses.field(default_factory=dict)
@@ -59,7 +59,7 @@ class KnownReplica:
     new_jobs: list[ReplicaJob] = dataclasses.field(default_factory=list)
     to_withdraw: list[int] = dataclasses.field(default_factory=list)
     abandoned: list[int] = dataclasses.field(default_factory=list)
-    refusals: int = 0  # of publications, in a row
+    refusals: int = 0  # publications refused in a row
     bad_groups: int = 0  # returned so far
 
     @property

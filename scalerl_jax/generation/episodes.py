@@ -31,7 +31,7 @@ class Story:
     """One sample's turns so far, with an environment of several turns."""
 
     turns: list[Turn] = dataclasses.field(default_factory=list)
-    text: str = ""  # of the last sampled turn, as the environment gets it
+    text: str = ""  # the last sampled turn, as the environment gets it
     said: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     verdict: Verdict | None = None  # None: it has not ended
     opened: Opening = Opening()  # the environment's text before the first turn

@@ -156,9 +156,9 @@ class Evaluation:
     prompt_pass_rates: list[float]  # in the prompts' fixed order; NaN: unjudged
     cut_off_share: float
     interrupted_share: float
-    no_answer_share: float  # of all samples
-    unjudged_share: float  # of all samples: those without a verdict
-    too_costly_share: float  # of all samples, unjudged or wrong
+    no_answer_share: float  # share of all samples
+    unjudged_share: float  # share of all samples: those without a verdict
+    too_costly_share: float  # share of all samples, unjudged or wrong
     unjudged_prompts: int  # without a judged sample
     mean_completion_tokens: float
     pass_rate_by_task: dict[str, float]
@@ -234,7 +234,7 @@ class Evaluator(Completing):
     verifier: VerifierPool
     judging: Judging
     logged_rollouts: int
-    turns: Turns | None = None  # with an environment
+    turns: Turns | None = None  # None without an environment
     progress: Progress = dataclasses.field(default_factory=Progress)
 
     def __call__(

@@ -165,7 +165,7 @@ class Replica:
         self._generators.stop(timeout_s)
 
     def _install(self, publication: Any, policy_version: int) -> None:
-        """Give params to the sampling thread; keep the old ones if the fetch fails.
+        """Publish params to the sampling thread; keep the old ones if the fetch fails.
 
         A publication that arrives during another fetch is fetched after it.
         """

@@ -22,8 +22,8 @@ class Turns:
     open: Callable[..., Int[np.ndarray, " n"]]
     max_turns: int
     max_observation_tokens: int
-    max_tokens: int  # of a completion whose request has no limit
-    timeout_s: float  # of an episode; 0: no limit
+    max_tokens: int  # limit of a completion whose request has none
+    timeout_s: float  # limit of an episode; 0: no limit
 
     def appended(self, said: More, completion: Completion) -> Int[np.ndarray, " n"]:
         """Return the tokens of an observation, to append to a completion.

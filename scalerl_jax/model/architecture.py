@@ -109,14 +109,14 @@ class Architecture:
     # normalised, and then added to their inputs), or both.
     norms: Literal["before", "after", "both"] = "before"
     norm_offset: float = 0.0  # added to the weights of every norm (Gemma)
-    activation: Literal["silu", "gelu_tanh"] = "silu"  # of `layers.ACTIVATIONS`
-    scaled_embeddings: bool = False  # by the root of hidden_size (Gemma)
-    attention_scale: float | None = None  # of scores; None: 1 / root of head_dim
+    activation: Literal["silu", "gelu_tanh"] = "silu"  # see `layers.ACTIVATIONS`
+    scaled_embeddings: bool = False  # scale by the root of hidden_size (Gemma)
+    attention_scale: float | None = None  # scale of scores; None: head_dim^-0.5
     sinks: bool = False  # each head has a score that belongs to no token (gpt-oss)
     # Per layer, the tokens that a token sees, including itself; 0: all; (): all layers
     # see all.
     windows: tuple[int, ...] = ()
-    window_rope: Rope | None = None  # of layers with a window; None: as the others
+    window_rope: Rope | None = None  # rope of layers with a window; None: `rope`
     rotated: tuple[bool, ...] = ()  # which layers have positions; (): all (SmolLM3)
     experts: Experts | None = None
     local: LocalLayers | None = None

@@ -85,7 +85,7 @@ Attend = Callable[[Array, Array, Array], Array]
 Said = dict[str, Array]
 
 
-Turns = tuple[Array, Array]  # of `rope.rotations`
+Turns = tuple[Array, Array]  # result of `rope.rotations`
 
 
 class Kind(NamedTuple):

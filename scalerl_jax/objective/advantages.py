@@ -90,7 +90,7 @@ class TaughtAdvantages:
     policy's own samples.
     """
 
-    of_rewards: Advantages | None  # to which it is added; None: the teacher alone
+    of_rewards: Advantages | None  # the rewards' part; None: the teacher's alone
     coefficient: float
 
     def __call__(self, batch: PackedBatch, rewards: Rewards) -> PackedBatch:

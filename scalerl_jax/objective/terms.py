@@ -101,7 +101,7 @@ class Term:
 
     name: str
     function: Callable[..., Any]  # its docstring has words, formula and source
-    settings: tuple[str, ...]  # that it reads; first the one that switches it on
+    settings: tuple[str, ...]  # settings that it reads, first the one that enables it
     on: bool = True
     # Effect on a token's loss: `changes` replaces the loss, `added` is added to it,
     # scaled by the token's regulariser factor.

@@ -85,7 +85,7 @@ class CachedPrompt:
     """JetStream's prefix: a prompt's pages, in order, and the row to decode."""
 
     pages: tuple[Any, ...]  # per layer, as the attention backend keeps them
-    row: decoding.SlotRows  # of one slot
+    row: decoding.SlotRows  # one row
 
 
 @struct.dataclass(kw_only=True)

@@ -37,7 +37,7 @@ class Sampler(Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether any sample has a slot or waits for one."""
+        """Return whether any sample has a slot or waits for one."""
         ...
 
     @property

@@ -138,8 +138,8 @@ class Completion:
 class SamplerStats:
     """Counts since the sampler was made, and its current use of the cache."""
 
-    calls: int = 0  # of `generate`
-    chunks: int = 0  # of prefill
+    calls: int = 0  # calls of `generate`
+    chunks: int = 0  # prefill chunks
     prefilled_tokens: int = 0
     prefill_context: int = 0  # sum of tokens attended to in prefill and recomputation
     prefixes_dropped: int = 0  # because the version changed, or pages ran out

@@ -100,7 +100,7 @@ class Adapter:
     arch: Architecture
     config: Config
     factors: PyTree
-    digest: str  # of the base
+    digest: str  # digest of the base
 
 
 def load_adapter(directory: str | Path) -> Adapter:

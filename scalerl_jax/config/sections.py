@@ -166,7 +166,7 @@ class DataConfig:
         0.9, "pass rate from which on a prompt is not sampled again", "ScaleRL 3.2"
     )
     no_positive_resampling: bool = setting(
-        True, "leave out prompts above max_history_pass_rate", "ScaleRL 3.2"
+        True, "leave out prompts that reached max_history_pass_rate", "ScaleRL 3.2"
     )
     order: Literal["shuffled", "easy_to_hard", "progressive"] = setting(
         "shuffled",
@@ -349,7 +349,7 @@ class SamplerConfig:
     )
     page_size: Tokens = setting(32, "tokens per page of the KV cache")
     kv_on_update: Literal["keep", "recompute"] = setting(
-        "keep", "KV cache of running sequences at new params; recompute: under them"
+        "keep", "keep or recompute the KV cache of running sequences at new params"
     )
     attention: Literal["auto", "paged", "gathered", "pallas", "cudnn"] = setting(
         "auto", "the sampler's kernel; auto: by machine; sampler/attention.py"
@@ -357,7 +357,7 @@ class SamplerConfig:
     temperature: Positive = setting(1.0, "sampling temperature", "not in ScaleRL")
     top_k: TokensOr0 = setting(0, "sample from this many likeliest tokens; 0: off")
     top_p: Share = setting(
-        1.0, "sample from the likeliest tokens with this share; 1.0: off"
+        1.0, "sample from the fewest likeliest tokens with this probability; 1.0: off"
     )
     min_p: NotNegative = setting(
         0.0, "least probability, relative to the likeliest token's; 0.0: off"
@@ -394,11 +394,13 @@ class InterruptionConfig:
 class QueueConfig:
     """The queue between sampler and learner, which bounds staleness."""
 
-    mode: Mode = setting("pipeline", "batched: PPO-off-policy-k", "ScaleRL")
+    mode: Mode = setting(
+        "pipeline", "pipeline: PipelineRL-k; batched: PPO-off-policy-k", "ScaleRL"
+    )
     max_staleness: Lag = setting(
         8,
-        "k, most optimizer steps between sampling and use; batch.epochs - 1: the "
-        "synchronous loop; batched: steps on one window, whose k / batch.epochs "
+        "k, largest number of optimizer steps between sampling and use; batch.epochs - "
+        "1: the synchronous loop; batched: steps on one window, whose k / batch.epochs "
         "batches are generated together",
         "ScaleRL: PipelineRL-8",
     )
@@ -498,7 +500,10 @@ class ObjectiveConfig:
     """The loss: ScaleRL's is CISPO, prompt average, batch-normalised advantages."""
 
     loss: str = setting(
-        "cispo", "formulas: docs/settings.md", "ScaleRL 3.2", choices=LOSSES
+        "cispo",
+        "loss per token: Losses in docs/settings.md",
+        "ScaleRL 3.2",
+        choices=LOSSES,
     )
     anchor: Literal["behavior", "recomputed"] = setting(
         "behavior",

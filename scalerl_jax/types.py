@@ -56,7 +56,7 @@ class Rollout:
     completion_tokens: np.ndarray  # int32 [T], EOS included when it was sampled
     completion_mask: np.ndarray  # bool [T], False on forced tokens
     behavior_logprobs: np.ndarray  # float32 [T], nats, at the sampler's temperature
-    policy_versions: np.ndarray  # int32 [T], optimizer steps behind each token
+    policy_versions: np.ndarray  # int32 [T], version that sampled each token
     cut_off: bool  # no EOS at the length limit
     interrupted: bool  # the end-of-thinking phrase was forced
     reward: float = 0.0

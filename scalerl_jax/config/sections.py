@@ -224,7 +224,7 @@ class RewardConfig:
     max_too_costly_share: ShareOr0 = setting(
         0.1,
         "share of a prompt's completions that may be unjudged because judging them "
-        "exceeds timeout_s or memory_mib; with more, all of them are wrong answers; "
+        "exceeds timeout_s or memory_mib; with more, all such ones are wrong answers; "
         "at most max_unjudged_share, so that completions alone never stop a run",
     )
     max_unjudged_share: Share = setting(

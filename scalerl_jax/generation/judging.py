@@ -22,7 +22,7 @@ class Judging:
     wrong: float = -1.0
     cut_off_is_wrong: bool = False  # True: whatever the verdict
     unjudged_is_wrong: bool = False  # False: unjudged rollouts are left out
-    max_too_costly_share: float = 0.1  # of a prompt's rollouts; above it all are wrong
+    max_too_costly_share: float = 0.1  # share that may be unjudged; with more: wrong
     whole: bool = False  # True: a user's function gets the whole completion
 
     def answer(self, tokens: np.ndarray) -> str | None:

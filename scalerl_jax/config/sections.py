@@ -774,7 +774,7 @@ class ScalingConfig:
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-    """When the whole state of a run is saved, and how many saves are kept."""
+    """Checkpoints of a run's whole state: how often, and how many are kept."""
 
     every: Steps = setting(50, "steps between two checkpoints")
     keep: Count = setting(3, "newest checkpoints to keep")

@@ -1,7 +1,7 @@
-"""State of a run: `scalerl status runs/x`.
+"""Print the state of a run: `scalerl status runs/x`.
 
-Reads the files of the run's directory, from any machine that sees it or its bucket,
-while the run goes on or after its end.
+Reads the files of the run's directory, from any machine that can read it or its bucket,
+during the run or after its end.
 """
 
 import contextlib
@@ -18,8 +18,8 @@ from scalerl_jax.process.printing import to_stdout
 from scalerl_jax.run.directory import EVALS_FILE, METRICS_FILE, STATUS_FILE
 from scalerl_jax.run.resume import last_row, sound
 
-_LATE_S = 30.0  # without a word from a controller that writes every second
-_CELL = 100  # characters of a cell that are shown
+_LATE_S = 30.0  # since the last write of a controller, which writes every second
+_CELL = 100  # most characters shown of a cell
 _COLUMNS = ("role", "where", "version", "groups", "tokens/s", "idle", "lost")
 
 
@@ -46,8 +46,8 @@ def read(directory: Path) -> dict[str, Any]:
     `processes` is None for a run of one process.
 
     Raises:
-        ValueError: it is no run's directory, or in a bucket that cannot be used, or
-            names the file in it that is broken.
+        ValueError: it is no run's directory, its bucket cannot be used, or one of its
+            files is broken, which is named.
     """
     directory = files_of_run(directory)
     file = directory / "config.json"
@@ -87,8 +87,8 @@ def _text(facts: dict[str, Any]) -> str:
 def _sound(file: Path) -> contextlib.AbstractContextManager[None]:
     return sound(
         file,
-        else_unknown="how the run stands",
-        way_out="put the file right, or move it away",
+        else_unknown="the state of the run",
+        way_out="repair the file, or move it away",
     )
 
 
@@ -104,7 +104,7 @@ def _evaluation(row: dict[str, Any]) -> str:
 def _measures(step: dict[str, Any]) -> list[str]:
     """Return lines on the last step's staleness, speed, idle shares and failures."""
     if not step:
-        return ["no step is done"]
+        return ["no step is finished"]
     idle = ", ".join(
         name.removeprefix("idle/").removesuffix("_share")
         + f" {_shown(step, name, '.0%')}"
@@ -125,7 +125,7 @@ def _measures(step: dict[str, Any]) -> list[str]:
     failures = {
         "replicas lost": "replicas/lost",
         "replicas that left": "replicas/left",
-        "groups begun again": "replicas/reissued",
+        "groups started again": "replicas/reissued",
         "late groups refused": "replicas/late",
         "publications refused": "replicas/refused",
         "learner restarted": "learner/restarts",
@@ -139,7 +139,7 @@ def _measures(step: dict[str, Any]) -> list[str]:
 
 
 def _shown(row: dict[str, Any], name: str, form: str = "g") -> str:
-    """Return a number of a row; one that was not finite is null there."""
+    """Return a number of a row as text; null means that it was not finite."""
     value = row[name]
     return "unknown" if value is None else format(value, form)
 
@@ -149,7 +149,7 @@ def _roles(status: dict[str, Any]) -> list[str]:
     age = time.time() - status["at"]
     state = str(status["state"])[:_CELL]
     if state == "running" and age > _LATE_S:
-        state = f"its controller has not been heard of for {age:.0f} s"
+        state = f"its controller has not reported for {age:.0f} s"
     rows = [dict.fromkeys(_COLUMNS, "") | row for row in status["roles"]]
     cells = [list(_COLUMNS), *([str(row[c])[:_CELL] for c in _COLUMNS] for row in rows)]
     widths = [max(len(line[at]) for line in cells) for at in range(len(_COLUMNS))]

@@ -15,7 +15,7 @@ def test_a_run_in_a_bucket_is_looked_at_there(tmp_path, monkeypatch, capsys):
     config = {"config": {"train": {"num_steps": 40}}}
     bucket.write("runs/x/config.json", json.dumps(config).encode())
     assert main(["gs://bucket/runs/x"]) == 0
-    assert capsys.readouterr().out.startswith("step 0 of 40\nno step is done\n")
+    assert capsys.readouterr().out.startswith("step 0 of 40\nno step is finished\n")
     with pytest.raises(ValueError, match="^gs://bucket/runs/y: there is nothing of"):
         main(["gs://bucket/runs/y"])
 

@@ -4,8 +4,8 @@
     python benchmarks/balance.py --only=split,modes
 
 An 8B policy with ScaleRL's batch (48 prompts x 16) on v5p:4x4x4, 64 chips: replicas of
-4 chips with 128 slots and room for a million tokens, the other chips learn.  Rates are
-the closed forms of `planning.rates`, expected ones; nothing here was run on a TPU.
+4 chips with 128 slots and a cache of a million tokens; the other chips learn.  Rates
+are expected ones, the closed forms of `planning.rates`; nothing was run on a TPU.
 """
 
 import argparse
@@ -38,7 +38,7 @@ BLUE, ORANGE, GREEN, GREY = "#1f5fa8", "#c9541a", "#2e8b57", "#6b6b6b"
 
 
 def config_of(limit: int) -> config_lib.Config:
-    """Return 8b.py with completions of so many tokens."""
+    """Return 8b.py with completions of up to `limit` tokens."""
     settings = runpy.run_path(str(ROOT / "configs" / "8b.py"))["get_config"]()
     settings.sampler.max_completion_tokens = limit
     settings.sampler.slots = SLOTS
@@ -231,7 +231,7 @@ def modes() -> None:
 
 
 def losses() -> None:
-    """Print what losses of machines cost."""
+    """Print the cost of losing machines."""
     say(
         "lost",
         "every, hours",
@@ -278,7 +278,7 @@ def losses() -> None:
 
 
 def tails() -> None:
-    """Print what long tails cost, at the same mean."""
+    """Print the cost of long tails, at the same mean."""
     say(
         "p99 over median",
         "mode",
@@ -313,7 +313,7 @@ def tails() -> None:
 
 
 def evaluations() -> None:
-    """Print what evaluations cost."""
+    """Print the cost of evaluations."""
     columns = ("every", "completions", "share of the time", "chip-hours a step")
     say(*columns, "and beside the run", rule=True)
     none = simulate(10, steps=200)
@@ -332,7 +332,7 @@ def evaluations() -> None:
 
 
 def waiting() -> None:
-    """Print how many finished groups may wait."""
+    """Print the effect of the number of finished groups that may wait."""
     say(
         "replicas",
         "queue.max_waiting",
@@ -370,7 +370,7 @@ PARTS: dict[str, Callable[[], None]] = {
 
 
 def main() -> None:
-    """Print the answers that are asked for."""
+    """Print the requested answers."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default=",".join(PARTS))
     for name in parser.parse_args().only.split(","):

@@ -1,7 +1,7 @@
-"""What the benchmarks share: processes that print a JSON line, tables, the options.
+"""Shared parts of the benchmarks: processes that print a JSON line, tables, options.
 
-Every measurement is a process of its own that prints one JSON line; contenders take
-turns.  Prints Markdown tables; `--out` holds every single figure.
+Every measurement is a separate process that prints one JSON line; contenders take
+turns.  Prints Markdown tables; every single figure is written to `--out`.
 """
 
 import argparse
@@ -34,7 +34,7 @@ class Bench:
     def __init__(
         self, options: argparse.Namespace, weights: Path, script: str, peers: Peers
     ) -> None:
-        """A bench whose weights are written when a workload is first asked for.
+        """Make a bench, which writes a workload's weights when they are first needed.
 
         `script` is our side of the benchmark, beside this file.
         """
@@ -44,7 +44,7 @@ class Bench:
         self._peers = peers
 
     def weights(self, workload: str) -> Path:
-        """The workload's Hugging Face directory, the same for every contender."""
+        """Return the workload's Hugging Face directory, the same for all contenders."""
         directory = self._weights / workload
         if not directory.exists():
             run_line([*self._ours, "weights", f"--workload={workload}",
@@ -52,11 +52,11 @@ class Bench:
         return directory
 
     def ours(self, command: str, workload: str, *arguments: str) -> Line:
-        """One measurement of ours."""
+        """Run one measurement of ours."""
         return run_line([*self._ours, command, *self._work(workload), *arguments])
 
     def peer(self, name: str, workload: str, *arguments: str) -> Line:
-        """One measurement of a peer."""
+        """Run one measurement of a peer."""
         environment, script = self._peers[name]
         python = self.options.peer_venvs / environment / "bin/python"
         script_path = HERE / "peers" / script
@@ -72,7 +72,7 @@ Section = Callable[[Any], Line]
 def take_turns(
     bench: Bench, workload: str, contend: Callable[[str, str], Line]
 ) -> dict[str, list[Line]]:
-    """Ours and the chosen peers, `--rounds` times: the lines of each."""
+    """Run ours and the chosen peers `--rounds` times; return the lines of each."""
     bench.weights(workload)
     rows: dict[str, list[Line]] = {name: [] for name in (OURS, *bench.options.peers)}
     for _ in range(bench.options.rounds):
@@ -82,10 +82,10 @@ def take_turns(
 
 
 def run_line(command: Sequence[object]) -> Line:
-    """The JSON line that a process prints last.
+    """Return the JSON line that a process prints last.
 
     Raises:
-        RuntimeError: with the end of its messages, where it fails.
+        RuntimeError: the process fails; has the end of its messages.
     """
     words = list(map(str, command))
     print("#", " ".join(words), file=sys.stderr, flush=True)
@@ -105,7 +105,7 @@ def run_line(command: Sequence[object]) -> Line:
 
 
 def print_ratio(label: str, rates: Mapping[str, Sequence[float]]) -> None:
-    """Our rate over that of the best peer, medians both."""
+    """Print our rate over that of the best peer, both medians."""
     medians = {name: statistics.median(found) for name, found in rates.items() if found}
     ours = medians.pop(OURS)
     if medians:
@@ -114,7 +114,7 @@ def print_ratio(label: str, rates: Mapping[str, Sequence[float]]) -> None:
 
 
 def spread(values: Sequence[float], digits: int = 0) -> str:
-    """Median, least and greatest."""
+    """Return median, least and greatest."""
     if not values:
         return "not measured"
     median, low, high = (
@@ -125,7 +125,7 @@ def spread(values: Sequence[float], digits: int = 0) -> str:
 
 
 def print_disturbance(other_cores: Mapping[str, Sequence[float]]) -> None:
-    """Cores that other processes used while each was measured."""
+    """Print the cores that other processes used during each measurement."""
     worst = {name: max(cores) for name, cores in other_cores.items()}
     figures = ", ".join(f"{name} {cores:.2f}" for name, cores in worst.items())
     print(f"\nCores used by others, worst: {figures}.")
@@ -135,14 +135,14 @@ def print_disturbance(other_cores: Mapping[str, Sequence[float]]) -> None:
 
 
 def print_versions(rows: Mapping[str, Sequence[Line]]) -> None:
-    """Packages of each contender."""
+    """Print the packages of each contender."""
     for name, lines in rows.items():
         packages = ", ".join(f"{p} {v}" for p, v in lines[0]["versions"].items())
         print(f"- {name}: {packages}")
 
 
 def machine() -> Line:
-    """Processor, cores and versions of what drives the benchmark."""
+    """Return processor, cores and versions of the process that drives the benchmark."""
     model = platform.processor()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
@@ -159,7 +159,7 @@ def machine() -> Line:
 
 
 def chosen(known: Sequence[str]) -> Callable[[str], list[str]]:
-    """A comma-separated choice of `known`, in that order."""
+    """Return a parser of a comma-separated choice of `known`, in that order."""
 
     def parse(text: str) -> list[str]:
         names = [name for name in text.split(",") if name]
@@ -174,7 +174,7 @@ def chosen(known: Sequence[str]) -> Callable[[str], list[str]]:
 def parser(
     description: str, *, sections: Mapping[str, Section], peers: Peers, out: str
 ) -> argparse.ArgumentParser:
-    """The options that every benchmark has."""
+    """Return a parser with the options that every benchmark has."""
     made = argparse.ArgumentParser(description=description)
     for name, known in (
         ("sections", sections), ("workloads", work.WORKLOADS), ("peers", peers),

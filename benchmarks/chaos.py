@@ -1,19 +1,19 @@
-"""Kills of every role of a run over processes, and what is lost by them: nothing.
+"""Kills of every role of a run over processes, which must lose nothing.
 
     python benchmarks/chaos.py [--kills=20] [--no-cut] [--no-hosts] [--seed=0]
         [--workdir=runs/chaos] [--set=NAME=VALUE ...]
 
-Starts the tiny policy on Ray (two learner ranks, two replicas), and does something to
-it again and again: SIGKILL to a replica, a rank or the controller at a random moment,
-ten seconds of silence of a replica, SIGTERM to a replica, a replica ten times slower, a
-publication that is damaged on its way.  After each it waits until the run is whole and
-has made another step.  Then it goes on over two nodes of Ray.  The one with a replica
-has no memory, as far as Ray's monitor can tell, which kills it; the next one is lost by
-SIGKILL.  Then it goes on over two hosts, a network namespace each, one of which has a
-replica, and the network between them is cut for ten seconds (where this process may
-make namespaces).  At the end it reads from the checkpoint and from what the
-queue handed out whether every ticket was trained on once, and the ledger.  Ends with
-status 1 if a prompt was lost or doubled, or the run did not get through it.
+Starts the tiny policy on Ray (two learner ranks, two replicas), and injects one fault
+after the other: SIGKILL to a replica, a rank or the controller at a random moment, ten
+seconds of silence of a replica, SIGTERM to a replica, a replica ten times slower, a
+publication that is damaged on its way.  After each it waits until the run is complete
+and has made another step.  Then the run continues over two nodes of Ray.  The node with
+a replica seems to have no memory, so that Ray's monitor kills the replica; the next
+node is lost by SIGKILL.  Then the run continues over two hosts, a network namespace
+each, one of which has a replica, and the network between them is cut for ten seconds
+(if this process may make namespaces).  At the end it checks, by the checkpoint and the
+groups that the queue handed out, that every ticket was trained on once, and checks the
+ledger.  Ends with status 1 if a prompt was lost or doubled, or the run did not survive.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from scalerl_jax.machines.ray_access import make_token
 from scalerl_jax.process.preemption import PREEMPTED
 
 _ROOT = Path(__file__).resolve().parents[1]
-_PATIENCE_S = 600.0  # for the run to be whole again
+_PATIENCE_S = 600.0  # until the run must be complete again
 SETTINGS = {
     "queue.max_staleness": 4,
     "data.no_positive_resampling": False,  # so that ticket i has the i-th prompt
@@ -53,7 +53,7 @@ SETTINGS = {
     "generators.silence_timeout_s": 30.0,
     "generators.losses": 8,
 }
-# The controller, which writes down what its queue hands out.
+# The controller, which records the groups that its queue hands out.
 CONTROLLER = """
 import json, sys
 from scalerl_jax import main
@@ -91,7 +91,7 @@ def say(text: str) -> None:
 
 
 def rows(path: Path) -> list[Any]:
-    """Return the whole rows of a file that another process may be writing."""
+    """Return the complete rows of a file that another process may be writing."""
     text = path.read_text() if path.exists() else ""
     return [parse_json(line) for line in text.splitlines(True) if line[-1:] == "\n"]
 
@@ -102,7 +102,7 @@ class Run:
     def __init__(
         self, directory: Path, num_steps: int, changes: Sequence[str] = ()
     ) -> None:
-        """Start it, with `changes` of settings; `num_steps` may grow."""
+        """Start the run, with `changes` of settings; `num_steps` may grow."""
         self.changes = changes
         self.directory = directory
         self.record = directory.with_suffix(".record")
@@ -112,7 +112,7 @@ class Run:
         self.start()
 
     def start(self, address: str = "local") -> None:
-        """Start a controller, which goes on from the newest checkpoint."""
+        """Start a controller, which resumes from the newest checkpoint."""
         settings = SETTINGS | {"train.num_steps": self.num_steps}
         self.log = self.directory.with_suffix(".log").open("a")
         self.controller = subprocess.Popen(
@@ -135,7 +135,7 @@ class Run:
         )
 
     def steps(self) -> int:
-        """Return how many steps it has made."""
+        """Return the number of steps that the run has made."""
         return len(rows(self.directory / "metrics.jsonl"))
 
     def processes(self) -> dict[str, int]:
@@ -154,7 +154,7 @@ class Run:
         return len(up) == 4 and not gone & set(up.values())
 
     def wait(self, reached: Any, what: str) -> float:
-        """Return the seconds until something is so."""
+        """Return the seconds until a condition holds."""
         began = time.monotonic()
         while not reached():
             if self.controller.poll() is not None:
@@ -170,28 +170,28 @@ class Run:
         return self.wait(lambda: self.steps() > made, what)
 
     def stop(self) -> int:
-        """Have it saved and ended; return its status, 0 if that is as it should be."""
+        """Make the run save and end; return its status, 0 if that is the right one."""
         self.controller.send_signal(signal.SIGTERM)
         status = self.controller.wait(_PATIENCE_S)
         (self.directory / "status.json").unlink(missing_ok=True)
         return 0 if status == PREEMPTED else status
 
     def resumed(self) -> None:
-        """Forget what a killed controller took after the checkpoint it goes on from."""
+        """Drop the groups taken after the checkpoint that a controller resumes from."""
         saved = sorted((self.directory / "checkpoints").glob("step_*"))
         step = int(saved[-1].name.removeprefix("step_")) if saved else 0
         self.note_taken()
         self.taken = {at: groups for at, groups in self.taken.items() if at < step}
 
     def note_taken(self) -> None:
-        """Read what the queue has handed out."""
+        """Read the records of the groups that the queue handed out."""
         for version, groups in rows(self.record):
             self.taken.setdefault(version, []).extend(groups)
         self.record.write_text("")
 
 
 def kill(run: Run, role: str, number: int = signal.SIGKILL) -> float:
-    """A signal to a role; return the seconds until it is back, and a step is made."""
+    """Signal a role; return the seconds until it is back and a step is made."""
     if role == "controller":
         run.controller.kill()
         run.controller.wait()
@@ -216,7 +216,7 @@ def kill(run: Run, role: str, number: int = signal.SIGKILL) -> float:
 
 
 def terminate(run: Run, role: str) -> float:
-    """SIGTERM to a replica or a rank; return as `kill`."""
+    """Send SIGTERM to a replica or a rank; return the seconds as `kill` does."""
     return kill(run, role, signal.SIGTERM)
 
 
@@ -230,7 +230,7 @@ def silence(run: Run, role: str, seconds: float = 10.0) -> float:
 
 
 def slow(run: Run, role: str, seconds: float = 15.0) -> float:
-    """Let a process have a tenth of its time."""
+    """Give a process a tenth of its time for a while."""
     process, ended = run.processes()[role], threading.Event()
 
     def brake() -> None:
@@ -248,7 +248,7 @@ def slow(run: Run, role: str, seconds: float = 15.0) -> float:
 
 
 def damage(run: Run) -> float:
-    """Change a byte of everything that is published, as it comes, for a while."""
+    """Change a byte of everything that is published, for a while."""
     made, seen, folder = run.steps(), set(), run.directory / "weights"
     deadline = time.monotonic() + 60.0
     while run.steps() < made + 2 and time.monotonic() < deadline:
@@ -270,7 +270,7 @@ def sh(*command: str, quiet: bool = False) -> None:
 
 @contextlib.contextmanager
 def two_networks() -> Iterator[bool]:
-    """Have a network namespace beside this one; yields whether that may be done."""
+    """Make a second network namespace; yield whether that is permitted."""
     inside = ("ip", "netns", "exec", _NAMESPACE)
     try:
         sh("ip", "netns", "add", _NAMESPACE)
@@ -295,7 +295,7 @@ def ray_node(
     inside: tuple[str, ...] = (),
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Have a node of Ray while the block runs; `inside` is what runs its command."""
+    """Run a node of Ray during the block; `inside` is the prefix of its command."""
     ray = str(Path(sys.executable).with_name("ray"))
     process = subprocess.Popen(
         [*inside, ray, "start", "--block", "--disable-usage-stats", *arguments],
@@ -311,7 +311,7 @@ def ray_node(
 
 
 def cut(run: Run, seconds: float = 10.0) -> float:
-    """Go on over two hosts, and cut the network between them; return as `silence`."""
+    """Continue over two hosts, cut the network between them; return as `silence`."""
     address, inside = f"{_HEAD}:{_PORT}", ("ip", "netns", "exec", _NAMESPACE)
     head = ("--head", f"--node-ip-address={_HEAD}", f"--port={_PORT}", "--num-cpus=3")
     node = (f"--address={address}", f"--node-ip-address={_NODE}", "--num-cpus=1")
@@ -344,7 +344,7 @@ def starve(run: Run, *node: str) -> float:
 
 
 def remove_node(run: Run, *node: str) -> float:
-    """Lose the node of a replica; return the seconds until another has it."""
+    """Kill the node of a replica; return the seconds until a new node runs it."""
     with ray_node(*node) as process:
         run.wait(lambda: run.whole(set()), "the replica of the second node")
         gone = {run.processes()["replica 1"], run.processes()["replica 0"]}
@@ -358,7 +358,7 @@ def remove_node(run: Run, *node: str) -> float:
 
 
 def over_two_nodes(run: Run) -> Iterator[str]:
-    """Go on over two nodes of this machine, and lose the second in two ways."""
+    """Continue over two nodes of this machine, and lose the second in two ways."""
     with socket.socket(type=socket.SOCK_DGRAM) as chosen:
         chosen.connect(("192.0.2.1", 9))  # nothing is sent; not this machine's loopback
         own = chosen.getsockname()[0]
@@ -375,7 +375,7 @@ def over_two_nodes(run: Run) -> Iterator[str]:
 
 
 def over_two_hosts(run: Run) -> str:
-    """Do what `cut` does, where it may be done; return a line about it."""
+    """Do `cut` if that is permitted; return a line about it."""
     with two_networks() as may:
         if not may:
             return "no cut: this process may not make network namespaces"
@@ -385,7 +385,7 @@ def over_two_hosts(run: Run) -> str:
 
 
 def audit(run: Run) -> Iterator[str]:
-    """Yield what is wrong with the books of the last checkpoint."""
+    """Yield the errors in the books of the last checkpoint."""
     run.note_taken()
     newest = sorted((run.directory / "checkpoints").glob("step_*"))[-1]
     # Of rank 0, which got the controller's books.
@@ -431,7 +431,7 @@ EVENTS: tuple[tuple[str, Callable[..., float]], ...] = (
 
 
 def main() -> int:
-    """Do all of it, and tell."""
+    """Inject all faults, check the books, and print the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workdir", default="runs/chaos", type=Path)
     parser.add_argument("--kills", default=20, type=int)

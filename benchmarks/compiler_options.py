@@ -1,4 +1,4 @@
-r"""What libtpu makes of the train step with each option of its compiler, one by one.
+r"""The train step compiled by libtpu with each option of its compiler, one by one.
 
     python benchmarks/compiler_options.py --config=configs/8b.py \
         --topologies=v5p:4x4x4,v5e:16x16,v6e:8x8
@@ -8,9 +8,9 @@ Needs the TPU compiler (`pip install -e ".[tpu]"`) and no TPU.  Figures are the
 compiler's own estimates of one microbatch: no time was measured.  Attention's kernels
 and collectives have no estimate; how many of the latter are asynchronous is counted.
 
-With `--decode` they are of a decode step with so many slots, in the replicas that the
-config gets: attention's kernel is taken to read keys and values at the HBM's peak, a
-collective to wait as long as `planning.rates` expects.
+With `--decode` they are of a decode step with that number of slots, in the replicas
+that the config gets: attention's kernel is assumed to read keys and values at the HBM's
+peak, a collective to wait as long as `planning.rates` expects.
 """
 
 import argparse
@@ -41,7 +41,7 @@ from scalerl_jax.preflight.topologies import parse_topology
 from scalerl_jax.sampler.lowering import lower_generate
 
 SHIPPED = dict(compiling.OPTIONS["learner"][""])
-# Beside those that ship; the names are of MaxText's published flags.
+# Besides the default ones; the names are those of MaxText's published flags.
 VARIANTS: dict[str, Mapping[str, bool | int]] = {
     "none": {},
     "shipped": SHIPPED,
@@ -60,11 +60,11 @@ VARIANTS: dict[str, Mapping[str, bool | int]] = {
         "xla_tpu_data_parallel_opt_different_sized_ops": True,
     },
 }
-# Cycles a second, with which the peaks of `machines.chips` are whole matrix units.
+# Cycles per second at which the peaks of `machines.chips` are whole matrix units.
 CLOCK = {"v5p": 1.75e9, "v5e": 1.5e9, "v6e": 1.75e9}
 PRODUCTS = ("dot", "convolution")
 _EXACT = "operand_precision={highest,highest}"
-CONTEXTS = (2_000, 8_000)  # tokens that a sequence holds, beside those assumed
+CONTEXTS = (2_000, 8_000)  # tokens of a sequence, besides the assumed number
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all")
 
 
@@ -114,7 +114,7 @@ def row(config_file: str, topology_name: str, variant: str) -> str:
 
 
 def print_decode(config_file: str, topologies: list[str], slots: list[str]) -> None:
-    """Compile decode calls, and print what the compiler expects of a step."""
+    """Compile decode calls, and print the compiler's estimates of a step."""
     print(
         "| topology | chips of a replica | slots | products, us | of the peak | "
         "other, us | collectives | tokens held by a sequence | HBM's bound, us | "
@@ -170,8 +170,8 @@ def taken(
 ) -> Iterator[tuple[Instruction, int]]:
     """Yield each instruction and how often it runs in a call.
 
-    Of a condition the first branch counts alone: in the sampler it is the one without
-    filters, in the train step there is none.
+    Only the first branch of a condition counts: in the sampler it is the one without
+    filters; the train step has no conditions.
     """
     for each in program.computations[name].values():
         yield each, times
@@ -214,7 +214,7 @@ def _estimate(rest: str) -> float:
 def _products(
     program: Program, instruction: Instruction
 ) -> Iterator[tuple[Instruction, dict[str, Instruction]]]:
-    """Yield the products in a fusion, each with what stands beside it."""
+    """Yield the products in a fusion, each with the instructions of its computation."""
     for called in instruction.called:
         inside = program.computations.get(called, {})
         for one in inside.values():

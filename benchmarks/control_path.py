@@ -1,12 +1,12 @@
-"""What the controller costs with groups of an 8B run's size; replicas only sleep.
+"""The controller's cost with groups of an 8B run's size; replicas only sleep.
 
     python benchmarks/control_path.py [--seconds=20] [--replicas 1 2 4 8]
 
 Each replica is a process on Ray that "samples" two groups at a time, each for a second,
-and hands in 16 rollouts of 8,000 tokens: 1.7 MB.  Queue, order book,
-dispatcher and links are the real ones; the learner takes batches at once.  Prints
-groups/s against what the replicas could do, the controller's CPU time per group, and
-how long after the last group of a batch was made the loop has the batch.
+and hands in 16 rollouts of 8,000 tokens: 1.7 MB.  Queue, order book, dispatcher and
+links are the real ones; the learner takes batches at once.  Prints groups/s against the
+replicas' maximum, the controller's CPU time per group, and the delay from the end of a
+batch's last group until the loop has the batch.
 """
 
 import argparse
@@ -84,7 +84,7 @@ class Sleeper:
 
 
 def fleet_of(replicas: int) -> tuple[Fleet, RolloutQueue]:
-    """Return the controller's side of so many sleepers, and its queue."""
+    """Return the controller's side of a number of sleepers, and its queue."""
     make: Any = ray.remote(Sleeper)
 
     def connect(number: int) -> Future:
@@ -105,7 +105,7 @@ def fleet_of(replicas: int) -> tuple[Fleet, RolloutQueue]:
 
 
 def measure(replicas: int, seconds: float) -> dict[str, float]:
-    """Return groups/s, its share of what is possible, and CPU seconds per group."""
+    """Return groups/s, its share of the maximum, and CPU seconds per group."""
     fleet, queue = fleet_of(replicas)
     fleet.publish(NoParams(), policy_version=0)
     fleet.start()

@@ -1,11 +1,11 @@
-"""How often the end of a thinking is seen, and what looking for it costs.
+"""Rate at which the end of thinking is found, and the cost of the search.
 
     python benchmarks/end_of_thinking.py TOKENIZER...     tokenizer.json (or .gz), GGUF
 
-For each tokenizer: contexts, written as it writes them, in which "</think>" is found by
-the text of the tokens, and by the ids of the marker encoded alone; seconds and bytes of
-the table.  Then the look-up alone, beside a comparison of ids, and calls of an engine
-that looks for the end beside one that does not.
+For each tokenizer: the contexts, in its own tokens, in which "</think>" is found by the
+text of the tokens, and by the ids of the marker encoded alone; seconds and bytes of the
+table.  Then the look-up alone, beside a comparison of ids, and calls of an engine with
+and without the search.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ STEPS, ROUNDS = 1024, 21
 
 
 def read(path: Path) -> tokenizers.Tokenizer:
-    """The library's tokenizer in a file."""
+    """Return the library's tokenizer in a file."""
     if path.suffix == ".gguf":
         return load_tokenizer(path).backend
     data = path.read_bytes()
@@ -48,7 +48,7 @@ def read(path: Path) -> tokenizers.Tokenizer:
 
 
 def seen(backend: tokenizers.Tokenizer) -> tuple[int, int]:
-    """Contexts whose end is seen: by the text of the tokens, by the marker's ids."""
+    """Return contexts whose end is found: by the tokens' text, by the marker's ids."""
     marker = make_marker(
         END, read_detokenizer(backend), vocabulary=backend.get_vocab_size()
     )
@@ -63,7 +63,7 @@ def seen(backend: tokenizers.Tokenizer) -> tuple[int, int]:
 
 
 def table_cost(backend: tokenizers.Tokenizer) -> str:
-    """Seconds to read the detokenizer and to make the table, and the table's bytes."""
+    """Return seconds to read the detokenizer and make the table, and its bytes."""
     start = time.perf_counter()
     detokenizer = read_detokenizer(backend)
     read_s = time.perf_counter() - start
@@ -75,7 +75,7 @@ def table_cost(backend: tokenizers.Tokenizer) -> str:
 
 
 def lookup_cost() -> str:
-    """Microseconds of a step's look-up, and of comparing the last three ids."""
+    """Return microseconds of a step's look-up, and of comparing the last three ids."""
     rng = np.random.default_rng(0)
     tokens = jnp.asarray(rng.integers(0, VOCABULARY, (STEPS, SLOTS)), jnp.int32)
     next_states = jnp.asarray(rng.integers(0, 9, (9, VOCABULARY)), jnp.uint8)
@@ -111,7 +111,7 @@ def lookup_cost() -> str:
 
 
 def calls_s(engine: Engine, params: PyTree) -> Iterator[float]:
-    """Seconds of one `generate` call after the other, every slot decoding."""
+    """Yield seconds of one `generate` call after the other, every slot decoding."""
     settings = engine.settings
     rows = dataclasses.replace(
         empty_rows(settings, SLOTS),
@@ -139,7 +139,7 @@ def calls_s(engine: Engine, params: PyTree) -> Iterator[float]:
 
 
 def call_ratio() -> str:
-    """A call that looks for the end beside one that does not, in turns."""
+    """Return the time of a call with the search over one without it, in turns."""
     arch = Architecture(
         family="qwen3",
         vocab_size=VOCABULARY,
@@ -192,7 +192,7 @@ def call_ratio() -> str:
 
 
 def main() -> None:
-    """Print both, for the tokenizers that are named."""
+    """Print all figures, for the named tokenizers."""
     total = len(BEFORE) * len(AFTER)
     for name in sys.argv[1:]:
         backend = read(Path(name))

@@ -25,14 +25,14 @@ _LIMIT_S = 3600.0
 
 
 def rows(directory: Path, name: str) -> list[dict[str, Any]]:
-    """Return the whole rows of a file that another process may be writing."""
+    """Return the complete rows of a file that another process may be writing."""
     path = directory / name
     text = path.read_text() if path.exists() else ""
     return [parse_json(line) for line in text.splitlines(True) if line[-1:] == "\n"]
 
 
 def kill(directory: Path, role: str) -> str:
-    """Kill the process of a role; return what it was."""
+    """Kill the process of a role; return a description of it."""
     for row in parse_json((directory / "status.json").read_bytes())["roles"]:
         found = re.search(r"process (\d+)", row["where"])
         if row["role"] == role and found:
@@ -43,7 +43,7 @@ def kill(directory: Path, role: str) -> str:
 
 
 def wait_for(process: subprocess.Popen, directory: Path, step: int) -> None:
-    """Return once the run has made so many steps, or has ended."""
+    """Return once the run has reached a step, or has ended."""
     deadline = time.monotonic() + _LIMIT_S
     while process.poll() is None and len(rows(directory, "metrics.jsonl")) < step:
         if time.monotonic() > deadline:
@@ -52,7 +52,7 @@ def wait_for(process: subprocess.Popen, directory: Path, step: int) -> None:
 
 
 def main() -> int:
-    """Run, kill, fit, and tell."""
+    """Run, kill, fit, and print the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workdir", default="runs/fleet", type=Path)
     parser.add_argument("--steps", default=150, type=int)

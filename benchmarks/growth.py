@@ -1,4 +1,4 @@
-"""What the controller does for each batch, by its size: does it grow faster than it?
+"""The controller's work per batch, by batch size: does it grow faster than the batch?
 
     python benchmarks/growth.py
     python benchmarks/growth.py --prompts=48,96,192 --repeats=3
@@ -71,7 +71,7 @@ def _rollout(random: np.random.Generator, length: int) -> Rollout:
 
 
 def parts_of(groups: list[Group]) -> dict[str, Callable[[], object]]:
-    """Return what is measured on the groups, by name."""
+    """Return the functions that are measured on the groups, by name."""
     weights = np.ones((len(groups) * GROUP_SIZE, 1501), np.float32)
     sequences = [*train_sequences(groups, weights=weights, learner_version=0).values()]
     lengths = [sequence.row_length for sequence in sequences]

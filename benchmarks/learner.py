@@ -1,9 +1,9 @@
-"""Our train step beside its peers' on the same rollouts, and what its parts cost.
+"""Our train step beside its peers' on the same rollouts, and the cost of its parts.
 
     make bench-learner                                       # everything
     python benchmarks/learner.py --sections=peers --workloads=W1 --rounds=1
 
-`learner_ours.py` is our side, README.md beside this file says what is measured.
+`learner_ours.py` is our side; README.md beside this file describes the measurements.
 """
 
 import argparse
@@ -41,11 +41,11 @@ class Bench(shared.Bench):
     """Contenders with the options of learners."""
 
     def __init__(self, options: argparse.Namespace, weights: Path) -> None:
-        """A bench of learners."""
+        """Make a bench of learners."""
         super().__init__(options, weights, "learner_ours.py", PEERS)
 
     def ours(self, command: str, workload: str, *arguments: str) -> Line:
-        """One measurement of our learner."""
+        """Run one measurement of our learner."""
         options = self.options
         return super().ours(
             command,
@@ -57,7 +57,7 @@ class Bench(shared.Bench):
         )
 
     def contend(self, contender: str, workload: str) -> Line:
-        """Both rates of a contender on a workload."""
+        """Measure both rates of a contender on a workload."""
         if contender == OURS:
             shapes = MICROBATCHES[workload]
             given = (f"--{kind}={shape}" for kind, shape in shapes.items())
@@ -66,7 +66,7 @@ class Bench(shared.Bench):
 
 
 def peers(bench: Bench) -> Line:
-    """Every contender on every workload, in turns."""
+    """Measure every contender on every workload, in turns."""
     rows: Line = {}
     for workload in bench.options.workloads:
         before = bench.ours("product", workload)
@@ -79,7 +79,7 @@ def peers(bench: Bench) -> Line:
 
 
 def print_peers(workload: str, rows: dict[str, list[Line]], product: Line) -> None:
-    """A table of rates, their share of the product's, and ours to the best peer's.
+    """Print a table of rates, shares of the product's, and ours to the best peer's.
 
     A share counts three times the forward FLOPs of every token, prompts of a group
     that a contender computes once included.
@@ -118,17 +118,17 @@ def print_peers(workload: str, rows: dict[str, list[Line]], product: Line) -> No
 
 
 def rates(lines: Sequence[Line], kind: str) -> list[float]:
-    """The rate of each round."""
+    """Return the rate of each round."""
     return [line[kind][RATES[kind]] for line in lines]
 
 
 def seconds(timings: Sequence[Line]) -> list[float]:
-    """Of every timing."""
+    """Return the seconds of every timing."""
     return [timing["seconds"] for timing in timings]
 
 
 def disturbance(named: Mapping[str, Sequence[Line]]) -> None:
-    """Cores that others used during these timings."""
+    """Print the cores that other processes used during these timings."""
     print_disturbance(
         {
             name: [timing["other_cores"] for timing in timings]
@@ -138,7 +138,7 @@ def disturbance(named: Mapping[str, Sequence[Line]]) -> None:
 
 
 def packing(bench: Bench) -> Line:
-    """What sharing rows is worth at the real lengths."""
+    """Measure the gain of packing at the real lengths."""
     lines = {
         workload: bench.ours("packing", workload)
         for workload in bench.options.workloads
@@ -161,7 +161,7 @@ def packing(bench: Bench) -> Line:
 
 
 def tokens(bench: Bench) -> Line:
-    """Time of a step against the tokens of its row."""
+    """Measure the time of a step against the tokens of its row."""
     listed = ",".join(map(str, bench.options.tokens))
     line = bench.ours("tokens", "W1", f"--tokens={listed}")
     sizes = np.array([row["tokens"] for row in line["rows"]], float)
@@ -195,7 +195,7 @@ def tokens(bench: Bench) -> Line:
 
 
 def fit(sizes: np.ndarray, measured: np.ndarray) -> tuple[float, float]:
-    """a and b of a T + b T^2 with the least relative squared error."""
+    """Return a and b of a T + b T^2 with the least relative squared error."""
     terms = np.stack([sizes, sizes**2], axis=1) / measured[:, None]
     found, *_ = np.linalg.lstsq(terms, np.ones_like(measured), rcond=None)
     return float(found[0]), float(found[1])
@@ -204,7 +204,7 @@ def fit(sizes: np.ndarray, measured: np.ndarray) -> tuple[float, float]:
 def draw_tokens(
     path: Path, sizes: np.ndarray, fits: Line, names: Mapping[str, str]
 ) -> None:
-    """Measured times as points, fits as lines, attention's quadratic part shaded."""
+    """Draw measured times as points, fits as lines, attention's share shaded."""
     grid = np.linspace(0.0, sizes.max() * 1.03, 300)
     figure, axes = pyplot.subplots(figsize=(7.5, 4.2))
     for way, color in (("whole", "C0"), ("cut", "C1")):
@@ -237,7 +237,7 @@ def draw_tokens(
 
 
 def head(bench: Bench) -> Line:
-    """The head in chunks against all logits at once."""
+    """Measure the head in chunks against all logits at once."""
     line = bench.ours("head", "W2")
     print(f"\n### Head, value and gradient: {line['workload']}\n")
     print("| tokens | way | s | temporary MiB |")
@@ -254,7 +254,7 @@ def head(bench: Bench) -> Line:
 
 
 def remat(bench: Bench) -> Line:
-    """What each remat policy costs in time and saves in memory."""
+    """Measure the time and the memory of each remat policy."""
     line = bench.ours("remat", "W2")
     options = bench.options
     print(
@@ -277,7 +277,7 @@ def remat(bench: Bench) -> Line:
 
 
 def gpu(bench: Bench) -> Line:
-    """Share of a GPU's FLOP/s that large shapes reach, by tokens of a row."""
+    """Measure the share of a GPU's FLOP/s of large shapes, by tokens of a row."""
     options = bench.options
     script = shared.HERE / "learner_gpu.py"
     print("\n### One GPU, bfloat16, one row of one segment\n")
@@ -300,7 +300,7 @@ def gpu(bench: Bench) -> Line:
 
 
 def print_gpu(rows: Sequence[Line]) -> None:
-    """A table of time, FLOP/s, utilisation and memory."""
+    """Print a table of time, FLOP/s, utilisation and memory."""
     device = rows[0]["device"]
     peak = next((PEAK_FLOPS[name] for name in PEAK_FLOPS if name in device), None)
     print(f"{device}, remat {rows[0]['remat']}, "
@@ -336,7 +336,7 @@ SECTIONS: dict[str, Section] = {
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = shared.parser(
         __doc__.splitlines()[0],
         sections=SECTIONS,
@@ -355,7 +355,7 @@ def main() -> None:
 
 
 def sizes(text: str) -> list[int]:
-    """Comma-separated numbers of tokens."""
+    """Parse comma-separated numbers of tokens."""
     return [int(size) for size in text.split(",")]
 
 

@@ -2,7 +2,7 @@
 
     python benchmarks/learner_gpu.py --model=1B --tokens=4096
 
-Prints one JSON line; without a GPU it says so and measures nothing.
+Prints one JSON line; without a GPU the line says so, and nothing is measured.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from scalerl_jax.model.sizes import ARCHITECTURES
 from scalerl_jax.model.transformer import REMAT
 
 # float32 master weights, two moments, and gradients twice while they are added up:
-# 20 bytes a parameter.  Eight layers of the second take 56 GB, all of them 160 GB.
+# 20 bytes per parameter.  Eight layers of the second take 56 GB, all of them 160 GB.
 MODELS: dict[str, Architecture] = {
     # meta-llama/Llama-3.2-1B, config.json; its rotary scaling left out
     "1B": Architecture(
@@ -41,7 +41,7 @@ LAYERS = {"1B": 16, "8B": 8}
 
 
 def measure(options: argparse.Namespace, arch: Architecture) -> dict[str, Any]:
-    """Timings and peak memory of a bfloat16 step on one row of one segment."""
+    """Return times and peak memory of a bfloat16 step on one row of one segment."""
     config = make_config(
         options,
         dict(row_tokens=options.tokens, rows_per_microbatch=1),
@@ -69,7 +69,7 @@ def measure(options: argparse.Namespace, arch: Architecture) -> dict[str, Any]:
 
 
 def main() -> None:
-    """One measurement."""
+    """Run one measurement."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=MODELS, default="1B")
     parser.add_argument("--layers", type=int, help="instead of the usual number")

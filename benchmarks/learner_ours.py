@@ -49,7 +49,7 @@ class Learner:
     def __init__(
         self, config: settings.Config, arch: Architecture | None = None
     ) -> None:
-        """Compiled for `config`, as `scalerl_jax.wiring` does it."""
+        """Compile the step for `config`, as `scalerl_jax.wiring` does."""
         arch = arch or learning.make_architecture(config)
         mesh, _ = devices.make_meshes(config, arch, jax.devices())
         self.config, self.arch = config, arch
@@ -58,37 +58,37 @@ class Learner:
         self.assemble = assembler(config)
 
     def update(self, groups: Sequence[Group]) -> None:
-        """One optimizer step on rollouts as the queue hands them over."""
+        """Make one optimizer step on rollouts in the form of the queue."""
         assembled = self.assemble(groups, learner_version=0)
         batch = self.assemble.complete(assembled, {}).packed
         assert batch is not None, "every group has a variance"
         self.train(batch)
 
     def train(self, batch: PackedBatch) -> None:
-        """One optimizer step; returns when the params are there."""
+        """Make one optimizer step; return when the params are ready."""
         self.state, metrics = self.step(self.state, batch)
         jax.block_until_ready((self.state, metrics))
         assert not metrics["skipped"], "the loss or its gradient is not finite"
 
     def temporary_bytes(self) -> int:
-        """What the program of a microbatch takes beside its arguments and results."""
+        """Temporary bytes of the program of a microbatch."""
         return temporary_bytes(self.step.lower()["accumulate"].compile())
 
 
 def assembler(config: settings.Config) -> Assembler:
-    """How the rollouts of a step become its batch."""
+    """Return the assembler of a step's rollouts into its batch."""
     return make_assembler(config, learning.make_architecture(config))
 
 
 def temporary_bytes(program: Any) -> int:
-    """What a compiled program takes beside its arguments and results."""
+    """Return a compiled program's memory besides its arguments and results."""
     return program.memory_analysis().temp_size_in_bytes
 
 
 def make_config(
     options: argparse.Namespace, batch: dict[str, Any], **model: Any
 ) -> settings.Config:
-    """The recipe at the shapes of the benchmark, with changes of two sections."""
+    """Return the recipe at the benchmark's shapes, with changes of two sections."""
     if options.weights is not None:
         model["checkpoint"] = str(options.weights)
     return settings.Config(
@@ -108,7 +108,7 @@ def make_config(
 
 
 def rollout_groups(workload: str, kind: str) -> list[Group]:
-    """The 16 groups of a kind of completions, as a sampler would report them."""
+    """Return the 16 groups of a kind of completions, as a sampler reports them."""
     tokens, rewards = work.completions(workload, kind), work.rewards()
     evenly = -np.log(work.WORKLOADS[workload]["vocab"])
 
@@ -145,19 +145,19 @@ def rollout_groups(workload: str, kind: str) -> list[Group]:
 
 
 def updates(workload: str, groups: Sequence[Group]) -> list[Sequence[Group]]:
-    """The groups of each optimizer update of an epoch."""
+    """Return the groups of each optimizer update of an epoch."""
     size = work.UPDATE_SEQUENCES[workload] // work.GROUP
     return [groups[first : first + size] for first in range(0, len(groups), size)]
 
 
 def rows_of(options: argparse.Namespace, **more: Any) -> dict[str, Any]:
-    """The shape of a microbatch whose prompts are not shared."""
+    """Return the shape of a microbatch whose prompts are not shared."""
     rows = dict(row_tokens=options.row_tokens, rows_per_microbatch=options.rows)
     return rows | more
 
 
 def contend(options: argparse.Namespace) -> None:
-    """What every peer does: both kinds of completions."""
+    """Measure both kinds of completions, as every peer does."""
     learner: Learner | None = None
     batches = {kind: microbatch(options, kind) for kind in work.KINDS}
     groups = {kind: rollout_groups(options.workload, kind) for kind in work.KINDS}
@@ -166,7 +166,7 @@ def contend(options: argparse.Namespace) -> None:
         nonlocal learner
         config = make_config(options, batches[kind])
         if learner is None or learner.config != config:
-            learner = None  # its memory goes before the next one's comes
+            learner = None  # frees its memory before the next one is made
             learner = Learner(config)
         size = work.UPDATE_SEQUENCES[options.workload]
         learner.update(updates(options.workload, groups[kind])[first // size])
@@ -181,7 +181,7 @@ def contend(options: argparse.Namespace) -> None:
 
 
 def microbatch(options: argparse.Namespace, kind: str) -> dict[str, int]:
-    """Rows, and room of the streams where prompts are shared, for a kind of lengths."""
+    """Return rows, and stream sizes if prompts are shared, for a kind of lengths."""
     rows, shared, own = getattr(options, kind)
     return dict(
         row_tokens=options.row_tokens,
@@ -192,7 +192,7 @@ def microbatch(options: argparse.Namespace, kind: str) -> dict[str, int]:
 
 
 def measure_packing(options: argparse.Namespace) -> None:
-    """Seconds of an epoch at the real lengths, rollouts sharing rows or not."""
+    """Measure seconds of an epoch at the real lengths, with and without packing."""
     learner = Learner(make_config(options, rows_of(options)))
     ways = {
         packing: assembler(make_config(options, rows_of(options, packing=packing)))
@@ -217,7 +217,7 @@ def measure_packing(options: argparse.Namespace) -> None:
 
 
 def row_of_segments(vocab: int, *, row_tokens: int, segment: int) -> PackedBatch:
-    """One row that segments of a length fill, all but the first token trained on."""
+    """Return one row filled with segments, all but the first token trained on."""
     rng = np.random.default_rng(work.SEED)
     sequences = [
         TrainSequence(
@@ -235,7 +235,7 @@ def row_of_segments(vocab: int, *, row_tokens: int, segment: int) -> PackedBatch
 
 
 def measure_tokens(options: argparse.Namespace) -> None:
-    """Seconds of a step on one row of so many tokens, in one segment and in many."""
+    """Measure seconds of a step on one row, in one segment and in many, by tokens."""
     rows = []
     for tokens in options.tokens:
         batch = dict(row_tokens=tokens, rows_per_microbatch=1)
@@ -255,7 +255,7 @@ def measure_tokens(options: argparse.Namespace) -> None:
 
 
 def timed_steps(learner: Learner, batch: PackedBatch) -> Callable[[], int]:
-    """A call that makes one optimizer step on a batch and returns its positions."""
+    """Return a call that makes one optimizer step and returns the batch's positions."""
 
     def run() -> int:
         learner.train(batch)
@@ -267,14 +267,14 @@ def timed_steps(learner: Learner, batch: PackedBatch) -> Callable[[], int]:
 def plain_logprobs(
     hidden: jax.Array, weights: jax.Array, targets: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """What the head computes, from all logits at once."""
+    """Return the head's result, computed from all logits at once."""
     logprobs = jax.nn.log_softmax(head_logits(hidden, weights, float32_head=True))
     chosen = jnp.take_along_axis(logprobs, targets[..., None], axis=-1)[..., 0]
     return chosen, -(jnp.exp(logprobs) * logprobs).sum(axis=-1)
 
 
 def measure_head(options: argparse.Namespace) -> None:
-    """Seconds and temporary bytes of value and gradient, in chunks and at once."""
+    """Measure time and temporary bytes of value and gradient, in chunks and at once."""
     shape = work.WORKLOADS[HEAD_WORKLOAD]
     head = Head(
         chunk_tokens=ON_A_CPU["head_chunk_tokens"],
@@ -316,7 +316,7 @@ def measure_head(options: argparse.Namespace) -> None:
 
 
 def summed(logprobs: Callable[..., tuple[jax.Array, jax.Array]]) -> Callable[..., Any]:
-    """A scalar to differentiate; entropies are a metric, as in the train step."""
+    """Return a scalar function; entropies are a metric, as in the train step."""
 
     def total(*arguments: jax.Array) -> jax.Array:
         chosen, entropies = logprobs(*arguments)
@@ -326,7 +326,7 @@ def summed(logprobs: Callable[..., tuple[jax.Array, jax.Array]]) -> Callable[...
 
 
 def measure_remat(options: argparse.Namespace) -> None:
-    """Seconds of an update and temporary bytes of its microbatch, by remat policy."""
+    """Measure time of an update and bytes of its microbatch, by remat policy."""
     learners = [
         Learner(make_config(options, rows_of(options), remat=remat)) for remat in REMAT
     ]
@@ -348,7 +348,7 @@ def measure_remat(options: argparse.Namespace) -> None:
 
 
 def measure_product(options: argparse.Namespace) -> None:
-    """The machine's fastest large float32 product, and what a dense token needs."""
+    """Measure the fastest large float32 product, and the FLOPs of a dense token."""
     rng = np.random.default_rng(work.SEED)
     one, two = (rng.normal(size=(PRODUCT, PRODUCT)).astype(np.float32) for _ in "ab")
     multiply = jax.jit(jnp.matmul)
@@ -387,7 +387,7 @@ COMMANDS = {
 
 
 def main() -> None:
-    """One measurement."""
+    """Run one measurement."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("--workload", choices=work.WORKLOADS, default="W1")

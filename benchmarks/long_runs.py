@@ -1,13 +1,13 @@
-"""What the commands and a resumption cost on the files of a very long run.
+"""The cost of the commands and of a resume on the files of a very long run.
 
     python benchmarks/long_runs.py                       # everything, two minutes
     python benchmarks/long_runs.py --only=fitter --evaluations=10000
     python benchmarks/long_runs.py --only=resume --rows=100000
     python benchmarks/long_runs.py --only=binning --curves=100
 
-Makes run directories with rows like those of a real run (300 prompts, 80 metrics of a
+Makes run directories with rows like those of a real run (300 prompts, 80 metrics per
 step), and prints Markdown with the machine's name.  `binning` fits simulated curves
-whole and as the fitter bins them.
+with and without the fitter's bins.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def machine():
 
 
 def table(title, *rows):
-    """Print Markdown; the first row is the head."""
+    """Print a Markdown table; the first row is its header."""
     print(f"### {title} ({machine()})\n")
     head, *body = [[str(cell) for cell in row] for row in rows]
     for row in (head, ["---"] * len(head), *body):
@@ -66,7 +66,7 @@ def table(title, *rows):
 
 
 def evaluation(step, compute, generator):
-    """Return a row of evals.jsonl at so much compute."""
+    """Return a row of evals.jsonl at a compute."""
     chance = np.clip(sigmoid(compute, **TRUTH), 0.0, 1.0)
     rates = generator.binomial(NUM_SAMPLES, chance, NUM_PROMPTS) / NUM_SAMPLES
     return {
@@ -105,7 +105,7 @@ def make_run(folder, evaluations, metrics=0):
 
 
 def seconds(command):
-    """Return how long a command of `scalerl` takes, of which so much is its own CPU."""
+    """Return wall time and CPU time of a command of `scalerl`."""
     begun, before = time.perf_counter(), _of_children()
     done = subprocess.run(
         [sys.executable, "-m", *command], capture_output=True, text=True, check=False
@@ -116,13 +116,13 @@ def seconds(command):
 
 
 def _of_children():
-    """CPU seconds of the processes that have ended."""
+    """Return the CPU seconds of the processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def fitter(options, folder):
-    """Commands over one run."""
+    """Time the commands over one run."""
     count = options.evaluations
     path = str(make_run(folder / "long", count, metrics=count))
     rows = [("command", "seconds", "of CPU", "largest file, kB")]
@@ -139,7 +139,7 @@ def fitter(options, folder):
 
 
 def status(options, folder):
-    """`status` where the last row is long."""
+    """Time `status` where the last row is long."""
     rows = [("last row of metrics.jsonl", "seconds", "of CPU")]
     run = make_run(folder / "status", 10)
     for size in (1000, LONG_ROW):
@@ -153,7 +153,7 @@ def status(options, folder):
 
 
 def resume(options, folder):
-    """What the files of numbers cost a resumption, at their end and before it."""
+    """Time the files of numbers in a resume, at their end and before it."""
     rows = [("rows", "goes on from", "MB", "seconds", "of CPU")]
     for count in (1000, options.rows):
         for share in (1.0, 0.9):
@@ -172,7 +172,7 @@ def resume(options, folder):
 
 
 def binning(options, _):
-    """Fits of the means of neighbours beside fits of every evaluation."""
+    """Compare fits of the means of neighbours with fits of every evaluation."""
     rows = [
         (
             "evaluations",
@@ -190,7 +190,7 @@ def binning(options, _):
 
 
 def _binning_row(count, spacing, reach, noise, correlation, num_curves):
-    """One design."""
+    """Return the row of one design."""
     generator = np.random.default_rng([count, round(10 * reach), round(1e4 * noise)])
     x = np.geomspace(reach / count, reach, count)
     x = x if spacing == "log" else np.linspace(reach / count, reach, count)
@@ -227,14 +227,14 @@ def _binning_row(count, spacing, reach, noise, correlation, num_curves):
 
 
 def _holds(fit, name):
-    """Whether an interval holds the truth; an open end holds everything."""
+    """Return whether an interval contains the truth; an open end is no limit."""
     interval, truth = fit.interval(name), TRUTH[NAMES[name]]
     above = interval.low is None or interval.low <= truth
     return above and (interval.high is None or truth <= interval.high)
 
 
 def _widths(fit, name):
-    """A parameter's value, and how far its interval reaches down and up."""
+    """Return a parameter's value, and its distances to the interval's ends."""
     value, interval = fit.value(name), fit.interval(name)
     low = np.nan if interval.low is None else value - interval.low
     return value, low, np.nan if interval.high is None else interval.high - value
@@ -244,7 +244,7 @@ PARTS = {part.__name__: part for part in (fitter, status, resume, binning)}
 
 
 def main():
-    """Print the parts asked for."""
+    """Print the requested parts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default=",".join(PARTS), help="parts: %(default)s")
     parser.add_argument("--commands", default=",".join(COMMANDS))

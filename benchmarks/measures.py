@@ -1,4 +1,4 @@
-"""How large the house is: lines, what a run loads, cycles, repeated places, test time.
+"""Size of the code: lines, modules that a run loads, cycles, repeated code, test time.
 
     make measures
 
@@ -20,9 +20,9 @@ import grimp
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "scalerl_jax"
-WINDOW = 6  # lines that make a repeated place
-# A run of a few steps.  At its end it says which of our modules it has loaded, and
-# which functions ran from the second batch to the checkpoint: the way of a rollout.
+WINDOW = 6  # equal lines that count as repeated code
+# A run of a few steps.  At its end it prints which of our modules it has loaded, and
+# which functions ran from the second batch to the checkpoint: the path of a rollout.
 RUN = """
 import atexit, json, runpy, sys, threading
 out = sys.argv[1]
@@ -51,7 +51,7 @@ threading.setprofile(note)
 sys.setprofile(note)
 runpy.run_module("scalerl_jax.main", run_name="__main__", alter_sys=False)
 """
-# Beside a rollout's way: files, books, settings.
+# Not on a rollout's path: files, books, settings.
 BESIDE = {"utils", "config", "wiring", "parallel"}
 
 
@@ -78,14 +78,14 @@ def main() -> None:
 
 
 def lines(path: Path) -> int:
-    """Lines of a file."""
+    """Return the number of lines of a file."""
     return len(path.read_text().splitlines())
 
 
 def run_tiny() -> tuple[list[Path], dict[Path, set[int]]]:
     """Return modules that a run of `configs/tiny.py` loads, and a rollout's functions.
 
-    Of these the lines on which they begin, by file.
+    The functions are given by the lines on which they begin, by file.
     """
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-c", RUN, folder]
@@ -100,7 +100,7 @@ def run_tiny() -> tuple[list[Path], dict[Path, set[int]]]:
 
 
 def passes(path: Path, begins: set[int]) -> tuple[Path, int]:
-    """Return a file, and how long its functions are that begin on these lines."""
+    """Return a file, and the length of its functions that begin on these lines."""
     return path, sum(
         node.end_lineno - node.lineno + 1
         for node in ast.walk(ast.parse(path.read_text()))
@@ -110,7 +110,7 @@ def passes(path: Path, begins: set[int]) -> tuple[Path, int]:
 
 
 def cycle() -> str:
-    """Return one cycle of imports, late and type-only ones counted; empty: none.
+    """Return one cycle of imports, late and type-only ones included; "" if no cycle.
 
     `from package import module` imports the package too, which the graph leaves out.
     """
@@ -143,7 +143,7 @@ def functions(files: list[Path]) -> str:
 
 
 def repeated(files: list[Path]) -> int:
-    """Return how many pairs of places share `WINDOW` lines of code or more."""
+    """Return the number of pairs of code passages that share `WINDOW` lines or more."""
     places = collections.defaultdict(list)
     for path in files:
         text = [

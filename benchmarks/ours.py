@@ -1,4 +1,4 @@
-"""What our side of both benchmarks shares: the model of a workload, and the output."""
+"""Shared parts of our side of both benchmarks: the model of a workload, the output."""
 
 import argparse
 import json
@@ -18,7 +18,7 @@ PACKAGES = ("jax", "jaxlib", "numpy")
 
 
 def architecture(workload: str) -> Architecture:
-    """The decoder of a workload."""
+    """Return the decoder of a workload."""
     shape = work.WORKLOADS[workload]
     return Architecture(
         family="qwen3",
@@ -38,7 +38,7 @@ def architecture(workload: str) -> Architecture:
 
 
 def write_weights(options: argparse.Namespace) -> None:
-    """Random float32 weights as a Hugging Face directory, for every contender."""
+    """Write random float32 weights as a Hugging Face directory, for all contenders."""
     arch = architecture(options.workload)
     params = init_params(arch, jax.random.key(work.SEED), dtype=jnp.float32)
     save_params(options.weights, params, arch, dtype=np.float32)
@@ -48,7 +48,7 @@ def write_weights(options: argparse.Namespace) -> None:
 def alternate(
     runs: Sequence[Callable[[], int]], *, rounds: int
 ) -> list[list[dict[str, float]]]:
-    """`rounds` timings of each run, in turns; a first round is not counted."""
+    """Return `rounds` timings of each run, in turns; a first round is not counted."""
     timings: list[list[dict[str, float]]] = [[] for _ in runs]
     for _ in range(rounds + 1):
         for run, list_of_run in zip(runs, timings, strict=True):
@@ -57,5 +57,5 @@ def alternate(
 
 
 def show(line: dict[str, Any]) -> None:
-    """The one JSON line of a command."""
+    """Print the one JSON line of a command."""
     print(json.dumps(line | dict(versions=work.versions(PACKAGES))), flush=True)

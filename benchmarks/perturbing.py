@@ -1,7 +1,7 @@
-r"""Answers that are wrong by a little, for measuring a verifier.
+r"""Slightly wrong answers, for measuring a verifier.
 
-Every rule of PERTURBATIONS is sure to change what an answer says, and gives None for an
-answer of which that is not sure.  Nothing of the verifier is used here.
+Every rule of PERTURBATIONS surely changes the meaning of an answer, and returns None
+for an answer where that is not sure.  Nothing of the verifier is used here.
 """
 
 import random
@@ -40,7 +40,7 @@ def _other_digit(answer: str) -> str | None:
 
 
 def _number(change: Callable[[Fraction], Fraction]) -> Rule:
-    """A number changed, in the form that it has."""
+    """Return a rule that changes a number and keeps its form."""
 
     def rule(answer: str) -> str | None:
         value = number_of(answer)
@@ -70,13 +70,13 @@ def _three_decimals(value: Fraction) -> str | None:
 
 
 def _not_zero(pattern: str) -> Rule:
-    """An expression changed, where it is not 0."""
+    """Return a rule that changes an expression, where it is not 0."""
     change = on_expressions(pattern)
     return lambda answer: None if number_of(answer) == 0 else change(answer)
 
 
 def _parts(change: Callable[[list[str]], list[str]]) -> Rule:
-    """A list, set or tuple with other parts, where a set has no part twice."""
+    """Return a rule that changes parts of a list, set (without repeats) or tuple."""
 
     def rule(answer: str) -> str | None:
         found = parts_of(answer)

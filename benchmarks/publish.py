@@ -1,12 +1,12 @@
-"""What publishing weights between processes costs, in full and as deltas.
+"""The cost of publishing weights between processes, in full and as deltas.
 
     make bench-publish
     python benchmarks/publish.py --sections=moving --params=10
 
-Section `moving`: two learner processes of one mesh (gloo) send params that they hold
-half of each, and two replicas with two devices each receive all of them over a
-directory.  Section `changes`: runs of two configs with the learning rates of large
-models; each version is compared with ones before it, as bfloat16.
+Section `moving`: two learner processes of one mesh (gloo) each send their half of the
+params, and two replicas with two devices each receive all of them over a directory.
+Section `changes`: runs of two configs with the learning rates of large models; each
+version is compared with earlier ones, as bfloat16.
 """
 
 import argparse
@@ -39,7 +39,7 @@ Line = dict[str, Any]
 
 
 def main() -> None:
-    """Run what is asked for and print its tables; one part of it, where named."""
+    """Run the requested sections, or one named part, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sections", nargs="+", default=["moving", "changes"])
     parser.add_argument("--params", type=int, default=100, help="millions")
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def changes(options: argparse.Namespace) -> list[Line]:
-    """Runs of every model and rate, and how far their versions are apart."""
+    """Run every model and rate, and return the differences of their versions."""
     lines = []
     for model in options.models:
         for rate in RATES:
@@ -89,13 +89,13 @@ def changes(options: argparse.Namespace) -> list[Line]:
 
 
 def spread(group: list[Line], name: str) -> str:
-    """Median, least and most, in per cent."""
+    """Return median, least and most, in per cent."""
     values = [100 * line[name] for line in group]
     return f"{statistics.median(values):.2f} % ({min(values):.2f} to {max(values):.2f})"
 
 
 def compare(*, model: str, rate: float, steps: int) -> Iterator[Line]:
-    """Run a config, and compare each version that it publishes with some before it."""
+    """Run a config, and compare each version that it publishes with earlier ones."""
     import jax.numpy as jnp
     from jax.sharding import NamedSharding
 
@@ -170,7 +170,7 @@ def compare(*, model: str, rate: float, steps: int) -> Iterator[Line]:
 
 
 def moving(options: argparse.Namespace) -> list[Line]:
-    """Versions from two learner processes to two replicas, one after the other."""
+    """Send versions from two learner processes to two replicas, one by one."""
     with tempfile.TemporaryDirectory() as directory:
         work = {"directory": directory, "millions": options.params}
         work |= {"versions": options.versions}
@@ -204,7 +204,7 @@ def moving(options: argparse.Namespace) -> list[Line]:
 
 
 def print_moving(groups: dict[str, list[Line]]) -> None:
-    """A table of bytes, CPU seconds and wall time of each kind of version."""
+    """Print a table of bytes, CPU seconds and wall time of each kind of version."""
     print(
         "| version | MB of all ranks | values changed | CPU s, a rank | CPU s, a "
         "replica | wall s, a rank | wall s, a replica | from first to last, s |"
@@ -223,13 +223,13 @@ def print_moving(groups: dict[str, list[Line]]) -> None:
 
 
 def several(group: list[Line], name: str) -> str:
-    """Median, least and most."""
+    """Return median, least and most."""
     values = [line[name] for line in group]
     return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
 def control(directory: Path, versions: int, processes: list[Any]) -> None:
-    """Merge the manifests of each version, and tell the replicas."""
+    """Merge the manifests of each version, and notify the replicas."""
     from scalerl_jax.weights.manifest import Manifest, merge
 
     for version in range(versions):
@@ -245,7 +245,7 @@ def control(directory: Path, versions: int, processes: list[Any]) -> None:
 
 
 def kinds(versions: int) -> list[str]:
-    """What each version is; the first one compiles, and is not counted."""
+    """Return the kind of each version; the first one compiles and is not counted."""
     deltas = [f"delta, rate {rate:g}" for rate in RATES for _ in range(versions)]
     return ["full"] * (1 + versions) + deltas
 
@@ -253,7 +253,7 @@ def kinds(versions: int) -> list[str]:
 def learn(
     *, directory: str, millions: int, versions: int, rank: int, port: int
 ) -> Iterator[Line]:
-    """One learner process: full versions, and deltas at each rate."""
+    """Run one learner process: full versions, and deltas at each rate."""
     import jax
     import jax.numpy as jnp
 
@@ -312,7 +312,7 @@ def learn(
 def replicate(
     *, directory: str, millions: int, versions: int, replica: int
 ) -> Iterator[Line]:
-    """One replica: receives each version on devices of its own."""
+    """Run one replica, which receives each version on its own devices."""
     import jax
     import jax.numpy as jnp
 
@@ -339,7 +339,7 @@ def replicate(
 
 
 def architecture(millions: int) -> Any:
-    """A decoder of about so many parameters."""
+    """Return a decoder of about this number of parameters."""
     from scalerl_jax.model.sizes import ARCHITECTURES
 
     arch = dataclasses.replace(
@@ -353,7 +353,7 @@ def architecture(millions: int) -> Any:
 
 @contextlib.contextmanager
 def timed(line: Line) -> Iterator[None]:
-    """Enter wall and CPU seconds of this process, all of its threads, in a line."""
+    """Add wall and CPU seconds of this process, all threads included, to a line."""
     began, cpu = time.time(), time.process_time()
     yield
     ended = time.time()
@@ -362,14 +362,14 @@ def timed(line: Line) -> Iterator[None]:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file that is there wholly or not at all."""
+    """Write a file atomically."""
     partial = path.with_name(f".{path.name}")
     partial.write_text(text)
     partial.rename(path)
 
 
 def wait_for(path: Path, processes: list[Any] | None = None) -> str:
-    """The text of a file, once it is there; a process that fails ends the wait."""
+    """Return a file's text once it exists; a process that fails ends the wait."""
     deadline = time.monotonic() + TIMEOUT_S
     while not path.exists():
         failed = [each.args for each in processes or () if each.poll()]
@@ -383,7 +383,7 @@ def wait_for(path: Path, processes: list[Any] | None = None) -> str:
 
 
 def start(part: str, work: Line, *, devices: int = 1) -> subprocess.Popen:
-    """A process that does a part of a section."""
+    """Start a process for one part of a section."""
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": str(ROOT),
@@ -397,7 +397,7 @@ def start(part: str, work: Line, *, devices: int = 1) -> subprocess.Popen:
 
 
 def finish(process: subprocess.Popen) -> list[Line]:
-    """The lines that a process prints, once it has ended well."""
+    """Return the lines that a process prints, once it has ended with success."""
     try:
         output, _ = process.communicate(timeout=TIMEOUT_S)
     finally:

@@ -1,4 +1,4 @@
-"""The verifiers: what they accept and reject of real data, and how fast.
+"""The verifiers: the shares of real data that they accept, and their speed.
 
     make bench-rewards
     python benchmarks/rewards.py --sections=maths --workers=1,2
@@ -6,7 +6,7 @@
 
 Every verdict comes from a `VerifierPool`, as in a run.  Prints Markdown tables.  Maths
 answers are MATH-500's and those of all prepared data sets, or of a directory's files:
-JSON, JSON lines or Parquet in any form that `scalerl_jax.data` knows.
+JSON, JSON lines or Parquet in any form that `scalerl_jax.data` reads.
 """
 
 import argparse
@@ -52,14 +52,14 @@ class Item(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """Statuses in the order of the items, and how long they took together."""
+    """Statuses in the order of the items, and their total time."""
 
     statuses: list[str]
     wall_s: float
 
 
 def judge(items: Sequence[Item], *, workers: int) -> Judged:
-    """Have every item judged; processes are warm when the clock starts."""
+    """Judge every item; the processes are warm when the clock starts."""
     pool = VerifierPool(
         score="math:exp", named=_NAMED, timeout_s=_TIMEOUT_S, num_workers=workers
     )
@@ -87,18 +87,18 @@ def _collect(pool: VerifierPool) -> dict[int, str]:
 
 
 def math500_answers() -> list[str]:
-    """The reference answers of MATH-500."""
+    """Return the reference answers of MATH-500."""
     return json.loads((THIRD_PARTY / "math500/answers.json").read_text())
 
 
 def boxed(name: str, answer: str, expected: str) -> Item:
-    """An item whose answer is in a box at the end of a text."""
+    """Return an item whose answer is in a box at the end of a text."""
     reference = {"verifier": "math", "answer": expected}
     return Item(name, f"We find $x$, and so $\\boxed{{{answer}}}$.", reference)
 
 
 def answers_in(directory: Path) -> dict[str, list[str]]:
-    """The answers of maths questions in files, by file; others are left out."""
+    """Return the answers of maths questions in files, by file; others are left out."""
     readers = (rows.read_gsm8k, own.read_own, rows.read_maths)
     found: dict[str, list[str]] = {}
     for path in sorted(directory.rglob("*")):
@@ -116,7 +116,7 @@ def answers_in(directory: Path) -> dict[str, list[str]]:
 
 
 def prepared_answers() -> dict[str, list[str]]:
-    """The answers of the prepared data sets, and of MATH-500."""
+    """Return the answers of the prepared data sets, and of MATH-500."""
     found = {"math500": math500_answers()}
     for name, data_set in catalog.DATA_SETS.items():
         for split in data_set.splits:
@@ -135,7 +135,7 @@ def prepared_answers() -> dict[str, list[str]]:
 
 
 def pairs_of(answers: Sequence[str], rules: Mapping[str, Rule]) -> list[Item]:
-    """Every answer in every form that rules give it, to be judged by the answer."""
+    """Return every answer in every form by the rules, with itself as reference."""
     return [
         boxed(f"{answer} | {form} ({name})", form, answer)
         for answer in answers
@@ -145,9 +145,10 @@ def pairs_of(answers: Sequence[str], rules: Mapping[str, Rule]) -> list[Item]:
 
 
 def other_answers(answers: Sequence[str]) -> list[Item]:
-    """Each answer and others that are written differently: the next, one, the nearest.
+    """Return each answer with other ones: the next, one at random, and the nearest.
 
-    The nearest is the one behind it in the order of the texts.
+    Pairs that differ only in spaces are left out.  The nearest is the next in the order
+    of the texts.
     """
     chance = random.Random(0)
     in_order = sorted(answers)
@@ -162,9 +163,9 @@ def other_answers(answers: Sequence[str]) -> list[Item]:
 
 
 def is_confirmed(item: Item) -> bool:
-    """Whether an accepted pair is equal by exact numbers, or by `math-verify` alone.
+    """Return whether an accepted pair is equal by exact numbers, or by `math-verify`.
 
-    Without their units, which are left out of a comparison by intent.
+    Units are left out, as the comparison ignores them by intent.
     """
     expected, found = (
         re.sub(r"\s*(\\(text|mbox)\{[^{}]*\}(\^\{?\d\}?)?|\^\{?\\circ\}?)$", "", each)
@@ -177,7 +178,7 @@ def is_confirmed(item: Item) -> bool:
 
 
 def judge_maths(sets: Mapping[str, Sequence[str]], workers: Sequence[int]) -> None:
-    """Rewritten answers are accepted; changed ones, and other problems', are not."""
+    """Print shares: rewritten answers accepted, changed and other answers rejected."""
     table: list[tuple[Any, ...]] = [
         (
             *("answers", "different", "rewritten, accepted", "changed, accepted"),
@@ -223,7 +224,7 @@ def _percent(accepted: Sequence[bool]) -> str:
 
 
 def human_eval() -> dict[str, Item]:
-    """Canonical solutions and the tests of them."""
+    """Return canonical solutions of HumanEval, with their tests."""
     with gzip.open(THIRD_PARTY / "human_eval/HumanEval.jsonl.gz", "rt") as file:
         rows = [json.loads(line) for line in file]
     return {
@@ -239,7 +240,7 @@ def human_eval() -> dict[str, Item]:
 
 
 def mbpp(path: Path) -> dict[str, Item]:
-    """The same of a copy of sanitized-mbpp.json."""
+    """Return canonical solutions in a copy of sanitized-mbpp.json, with their tests."""
     items = {}
     for row in json.loads(path.read_text()):
         name = f"MBPP/{row['task_id']}"
@@ -274,14 +275,14 @@ _SWAPS: dict[type[ast.AST], type[ast.AST]] = {
 
 
 class _Swap(ast.NodeTransformer):
-    """Every operator becomes another one; without any, what is returned does."""
+    """A transformer that swaps every operator or, if `returns`, changes results."""
 
     def __init__(self, *, returns: bool) -> None:
         self._returns = returns
         self.swapped = 0
 
     def visit(self, node: ast.AST) -> ast.AST:
-        """The node that stands in its place."""
+        """Return the node that replaces it."""
         other = _SWAPS.get(type(node))
         if other is not None and not self._returns:
             self.swapped += 1
@@ -293,7 +294,7 @@ class _Swap(ast.NodeTransformer):
 
 
 def mutated(item: Item) -> Item:
-    """The same program with every operator swapped."""
+    """Return the same program with every operator swapped."""
     source = item.answer.removeprefix("```python\n").removesuffix("\n```")
     swap = _Swap(returns=False)
     tree = swap.visit(ast.parse(source))
@@ -303,7 +304,7 @@ def mutated(item: Item) -> Item:
 
 
 def code(workers: Iterable[int], sets: dict[str, dict[str, Item]]) -> None:
-    """Canonical solutions pass, mutated ones fail."""
+    """Print shares of canonical solutions that pass and mutated ones that fail."""
     sandbox.check()
     table = [("programs", "passed", "of", "exceptions")]
     for name, found in sets.items():
@@ -365,7 +366,7 @@ def _print(table: Sequence[tuple[str, ...]]) -> None:
 
 
 def main() -> None:
-    """Run the sections that the command line asks for."""
+    """Run the requested sections."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sections", default="maths,code")
     parser.add_argument("--workers", default="1,2", help="numbers of processes")

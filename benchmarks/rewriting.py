@@ -1,7 +1,7 @@
 r"""Answers in other writings, for measuring a verifier.
 
-Every rule of REWRITINGS is sure to keep what an answer says, and gives None for an
-answer of which that is not sure.  Nothing of the verifier is used here.
+Every rule of REWRITINGS surely keeps the meaning of an answer, and returns None for an
+answer where that is not sure.  Nothing of the verifier is used here.
 """
 
 import re
@@ -27,7 +27,7 @@ _EXPRESSION = re.compile(
 
 
 def number_of(answer: str) -> Fraction | None:
-    """The value of a whole number, a decimal or a fraction of whole numbers."""
+    """Return the value of a whole number, a decimal or a fraction of whole numbers."""
     if _WHOLE.fullmatch(answer) or _DECIMAL.fullmatch(answer):
         return Fraction(answer)
     found = FRACTION.fullmatch(answer)
@@ -39,7 +39,7 @@ def number_of(answer: str) -> Fraction | None:
 
 
 def decimal_of(value: Fraction) -> str | None:
-    """A number's decimal form, if that ends within 20 digits."""
+    """Return a number's decimal form, if that ends within 20 digits."""
     for digits in range(20):
         scaled = value * 10**digits
         if scaled.denominator == 1:
@@ -50,9 +50,9 @@ def decimal_of(value: Fraction) -> str | None:
 
 
 def is_expression(answer: str) -> bool:
-    """Whether an answer is one expression, which sums and products can hold.
+    """Return whether an answer is one expression that can be part of sums and products.
 
-    A number in a base, a word, a list with "or", and the letter of a choice are none.
+    Not so a number in a base, a word, a list with "or", and the letter of a choice.
     """
     if re.search(r"_\s*\{?\d|(?<![\\a-zA-Z])(?:[a-zA-Z]{3}|or)", answer):
         return False
@@ -62,7 +62,7 @@ def is_expression(answer: str) -> bool:
 
 
 def parts_of(answer: str) -> tuple[str, list[str], str] | None:
-    """A list, set or tuple of simple parts: what stands before, parts, and after."""
+    """Split a list, set or tuple of simple parts: text before, parts, text after."""
     for before, after in _AROUND:
         if not (answer.startswith(before) and answer.endswith(after)):
             continue
@@ -74,7 +74,7 @@ def parts_of(answer: str) -> tuple[str, list[str], str] | None:
 
 
 def on_numbers(change: Callable[[Fraction], str | None]) -> Rule:
-    """A rule for the answers that are numbers."""
+    """Return a rule for the answers that are numbers."""
 
     def rule(answer: str) -> str | None:
         value = number_of(answer)
@@ -84,7 +84,7 @@ def on_numbers(change: Callable[[Fraction], str | None]) -> Rule:
 
 
 def _on_decimals(pattern: str) -> Rule:
-    """A rule for numbers whose decimal form ends: the pattern with that for @."""
+    """Return a rule for numbers with a finite decimal form, put for @ in a pattern."""
 
     def change(value: Fraction) -> str | None:
         text = decimal_of(value)
@@ -94,14 +94,14 @@ def _on_decimals(pattern: str) -> Rule:
 
 
 def on_expressions(pattern: str) -> Rule:
-    """A rule for expressions: the pattern with the answer for @."""
+    """Return a rule for expressions: the pattern with the answer for @."""
     return lambda answer: (
         pattern.replace("@", answer) if is_expression(answer) else None
     )
 
 
 def replaced(pattern: str, replacement: str) -> Rule:
-    """A rule that replaces all of a pattern, for answers where it is there."""
+    """Return a rule that replaces all matches of a pattern, where there is one."""
 
     def rule(answer: str) -> str | None:
         changed = re.sub(pattern, replacement, answer)
@@ -111,7 +111,7 @@ def replaced(pattern: str, replacement: str) -> Rule:
 
 
 def on_match(found_by: re.Pattern[str], template: str) -> Rule:
-    """A rule for answers that match as a whole."""
+    """Return a rule for answers that match as a whole."""
 
     def rule(answer: str) -> str | None:
         found = found_by.fullmatch(answer)
@@ -121,7 +121,7 @@ def on_match(found_by: re.Pattern[str], template: str) -> Rule:
 
 
 def as_fraction(pattern: str, times: int = 1) -> Callable[[Fraction], str]:
-    """A number by its sign, what is above and what is below."""
+    """Return a rule that writes a number by sign, numerator and denominator."""
 
     def change(value: Fraction) -> str:
         sign = "-" if value < 0 else ""
@@ -132,7 +132,7 @@ def as_fraction(pattern: str, times: int = 1) -> Callable[[Fraction], str]:
 
 
 def rearranged(order: Callable[[list[str]], list[str]], *, sets: bool) -> Rule:
-    """A rule that changes the parts of lists and sets, or those of tuples."""
+    """Return a rule that changes the parts of lists and sets, or those of tuples."""
 
     def rule(answer: str) -> str | None:
         found = parts_of(answer)

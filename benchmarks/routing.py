@@ -1,14 +1,15 @@
-"""How far sampler and learner route apart, what replay leaves, what a mixture costs.
+"""Routing differences of sampler and learner, the effect of replay, a mixture's cost.
 
     python benchmarks/routing.py                    # both parts
     python benchmarks/routing.py --only=mismatch
     python benchmarks/routing.py --runs runs/on runs/off    # draws docs/routing.png
 
-The first part samples held-out prompts in bfloat16 and asks the learner, with the same
-weights, which experts it would take and how likely each sampled token is, with the
-sampler's experts and with its own.  The second times sampling and the gradient of a
-mixture and of the dense model of its active size, in turns.  Prints two tables.
-With --runs it draws runs that differ in `objective.routing_replay` instead.
+The first part samples held-out prompts in bfloat16.  The learner, with the same
+weights, then computes its choice of experts and the log-probability of each sampled
+token, with the sampler's experts and with its own.  The second part times sampling and
+the gradient of a mixture and of the dense model of its active size, in turns.  Prints
+two tables.  With --runs it draws runs that differ in `objective.routing_replay`
+instead.
 """
 
 import argparse
@@ -65,17 +66,17 @@ class Bench:
 
     @functools.cached_property
     def arch(self) -> Any:
-        """Of the checkpoint."""
+        """The architecture of the checkpoint."""
         return make_architecture(self.config)
 
     @functools.cached_property
     def mesh(self) -> Any:
-        """Of one device, for both roles."""
+        """The mesh of one device, for both roles."""
         return make_mesh(jax.devices()[:1])
 
     @functools.cached_property
     def params(self) -> PyTree:
-        """The learner's."""
+        """The learner's params."""
         return load_params(
             self.config.model.checkpoint,
             self.arch,
@@ -85,7 +86,7 @@ class Bench:
 
     @functools.cached_property
     def sampled(self) -> list:
-        """What `sample` has returned first."""
+        """The first result of `sample`."""
         return self.sample()
 
     @functools.cached_property
@@ -109,12 +110,12 @@ class Bench:
         return copy(self.params)
 
     def sample(self) -> list:
-        """Prompts with their completions."""
+        """Return prompts with their completions."""
         return self._probe(self._published)
 
     @functools.cached_property
     def forward(self) -> Forward:
-        """The learner's pass."""
+        """The learner's forward pass."""
         return make_forward(self.config, self.arch, self.mesh)
 
     def batch(self) -> PackedBatch:
@@ -128,9 +129,9 @@ class Bench:
 
 
 def routed_apart(bench: Bench) -> tuple[float, float]:
-    """Shares of (token, layer) and of tokens whose experts the learner would change.
+    """Return shares of (token, layer) and of tokens whose experts the learner changes.
 
-    A token counts where the sampler has chosen; the order of its experts does not.
+    A token counts where the sampler has chosen experts, whose order does not matter.
     """
 
     @jax.jit
@@ -151,7 +152,7 @@ def routed_apart(bench: Bench) -> tuple[float, float]:
 
 
 def mismatch(options: argparse.Namespace) -> None:
-    """Print how far apart they are, for learners of two precisions."""
+    """Print the mismatch of sampler and learner, for learners of two precisions."""
     print("| learner | tokens | (token, layer) apart | tokens apart | replay "
           "| mean abs dlogp | max | KL |")  # fmt: skip
     print("|---|---|---|---|---|---|---|---|")
@@ -184,7 +185,7 @@ def mismatch(options: argparse.Namespace) -> None:
 
 
 def timed(work: Any) -> float:
-    """Seconds that `work` takes."""
+    """Return the seconds that `work` takes."""
     begun = time.perf_counter()
     jax.block_until_ready(work())
     return time.perf_counter() - begun
@@ -223,9 +224,9 @@ def throughput(options: argparse.Namespace) -> None:
 
 
 def draw(runs: list[Path], picture: Path) -> None:
-    """Pass rates, and how far sampler and learner of one version are apart.
+    """Draw pass rates, and the mismatch of sampler and learner at one version.
 
-    The second is of each evaluation's few hundred tokens, a point each.
+    The mismatch is over each evaluation's few hundred tokens, a point each.
     """
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.6))
     seen = set()
@@ -257,7 +258,7 @@ def draw(runs: list[Path], picture: Path) -> None:
 
 
 def main() -> None:
-    """Print the tables that are asked for."""
+    """Print the requested tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--config", default="configs/tiny_moe.py")
     parser.add_argument("--dense", default="configs/tiny.py")

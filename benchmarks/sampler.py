@@ -1,9 +1,9 @@
-"""Our sampler beside its peers on the same work, and what its own parts cost.
+"""Our sampler beside its peers on the same work, and the cost of its own parts.
 
     make bench-sampler                                       # everything
     python benchmarks/sampler.py --sections=peers --workloads=W1 --rounds=1
 
-`sampler_ours.py` is our side, README.md beside this file says what is measured.
+`sampler_ours.py` is our side; README.md beside this file describes the measurements.
 """
 
 import argparse
@@ -27,11 +27,11 @@ class Bench(shared.Bench):
     """Contenders with the options of samplers."""
 
     def __init__(self, options: argparse.Namespace, weights: Path) -> None:
-        """A bench of samplers."""
+        """Make a bench of samplers."""
         super().__init__(options, weights, "sampler_ours.py", PEERS)
 
     def ours(self, command: str, workload: str, *arguments: str) -> Line:
-        """One measurement of our sampler."""
+        """Run one measurement of our sampler."""
         options = self.options
         return super().ours(
             command,
@@ -43,7 +43,7 @@ class Bench(shared.Bench):
         )
 
     def contend(self, contender: str, workload: str) -> Line:
-        """Both rates of a contender on a workload."""
+        """Measure both rates of a contender on a workload."""
         if contender == OURS:
             return self.ours("contender", workload, f"--slots={self.options.slots}")
         raw = contender == "continuous" and self.options.continuous_raw
@@ -51,7 +51,7 @@ class Bench(shared.Bench):
 
 
 def peers(bench: Bench) -> Line:
-    """Every contender on every workload, in turns."""
+    """Measure every contender on every workload, in turns."""
     rows: Line = {}
     for workload in bench.options.workloads:
         rows[workload] = shared.take_turns(bench, workload, bench.contend)
@@ -60,7 +60,7 @@ def peers(bench: Bench) -> Line:
 
 
 def print_peers(workload: str, rows: dict[str, list[Line]]) -> None:
-    """A table of rates, and our ratio to the best peer."""
+    """Print a table of rates, and our ratio to the best peer."""
     rounds = len(rows[OURS])
     print(f"\n### {workload}: median of {rounds} rounds (least to greatest)\n")
     print(
@@ -92,12 +92,12 @@ def print_peers(workload: str, rows: dict[str, list[Line]]) -> None:
 
 
 def rates(lines: Sequence[Line], kind: str) -> list[float]:
-    """Tokens per second of each round; none where the kind was not measured."""
+    """Return tokens per second of each round; [] if the kind was not measured."""
     return [line[f"{kind}_tokens_per_s"] for line in lines if line[kind]]
 
 
 def head(bench: Bench) -> Line:
-    """What the float32 head costs."""
+    """Measure the cost of the float32 head."""
     line = bench.ours("head", "W2")
     print(
         f"\n### float32 head: {line['workload']}, {work.SEQUENCES} slots, "
@@ -123,7 +123,7 @@ def head(bench: Bench) -> Line:
 
 
 def update(bench: Bench) -> Line:
-    """What handing over new params costs."""
+    """Measure the cost of new params."""
     lines = {
         workload: bench.ours("update", workload) for workload in bench.options.workloads
     }
@@ -142,7 +142,7 @@ def update(bench: Bench) -> Line:
 
 
 def host(bench: Bench) -> Line:
-    """How long the device waits for Python."""
+    """Measure the time that the device waits for Python."""
     line = bench.ours("host", "W1", f"--trace={bench.options.trace}")
     print(
         f"\n### Device waits for Python: {line['workload']}, {line['slots']} slots "
@@ -160,7 +160,7 @@ def host(bench: Bench) -> Line:
 
 
 def memory(bench: Bench) -> Line:
-    """Cache bytes in use against tokens held."""
+    """Measure cache bytes in use against tokens in the cache."""
     line = bench.ours("memory", "W1")
     print("\n### Cache memory against context: one sequence, two layers, one KV head\n")
     print("| context, tokens | pages in use, KiB | tokens held, KiB | ratio |")
@@ -184,7 +184,7 @@ SECTIONS: dict[str, Section] = {
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = shared.parser(
         __doc__.splitlines()[0],
         sections=SECTIONS,

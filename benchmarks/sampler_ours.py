@@ -51,13 +51,13 @@ HOST_CALLS = 16  # calls timed without the profiler, and as many with it
 SETTLING_CALLS = 4  # the first ones prefill all slots at once
 UPDATE_SETTLING, UPDATE_CALLS = 3, 24  # calls of one run
 MEMORY_CONTEXTS = tuple(2**power for power in range(10, 16))  # tokens
-MAX_TRACE_EVENTS = 1_000_000  # the profiler leaves out what is above
+MAX_TRACE_EVENTS = 1_000_000  # the profiler drops further ones
 
 
 def make_engine(
     arch: Architecture, params: PyTree, *, slots: int, **changes: Any
 ) -> Engine:
-    """A compiled engine for the benchmark's prompts; no token ends a completion."""
+    """Return a compiled engine for the prompts; no token ends a completion."""
     settings: dict[str, Any] = dict(
         max_prompt_tokens=work.PROMPT_TOKENS,
         max_completion_tokens=work.MAX_NEW_TOKENS,
@@ -74,7 +74,7 @@ def make_engine(
 
 
 def knobs(options: argparse.Namespace) -> dict[str, int]:
-    """The settings of an engine that the command line sets."""
+    """Return the settings of an engine that the command line sets."""
     return dict(tokens_per_call=options.tokens_per_call, page_size=options.page_size)
 
 
@@ -84,7 +84,7 @@ def filled_scheduler(
     prompts: Sequence[Sequence[int]],
     lengths: Sequence[int],
 ) -> Scheduler:
-    """A scheduler with every prompt in line, `lengths` for its samples in order."""
+    """Return a scheduler with every prompt queued; `lengths` are for its samples."""
     scheduler = Scheduler(engine)
     scheduler.load(params, 0)
     samples = len(lengths) // len(prompts)
@@ -110,7 +110,7 @@ def filled_scheduler(
 def complete(
     engine: Engine, params: PyTree, workload: str, lengths: Sequence[int]
 ) -> tuple[int, dict[str, Any]]:
-    """The 128 sequences at `lengths`: tokens decoded, and the scheduler's counts."""
+    """Complete the 128 sequences at `lengths`; return tokens decoded, and counts."""
     scheduler = filled_scheduler(engine, params, work.prompts(workload), lengths)
     found: list[int] = []
     while scheduler.busy:
@@ -121,7 +121,7 @@ def complete(
 
 
 def contend(options: argparse.Namespace) -> None:
-    """What every peer does: the useful and the raw rate."""
+    """Measure the useful and the raw rate, as every peer does."""
     arch = ours.architecture(options.workload)
     params = load_params(options.weights, arch, dtype=jnp.float32)
     changes = knobs(options)
@@ -153,7 +153,7 @@ def contend(options: argparse.Namespace) -> None:
 
 
 def measure_head(options: argparse.Namespace) -> None:
-    """Seconds of raw decoding with and without the float32 head, taking turns."""
+    """Measure seconds of raw decoding with and without the float32 head, in turns."""
     arch = ours.architecture(HEAD_WORKLOAD)
     master = load_params(options.weights, arch, dtype=jnp.float32)
     lengths = [HEAD_NEW_TOKENS] * work.SEQUENCES
@@ -186,12 +186,12 @@ def measure_head(options: argparse.Namespace) -> None:
 
 
 def measure_update(options: argparse.Namespace) -> None:
-    """Seconds of `step` calls with other params than before, and with the same.
+    """Measure seconds of `step` calls with changed params, and with the same ones.
 
-    A step may read the results of the call before it, so calls come in twos of a kind
-    and the second is timed: it shows what the first cost the device and what it cost
-    the host itself.  The twos come as changed, same, same, changed: contexts grow, and
-    so does the time of a call, by the same amount for both kinds.
+    A step may read the results of the call before it, so calls come in pairs of a kind
+    and the second is timed: it shows the first one's cost on the device and its own
+    cost on the host.  The pairs are changed, same, same, changed: contexts grow, and so
+    does the time of a call, by the same amount for both kinds.
     """
     arch = ours.architecture(options.workload)
     params = load_params(options.weights, arch, dtype=jnp.float32)
@@ -242,7 +242,7 @@ def measure_update(options: argparse.Namespace) -> None:
 
 
 def measure_host(options: argparse.Namespace) -> None:
-    """Share of the wall time in which no program runs, from a profiler trace."""
+    """Measure the share of the wall time without a running program, by a trace."""
     arch = ours.architecture("W1")
     params = load_params(options.weights, arch, dtype=jnp.float32)
     engine = make_engine(arch, params, slots=HOST_SLOTS, **knobs(options))
@@ -290,7 +290,7 @@ def measure_host(options: argparse.Namespace) -> None:
 
 
 def device_seconds(path: Path) -> tuple[float, float, int]:
-    """Seconds in which a program ran, seconds from the first to the last, events.
+    """Return seconds in which a program ran, seconds from first to last, and events.
 
     On CPU every program and every operation of it is an event of XLA's thunk
     executor: the part of a program that waits for other threads has an event of its
@@ -312,13 +312,13 @@ def device_seconds(path: Path) -> tuple[float, float, int]:
 
 
 def is_execution(event: dict[str, Any]) -> bool:
-    """Whether a trace event is (a part of) the execution of a compiled program."""
+    """Return whether a trace event is (a part of) a compiled program's execution."""
     source = str(event.get("args", {}).get("_src", ""))
     return "ThunkExecutor" in event["name"] or "thunk_executor" in source
 
 
 def union(spans: Iterable[tuple[float, float]]) -> float:
-    """Length of what the intervals cover together."""
+    """Return the length that the intervals cover together."""
     covered, reached = 0.0, -np.inf
     for start, end in sorted(spans):
         covered += max(0.0, end - max(start, reached))
@@ -327,7 +327,7 @@ def union(spans: Iterable[tuple[float, float]]) -> float:
 
 
 def measure_memory(options: argparse.Namespace) -> None:
-    """Peak bytes of the pages in use against the bytes of the tokens held."""
+    """Measure the peak bytes of pages in use against the bytes of tokens in them."""
     longest = max(MEMORY_CONTEXTS)
     arch = Architecture(
         family="qwen3",
@@ -381,7 +381,7 @@ COMMANDS = {
 
 
 def main() -> None:
-    """One measurement."""
+    """Run one measurement."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("--workload", choices=work.WORKLOADS, default="W1")

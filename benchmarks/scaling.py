@@ -55,23 +55,23 @@ SIGMAS = (0.003, 0.006, 0.012)
 
 
 def rate(x, c=2542.0, b=1.92, a=0.61):
-    """Equation 1."""
+    """Return pass rates by equation 1."""
     return R0 + (a - R0) / (1.0 + (c / x) ** b)
 
 
 def hours(last, step=150.0):
-    """When evaluations are made."""
+    """Return the GPU-hours of the evaluations."""
     return np.arange(1500.0, last + 1, step)
 
 
 def holds(interval, truth):
-    """Whether an interval holds a value; a missing end holds everything."""
+    """Return whether an interval contains a value; a missing end is no limit."""
     above = interval.low is None or interval.low <= truth
     return above and (interval.high is None or truth <= interval.high)
 
 
 def table(*rows):
-    """Print Markdown; the first row is the head."""
+    """Print a Markdown table; the first row is its header."""
     head, *body = [[str(cell) for cell in row] for row in rows]
     for row in (head, ["---"] * len(head), *body):
         print("| " + " | ".join(row) + " |")
@@ -79,7 +79,7 @@ def table(*rows):
 
 
 def published(_):
-    """Table 1 as noise-free curves: what comes back."""
+    """Print the fits of table 1's curves without noise."""
     print("### Published rows, noise-free\n")
     rows = [("row", "A, B, C_mid", "default", "--protocol paper", "largest error")]
     for name, (c, b, a, last) in PUBLISHED.items():
@@ -100,7 +100,7 @@ def published(_):
 
 
 def coverage(num_curves):
-    """How often the 90 % intervals hold the truth."""
+    """Print how often the 90 % intervals contain the truth."""
     print(f"### Coverage of 90 % intervals, {num_curves} curves each, in %\n")
     head = (
         "noise",
@@ -120,7 +120,7 @@ def coverage(num_curves):
 
 
 def _coverage_row(last, sigma, num_curves):
-    """One noise level and window."""
+    """Return the row of one noise level and window."""
     x, hits = hours(last), np.zeros(5)
     generator = np.random.default_rng(round(sigma * 1e4) + last)
     for _ in range(num_curves):
@@ -136,7 +136,7 @@ def _coverage_row(last, sigma, num_curves):
 
 
 def variants(num_curves):
-    """Coverage of A by other ways to an interval, and under correlated noise."""
+    """Print coverage of A by other intervals, and under correlated noise."""
     print(f"### Coverage for A of other intervals, {num_curves // 2} curves, in %\n")
     rows = [("noise 0.006, data to 16k", "profile", "moving-block bootstrap")]
     x, errors = hours(16_000, 300.0), np.full(49, 0.006)
@@ -166,7 +166,7 @@ def variants(num_curves):
 
 
 def identified(num_curves):
-    """How far the data must reach before A is called identified."""
+    """Print how far the data must reach before A is called identified."""
     print(f"### A called identified, {num_curves // 5} curves each, in %\n")
     reaches = (1.0, 1.6, 2.4, 3.1, 6.3)
     rows = [("noise", *(f"data to {reach} C_mid" for reach in reaches))]
@@ -186,7 +186,7 @@ def identified(num_curves):
 
 
 def windows(_):
-    """The paper's comparison of laws on one long run."""
+    """Print the paper's comparison of laws on one long run."""
     print("### A over windows of a simulated 100k-hour run (A = 0.645, noise 0.005)\n")
     x = np.arange(750.0, 100_001, 1350.0)
     y = rate(x, 10909, 1.70, 0.645) + np.random.default_rng(1).normal(0, 0.005, x.size)
@@ -215,7 +215,7 @@ FALL_POINTS = (5, 8, 12, 20, 50)
 
 
 def collapse(num_curves):
-    """How often a curve is called a collapse, rightly and not."""
+    """Print how often a curve is called a collapse, rightly and not."""
     count = 10 * num_curves
     print(f"### Called a collapse, {count} curves each, in %\n")
     rows = [("curve", *(f"{n} points" for n in FALL_POINTS))]
@@ -253,9 +253,9 @@ def _fall_rates(
     correlation=0.0,
     completions=0,
 ):
-    """Share of sigmoids called a collapse, for each of FALL_POINTS, in %.
+    """Return the share of sigmoids called a collapse, for each of FALL_POINTS, in %.
 
-    With `lost`, that share of the gain goes away over the last third.
+    With `lost`, that share of the gain is lost over the last third.
     """
     cells = []
     for n in FALL_POINTS:
@@ -279,7 +279,7 @@ def _fall_rates(
 
 
 def speed(_):
-    """Seconds on one core: the least of several runs."""
+    """Print seconds on one core: the least of several runs."""
     print("### Speed, one core, seconds\n")
     x = np.linspace(150.0, 16_000.0, 100)
     y = rate(x) + np.random.default_rng(0).normal(0, 0.006, x.size)
@@ -306,7 +306,7 @@ def speed(_):
 
 
 def report_seconds():
-    """The command `report` over many runs in one file."""
+    """Return seconds of the command `report` over many runs in one file."""
     generator, lines = np.random.default_rng(2), ["run,gpu_hours,pass_rate"]
     for run in range(100):
         x = np.linspace(80.0, 16_000.0, 200)
@@ -325,7 +325,7 @@ def report_seconds():
 
 
 def least(action, times):
-    """The shortest of several runs, which other work disturbed least."""
+    """Return the shortest of several runs, which other work disturbed least."""
     seconds = []
     for _ in range(times):
         start = time.perf_counter()
@@ -351,7 +351,7 @@ PARTS = {
 
 
 def main() -> None:
-    """Print the parts asked for."""
+    """Print the requested parts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default=",".join(PARTS), help="parts: %(default)s")
     parser.add_argument("--curves", type=int, default=500, help="simulated, per row")

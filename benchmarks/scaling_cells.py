@@ -15,7 +15,7 @@ ROLLOUTS = (8, 16, 32, 64, 128)
 
 
 def plateaus(num_curves, table):
-    """How often A is called identified, of curves without a plateau and with one."""
+    """Print how often A is called identified, without a plateau and with one."""
     count = num_curves // 5
     print(f"### A called identified, {count} curves each, in %\n")
     rows = [("curve", "noise", "40 evaluations", "12 evaluations")]
@@ -32,12 +32,12 @@ def plateaus(num_curves, table):
 
 
 def without_plateau(x):
-    """A power law of the error, which never ends."""
+    """Return a power law of the error, which has no plateau."""
     return 1.0 - 0.75 * (1.0 + x / 0.05) ** -0.3
 
 
 def _identified(curve, end, points, noise, count):
-    """Share of curves whose A is called identified."""
+    """Return the share of curves whose A is called identified."""
     generator, x = np.random.default_rng(3), np.linspace(0.0, end, points + 1)
     calls = []
     for _ in range(count):
@@ -47,7 +47,7 @@ def _identified(curve, end, points, noise, count):
 
 
 def noises(num_curves, table):
-    """Coverage of 90 % intervals and bands under other noise."""
+    """Print the coverage of 90 % intervals and bands under other noise."""
     count = num_curves // 5
     print(f"### Coverage under other noise, {count} curves each, in %\n")
     rows = [("noise", "evaluation at 2x", "curve at 2x", "A", "B")]
@@ -67,7 +67,7 @@ def noises(num_curves, table):
 
 
 def _covered(draw, settings, count):
-    """One kind of noise."""
+    """Return the coverage under one kind of noise."""
     generator, hits = np.random.default_rng(5), np.zeros(4)
     for _ in range(count):
         x, y, errors, truth, seen = draw(generator)
@@ -86,7 +86,7 @@ def _covered(draw, settings, count):
 
 
 def _holds(interval, truth):
-    """Whether an interval holds a value; a missing end holds everything."""
+    """Return whether an interval contains a value; a missing end is no limit."""
     above = interval.low is None or interval.low <= truth
     return above and (interval.high is None or truth <= interval.high)
 
@@ -123,13 +123,13 @@ def _wandering(points, correlation):
 
 
 def _seen(x, noise):
-    """Evaluations at x [n] and a later one, with noise [n + 1]."""
+    """Return evaluations at x [n] and a later one, with noise [n + 1]."""
     y = np.clip(curve_rate(x) + noise[:-1], 0.0, 1.0)
     return x, y, None, TRUTH, float(curve_rate(2 * REACH)) + noise[-1]
 
 
 def isocompute(num_curves, table):
-    """How often the n of a budget is the best one that was tested."""
+    """Print how often the n of a budget is the best one that was tested."""
     count = num_curves // 8
     print(f"### IsoCompute, {count} sweeps of {ROLLOUTS} rollouts each, in %\n")
     rows = [("noise", "best n", "standard error", "best n or its neighbour")]
@@ -144,7 +144,7 @@ def isocompute(num_curves, table):
 
 
 def _steps_off(generator, noise):
-    """Places between the n decided on and the best one, at 12 budgets."""
+    """Return the steps between the chosen n and the best one, at 12 budgets."""
     start, rise = generator.uniform(0.1, 0.2), generator.uniform(0.03, 0.07)
     exponent = generator.uniform(1.0, 2.0)
     middle = 2e4 * np.exp(generator.uniform(-0.7, 0.7))

@@ -1,7 +1,7 @@
-"""What the fitter claims, held against simulated curves: parts of `scaling.py`.
+"""Claims of the fitter, tested on simulated curves: parts of `scaling.py`.
 
 R0 is observed at step 0 with the noise of every other evaluation, as in a real run.
-Nothing here is told of the truth; what is known is only what a run directory has.
+The fitter does not get the truth, only what a run directory has.
 """
 
 import numpy as np
@@ -17,12 +17,12 @@ COMPLETIONS = 16
 
 
 def curve_rate(x, truth=TRUTH):
-    """Pass rates of the law at x."""
+    """Return pass rates of the law at x."""
     return scaling.sigmoid(x, **truth)
 
 
 def selection(num_curves, table):
-    """Coverage of A's intervals where it is identified, and of prediction bands."""
+    """Print coverage of intervals of identified A, and of prediction bands."""
     count = 4 * num_curves
     print(f"### Claims, R0 observed with the same noise, {count} curves each, in %\n")
     rows = [
@@ -43,7 +43,7 @@ def selection(num_curves, table):
 
 
 def _selection_row(points, reach, noise, count):
-    """One design and noise."""
+    """Return the row of one design and noise."""
     generator = np.random.default_rng([points, round(10 * reach), round(1e4 * noise)])
     x, hits = np.linspace(0.0, reach, points + 1), np.zeros(4)
     later = float(curve_rate(2.0 * reach))
@@ -74,7 +74,7 @@ def _selection_row(points, reach, noise, count):
 
 
 def short(num_curves, table):
-    """Forecasts of short noisy curves against plain baselines."""
+    """Print forecasts of short noisy curves against plain baselines."""
     sets = num_curves
     print(f"### Mean |error| of the later half, {sets} sets of four seeds\n")
     print(f"{COMPLETIONS} completions an evaluation, recipes drawn at random.\n")
@@ -94,7 +94,7 @@ def short(num_curves, table):
 
 
 def four_seeds(generator, points):
-    """Compute [n] from 0 on, and pass rates [4, n] of one recipe's seeds."""
+    """Return compute [n] from 0 on, and pass rates [4, n] of one recipe's seeds."""
     x = np.arange(points + 1.0)
     start = generator.uniform(0.05, 0.4)
     truth = {
@@ -108,7 +108,7 @@ def four_seeds(generator, points):
 
 
 def _errors(x, y):
-    """Of the forecast, the best curve, SciPy's power law and the last three."""
+    """Return errors of the forecast, best curve, SciPy's power law and last three."""
     from scipy.optimize import least_squares
 
     seen = x <= 0.5 * x[-1]
@@ -133,7 +133,7 @@ def _errors(x, y):
 
 
 def phases(num_curves, table):
-    """How often a climb in two phases fools the sigmoid, and how often it warns."""
+    """Print how often a climb in two phases fools the sigmoid, and warnings of it."""
     count = num_curves // 2
     print(f"### A climb in two phases, to 0.45 and then to 0.65, {count} each, in %\n")
     rows = [
@@ -153,7 +153,7 @@ def phases(num_curves, table):
 
 
 def _phases_row(points, noise, end, name, count):
-    """One end of the data."""
+    """Return the row of one end of the data."""
     generator = np.random.default_rng([points, round(1e4 * noise), round(100 * end)])
     x, hits = np.linspace(0.0, end, points + 1), np.zeros(4)
     first = TRUTH | {"asymptote": 0.45, "exponent": 2.5, "midpoint": 0.1}
@@ -175,7 +175,7 @@ def _phases_row(points, noise, end, name, count):
 
 
 def flats(num_curves, table):
-    """How often curves are called flat, and pairs of equal runs decided."""
+    """Print how often curves are called flat, and pairs of equal runs decided."""
     count = num_curves
     print(f"### Called flat, {count} curves each, in %\n")
     rows = [("gain over its noise", *(f"{n} evaluations" for n in (6, 12, 24)))]

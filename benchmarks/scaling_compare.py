@@ -1,9 +1,9 @@
-"""How often `compare` names a winner between equal recipes: a part of `scaling.py`.
+"""Rate at which `compare` names a winner of equal recipes: a part of `scaling.py`.
 
-Every simulated run has an A, B and C_mid of its own, drawn around those of its recipe,
-and evaluations with noise of their own.  Thousands of curves are fitted at once, with
-the standard errors of least squares in place of profiles; the intervals of differences
-and the winners are those of the package.
+Every simulated run has its own A, B and C_mid, drawn around those of its recipe, and
+evaluations with independent noise.  Thousands of curves are fitted at once, with the
+standard errors of least squares in place of profiles; the intervals of differences and
+the winners are those of the package.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from scalerl_jax.scaling.search import SHAPE_U, A, Problem, descend, minimise_ea
 from scalerl_jax.scaling.uncertainty import student_quantile
 
 R0, ASYMPTOTE, EXPONENT = 0.25, 0.61, 1.92
-SLOW = 1.4  # B of the second recipe, where that is all that differs
+SLOW = 1.4  # B of the second recipe, where only B differs
 X = np.linspace(0.0, 6.3, 33)  # in C_mid: step 0, and 32 evaluations
 NOISE = 0.01
 SPREADS = (0.0, 0.01, 0.03)  # of A; log B and log C_mid spread 3 times as far
@@ -38,7 +38,7 @@ UNLIKE = (
 
 
 def compare(num_curves, table):
-    """False winners between equal recipes, what intervals hold, and power."""
+    """Print false winners of equal recipes, coverage of intervals, and power."""
     count = 4 * num_curves
     print(f"### `compare` at 90 %, {count} pairs of recipes a cell, in %\n")
     for shared, correlation in itertools.product((0.0, SHARED), (0.0, 0.5)):
@@ -70,7 +70,7 @@ def _head(first):
 
 
 def _sets(count, spreads, correlation, shared):
-    """Fits of pairs of equal recipes, and of those that differ, by how they do."""
+    """Return fits of pairs of equal recipes, and of different ones by difference."""
     seed = [round(1000 * (spreads[0] + 2 * spreads[1])), round(10 * correlation)]
     generator = np.random.default_rng([*seed, round(10 * shared)])
     differ = {"equal": (0.0, EXPONENT), "slow": (0.0, SLOW)}
@@ -93,9 +93,9 @@ def _sets(count, spreads, correlation, shared):
 def rates_of_runs(
     generator, shape, spreads, arms, *, correlation, shared, exponents_spread=3.0
 ):
-    """Pass rates [count, arms, seeds, n]; runs of a seed share part of their luck.
+    """Return pass rates [count, arms, seeds, n]; runs of a seed share part of the luck.
 
-    `shape` is (count, arms, seeds); `arms` are what each adds to A, and its B.
+    `shape` is (count, arms, seeds); `arms` has each arm's addition to A, and its B.
     """
     count, num_arms, seeds = shape
     common = generator.normal(size=(3, count, 1, seeds, 1))
@@ -127,7 +127,7 @@ class Fits:
         self.asymptotes = _number(self.problem, self.theta, A, [0, 1, 2, 3], self.shape)
 
     def exponents(self, counts):
-        """Log B of the first runs, with A held at the mean of the two recipes'."""
+        """Return log B of the first runs, with A held at the mean of both recipes."""
         values = self.asymptotes[0]
         first = np.zeros(self.shape, bool)
         means = []
@@ -151,7 +151,7 @@ class Fits:
 
 
 def _number(problem, theta, column, free, shape):
-    """Values of a column in this shape, and [.., 2] how far their noise reaches."""
+    """Return a column's values in this shape, and the reach [.., 2] of their noise."""
     slopes = problem.slopes(theta)[:, :, free]
     covariance = np.linalg.pinv(np.einsum("kni,knj->kij", slopes, slopes))
     z = problem.scaled_residuals(theta)
@@ -165,7 +165,7 @@ def _number(problem, theta, column, free, shape):
 
 
 def decide(fits, counts, *, paired):
-    """A's difference, B's (None for one run each) and the winner, 1, -1 or 0."""
+    """Return A's difference, B's (None for one run each), the winner (1, -1, 0)."""
     several = max(counts) > 1
     numbers = [fits.asymptotes, *([fits.exponents(counts)] if several else [])]
     found = []
@@ -186,7 +186,7 @@ def decide(fits, counts, *, paired):
 
 
 def _cells(sets, counts, *, paired):
-    """The figures of one row."""
+    """Return the figures of one row."""
     found = {name: decide(fits, counts, paired=paired) for name, fits in sets.items()}
     signs = {name: np.array([s for *_, s in each]) for name, each in found.items()}
     by_a, by_b, _ = zip(*found["equal"], strict=True)

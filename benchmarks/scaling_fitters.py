@@ -1,8 +1,8 @@
 """Forecasts of measured curves by several fitters: a part of `scaling.py`.
 
-On the curves of `studies/`, which `scalerl study export` writes: fitted up to a share
-of the compute, judged on the later evaluations and on the last one.  `band` is how many
-of the later evaluations lie in the 90 % band of the package's sigmoid.
+The curves are those of `studies/`, which `scalerl study export` writes: fitted up to a
+share of the compute, judged on the later evaluations and on the last one.  `band` is
+the share of later evaluations inside the 90 % band of the package's sigmoid.
 """
 
 import warnings
@@ -27,7 +27,7 @@ SCIPY = "SciPy's curve_fit, sigmoid"
 
 
 def fitters(_, table, folder=STUDIES):
-    """Errors of forecasts of each study's curves, by fitter."""
+    """Print errors of forecasts of each study's curves, by fitter."""
     found = sorted(each.parent for each in folder.glob("*/curves.*"))
     print("### Forecasts of measured curves, |error| in the mean\n")
     if not found:
@@ -52,9 +52,9 @@ def fitters(_, table, folder=STUDIES):
 
 
 def forecasts(curve, share):
-    """Mean |error| of later evaluations, |error| of the last, share in the band.
+    """Return mean |error| of later evaluations, |error| of the last, share in the band.
 
-    By fitter; empty where a law has too few points, so that all judge the same curves.
+    By fitter; empty if a law has too few points, so that all have the same curves.
     """
     try:
         tried = extrapolate_curve(
@@ -83,9 +83,9 @@ def forecasts(curve, share):
 
 
 def plain_fit(x, y):
-    """The sigmoid as one fits it without more thought: from a usual start, in limits.
+    """Return the plain fit of the sigmoid: from a usual start, within limits.
 
-    Where the search gives up, it stays at the last value.
+    If the search fails, it is constant at the last value.
     """
 
     def rate(x, r0, a, b, c):

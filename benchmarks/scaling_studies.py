@@ -1,10 +1,10 @@
-"""How often a study names a winner, rightly and not: a part of `scaling.py`.
+"""Right and wrong winners of whole studies: a part of `scaling.py`.
 
-Studies of four arms, the others compared with the first one and sharing the error.
-Three tests are held against each other on the same runs: the spread between runs taken
-from the two arms that are compared; from all arms, as the package does it; and REML, a
-hierarchical fit of all runs with effects of a run on A and on C_mid, R0 and B being the
-arm's.  The curves are those of `scaling_compare.py`.
+Studies have four arms; the others are compared with the first one and share the error.
+Three tests are compared on the same runs: the spread between runs taken from the two
+arms that are compared; from all arms, as the package does; and REML, a hierarchical fit
+of all runs with effects of a run on A and on C_mid, where R0 and B are the arm's.  The
+curves are those of `scaling_compare.py`.
 """
 
 import itertools
@@ -47,7 +47,7 @@ EFFECTS = np.array(
 
 
 def studies(num_curves, table):
-    """False winners of whole studies, intervals and power, of three tests."""
+    """Print false winners of whole studies, intervals and power, of three tests."""
     count = num_curves
     print(f"### Studies of {NUM_ARMS} arms at 90 %, {count} studies a cell, in %\n")
     print("Two arms alone / all arms (the package's test) / REML\n")
@@ -87,7 +87,7 @@ def _head(first):
 
 
 def _sets(count, spreads, correlation, shared, exponents_spread=3.0):
-    """Fits of studies with equal arms, and of those that differ."""
+    """Return fits of studies with equal arms, and of those that differ."""
     seed = [*(round(1000 * each) for each in spreads), round(10 * correlation)]
     generator = np.random.default_rng([*seed, round(10 * shared), len(spreads)])
     alike = np.zeros(len(spreads)), np.full(len(spreads), EXPONENT)
@@ -111,7 +111,7 @@ def _sets(count, spreads, correlation, shared, exponents_spread=3.0):
 
 
 def _errors(problem, theta, free):
-    """Covariances [.., k, k] of the free columns of fits, by their residuals."""
+    """Return covariances [.., k, k] of the free columns of fits, by their residuals."""
     slopes = problem.slopes(theta)[:, :, free]
     covariance = np.linalg.pinv(np.einsum("kni,knj->kij", slopes, slopes))
     z = problem.scaled_residuals(theta)
@@ -122,7 +122,7 @@ def _errors(problem, theta, free):
 
 
 def _exponents(fits, runs, held_at):
-    """Log B [count, arms, runs] with A held there, in the same shape, and its error."""
+    """Return log B [count, arms, runs] with A held at `held_at`, and its error."""
     places = np.arange(np.prod(fits.shape)).reshape(fits.shape)[:, :, :runs].ravel()
     start = fits.theta[places]
     shape = (*fits.shape[:2], runs)
@@ -137,7 +137,7 @@ def _exponents(fits, runs, held_at):
 
 
 def _cells(sets, runs, *, paired):
-    """The figures of one row: of each test, "-" where it was not tried."""
+    """Return one row: the figures of each test, "-" if it was not tried."""
     found = {name: _tested(fits, runs, paired=paired) for name, fits in sets.items()}
     cells = []
     for test in found["equal"]:
@@ -158,7 +158,7 @@ def _cells(sets, runs, *, paired):
 
 
 def _tested(fits, runs, *, paired):
-    """Signs [count, arms - 1] of the winners, and whether A's intervals hold 0."""
+    """Return signs [count, arms - 1] of winners, and if A's intervals contain 0."""
     a = fits.theta[:, A].reshape(fits.shape)[:, :, :runs]
     every = np.arange(len(fits.theta)).reshape(fits.shape)[:, :, :runs].ravel()
     problem, theta = fits.problem.curves(every), fits.theta[every]
@@ -207,7 +207,7 @@ def _tested(fits, runs, *, paired):
 
 
 def _difference(values, errors, others, level, *, paired):
-    """The package's interval of a difference, of two arms [2, runs]."""
+    """Return the package's interval of a difference of two arms [2, runs]."""
     reach = student_quantile(level, X.size - 4) * errors
     samples = [RecipeSample(v, np.c_[r, r]) for v, r in zip(values, reach, strict=True)]
     return difference(
@@ -218,9 +218,9 @@ def _difference(values, errors, others, level, *, paired):
 def _reml(theta, covariances):
     """Fit all runs of a study at once, with effects of a run on A and on C_mid.
 
-    theta_run = arm + effect + error, the errors' covariances being those of the fits;
-    the spreads of the effects are common to all arms and maximise the restricted
-    likelihood on a grid.  Student's t, the runs less the arms degrees of freedom.
+    theta_run = arm + effect + error, where the errors' covariances are those of the
+    fits; the spreads of the effects are common to all arms and maximise the restricted
+    likelihood on a grid.  Student's t has runs - arms degrees of freedom.
     """
     count, num_arms, runs = theta.shape[:3]
     best = np.full(count, -np.inf)
@@ -259,7 +259,7 @@ def _reml(theta, covariances):
 
 
 def foretold(count, table):
-    """What `power.py` foretells of the package's test by A, beside what was found."""
+    """Print the power by `power.py` of the package's test by A, beside the measured."""
     print("Power by A alone at the level of the study, foretold and found\n")
     rows = [("spread", "runs each", *(f"A by {gap}" for gap in GAPS))]
     for spread in SPREADS[1:]:

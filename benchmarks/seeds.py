@@ -1,4 +1,4 @@
-"""A config over several seeds: its figures, wherever they stand, and its picture.
+"""A config over several seeds: its figures in all texts that quote them, its picture.
 
     make seeds                                  # runs the demo's seeds, then this
     make smollm2                                # those of configs/smollm2_cpu.py
@@ -6,10 +6,10 @@
     python benchmarks/seeds.py tiny             # writes the texts again, reads no run
 
 Figures are kept in `docs/figures/NAME.json` and copied from there into the table of a
-page and the docstring of `configs/NAME.py`; a test holds the texts against the file.
+page and the docstring of `configs/NAME.py`; a test compares the texts with the file.
 Per run: pass rate before and after, and over the tokens sampled the fit with its 90 %
-interval, R^2, what a fit on the first half of the compute foretells of the last
-evaluation, with its 90 % band, and the law that foretold best.
+interval, R^2, the forecast of the last evaluation from the first half of the compute,
+with its 90 % band, and the law with the best forecast.
 """
 
 import argparse
@@ -30,7 +30,7 @@ PAGES = {  # with the table
     "tiny": "docs/tutorials/first-run.md",
     "smollm2_cpu": "docs/smollm2.md",
 }
-AXIS = "generated_tokens"  # chip-hours of a CPU move with whatever else it does
+AXIS = "generated_tokens"  # chip-hours of a CPU depend on its other load
 
 
 def main() -> None:
@@ -59,12 +59,12 @@ def main() -> None:
 
 
 def kept(name: str) -> Path:
-    """The file of the figures of a config."""
+    """Return the file of the figures of a config."""
     return ROOT / "docs" / "figures" / f"{name}.json"
 
 
 def read(name: str, runs: list[Path]) -> dict[str, Any]:
-    """The figures of the runs, and where they were measured."""
+    """Return the figures of the runs, and where they were measured."""
     settings = [json.loads((run / "config.json").read_text()) for run in runs]
     return {
         "command": COMMANDS[name],
@@ -80,7 +80,7 @@ def read(name: str, runs: list[Path]) -> dict[str, Any]:
 
 
 def measured(run: Path) -> dict[str, Any]:
-    """The figures of one run; None where its data do not give one."""
+    """Return the figures of one run; None for those that its data do not give."""
     evals = rows(run / "evals.jsonl")
     return {
         "before": round(evals[0]["pass_rate"], 3),
@@ -94,7 +94,7 @@ def measured(run: Path) -> dict[str, Any]:
 
 
 def fitted(run: Path) -> dict[str, Any]:
-    """The fit of one run, and what the part before it foretold."""
+    """Return the fit of one run, and the forecast from its first half."""
     curve = scaling.load_curve(run, x=AXIS)
     fit = scaling.fit_curve(curve)
     interval, forecast = fit.asymptote_interval, fit.half_forecast
@@ -121,12 +121,12 @@ def fitted(run: Path) -> dict[str, Any]:
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
-    """The objects of a file of JSON lines."""
+    """Return the objects of a file of JSON lines."""
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def places(name: str) -> list[tuple[Path, str, str]]:
-    """Each file that says the figures, a pattern of where, and what it says there."""
+    """Return each file that quotes figures, the pattern to replace, and its text."""
     figures = json.loads(kept(name).read_text())
     command = figures["command"]
     return [
@@ -144,14 +144,14 @@ def places(name: str) -> list[tuple[Path, str, str]]:
 
 
 def replaced(path: Path, pattern: str, text: str) -> str:
-    """The file's text, with `text` in the one place that the pattern finds."""
+    """Return the file's text, with `text` in place of the one match of the pattern."""
     found, count = re.subn(pattern, lambda _: text, path.read_text(), flags=re.DOTALL)
     assert count == 1, f"{path}: {count} places for {pattern}"
     return found
 
 
 def table(figures: dict[str, Any]) -> str:
-    """The table of a page, in Markdown."""
+    """Return the table of a page, in Markdown."""
     lines = [
         "| seed | before | after | A (90 % interval) | B | C_mid | R² | last "
         "evaluation, foretold from the first half | its 90 % band | best law |",
@@ -167,7 +167,7 @@ def table(figures: dict[str, Any]) -> str:
 
 
 def missed(runs: list[dict[str, Any]]) -> list[str]:
-    """How often the band held the last evaluation, where there were forecasts."""
+    """Return how often the band held the last evaluation, among forecasts."""
     bands = [run["fit"]["band"] for run in runs]
     told = [b is not None for b in bands]
     if not any(told):
@@ -177,13 +177,13 @@ def missed(runs: list[dict[str, Any]]) -> list[str]:
 
 
 def is_inside(run: dict[str, Any]) -> bool:
-    """Whether the last evaluation of a run lay in the band that was foretold."""
+    """Return whether the last evaluation of a run was inside the forecast's band."""
     low, high = run["fit"]["band"]
     return low <= run["after"] <= high
 
 
 def line_of(run: dict[str, Any]) -> str:
-    """The line of a run in the table."""
+    """Return the line of a run in the table."""
     fit = run["fit"]
     asymptote, predicted, band = "not identified", "too few evaluations", "-"
     if fit["interval"]:
@@ -201,7 +201,7 @@ def line_of(run: dict[str, Any]) -> str:
 
 
 def sentence(figures: dict[str, Any]) -> str:
-    """What the config's docstring says of its result."""
+    """Return the sentence on the result in the config's docstring."""
     runs = figures["runs"]
     minutes = -(-max(run["seconds"] for run in runs) // 60)
 
@@ -218,7 +218,7 @@ def sentence(figures: dict[str, Any]) -> str:
 
 
 def draw(runs: list[Path], picture: Path) -> None:
-    """Evaluations with their fits, bands and A, over tokens sampled."""
+    """Draw evaluations with their fits, bands and A, over tokens sampled."""
     fits, names = [], []
     for run in runs:
         seed = json.loads((run / "config.json").read_text())["seed"]
@@ -228,7 +228,7 @@ def draw(runs: list[Path], picture: Path) -> None:
 
 
 def processor() -> str:
-    """The name of the processor, AMD's or Intel's, where the system tells it."""
+    """Return the name of the processor, AMD's or Intel's, if the system reports it."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         for line in cpuinfo.read_text().splitlines():

@@ -1,17 +1,16 @@
-"""Hold the simulator against arithmetic, published runs, and runs of this machine.
+"""Compare the simulator with arithmetic, published runs, and runs of this machine.
 
     make simulate                     # everything: half an hour on two idle cores
     python benchmarks/simulate.py --only=published,speed
 
-One Markdown table a part: what was simulated, what is known, and their ratio.
+One Markdown table per part: the simulated figure, the known one, and their ratio.
 
 - speed: 1,000 steps of an 8B run with 24 replicas.
 - published: Applied Compute's six runs of Qwen3-8B
   (https://www.appliedcompute.com/research/staleness-in-fully-async-rl).  Their rollout
-  engines never stop, and a queue that is full drops its oldest groups; both of their
-  closed forms follow from that.  Such a queue stands in for ours.  Their group size
-  is not given: 8 here; lengths are as unlike as their M says, E[longest of a group] /
-  E[length].
+  engines never stop, and a full queue drops its oldest groups; both of their closed
+  forms follow from that.  Such a queue replaces ours.  Their group size is not given:
+  8 here; the spread of lengths follows from their M, E[longest of a group] / E[length].
 - sleepers: a controller's own fleet (dispatcher, order book, queue) in real time, with
   replicas that sleep instead of sampling, and with kills of them.
 - tiny: configs/tiny.py over staleness, slots and batches, with seconds and lengths
@@ -76,7 +75,7 @@ def say(*cells: Any, rule: bool = False) -> None:
 
 
 class DroppingQueue:
-    """A queue without a bound on staleness: what is full drops its oldest group."""
+    """A queue without a bound on staleness; when full, it drops its oldest group."""
 
     def __init__(self, pacing: Pacing, *, capacity: int, **_: Any) -> None:
         """Hold `capacity` groups at most."""
@@ -91,7 +90,7 @@ class DroppingQueue:
         return len(self._groups)
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Have `listener` called when a group may begin: always."""
+        """Set the listener of changes; a group may always begin."""
         self._changed = listener
 
     def admit(self, version: int) -> int:
@@ -104,7 +103,7 @@ class DroppingQueue:
         """Do nothing."""
 
     def put(self, group: Any) -> None:
-        """Take a group in, and perhaps drop another."""
+        """Add a group; drop the oldest one if the queue is full."""
         self.running -= 1
         self._groups.append(group)
         if len(self._groups) > self._capacity:
@@ -140,7 +139,7 @@ def tail_of(longest: float) -> float:
 
 
 def published_lengths(tail: float) -> SimulatedLengths:
-    """Their mean length, 1,354 tokens, of prompts as unlike as their completions."""
+    """Return lengths of their mean, 1,354 tokens; prompts vary as completions do."""
     return SimulatedLengths(mean_tokens=1354.0, tail=tail, alike=0.5, limit=32_000)
 
 
@@ -230,13 +229,13 @@ def thousand_steps() -> SimulationOutcome:
 
 
 class Sleeper:
-    """A replica whose groups take the time that they are given, and no work."""
+    """A replica whose groups take a given time, without work."""
 
     replaceable = True
     where = "a thread that sleeps"
 
     def __init__(self, capacity: int, seconds: Callable[[int], float]) -> None:
-        """Begin to wait for orders; `seconds` is asked by ticket."""
+        """Begin to wait for orders; `seconds` gives a ticket's time."""
         self._orders, self._version, self._seconds = ReplicaOrders(), -1, seconds
         self._capacity = capacity
         self._calls = ThreadPoolExecutor(3)
@@ -280,7 +279,7 @@ class Sleeper:
     def exchange(
         self, instructions: Instructions, wait_s: float
     ) -> Future[ReplicaReport]:
-        """Take instructions, and report; never again once it is killed."""
+        """Take instructions, and report; a killed replica does not answer."""
         return self._calls.submit(self._exchange, instructions, wait_s)
 
     def _exchange(self, instructions: Instructions, wait_s: float) -> ReplicaReport:
@@ -336,7 +335,7 @@ def _come(
 
 
 def sleepers(seconds: float) -> None:
-    """Print real controllers, of replicas that sleep, beside simulated ones."""
+    """Print real controllers with sleeping replicas, beside simulated ones."""
     say(
         "replicas",
         "groups each",
@@ -373,7 +372,7 @@ def sleepers(seconds: float) -> None:
             ),
         )
         rates = Rates(decode_s=((1, CALL_S),), train_s=TRAIN_S, exchange_s=EXCHANGE_S)
-        # The same groups as the real one had, but for those around kills.
+        # The same groups as in the real fleet, except for those around kills.
         found = Simulation(scenario, rates, lengths).run().figures(first_step=WARM)
         cells: list[Any] = []
         for name in (
@@ -461,11 +460,11 @@ RUNS = (
 
 
 class Watch:
-    """Seconds and lengths of a run, taken down while it goes."""
+    """Seconds and lengths of a run, recorded while it is running."""
 
     def __init__(self, run: Any) -> None:
-        """Look at what its sampling thread and its queue do."""
-        # Time, seconds, sequences that were waited for, groups that were begun.
+        """Observe its sampling thread and its queue."""
+        # Time, seconds, sequences that were waited for, groups that were started.
         self.calls: list[tuple[float, float, int, int]] = []
         self.rested: list[tuple[float, float]] = []  # time, seconds without work
         self.groups: dict[int, list[int]] = {}
@@ -478,13 +477,13 @@ class Watch:
         self._watch_learner(run)
 
     def _watch_calls(self, generators: Any) -> None:
-        """Take down the thread's turns: calls, and waits for something to do."""
+        """Record the thread's turns: calls, and waits for work."""
         scheduler = generators._driver.sampler
         step, submit = scheduler.step, scheduler.submit
         rows, begun, turned = 0, 0, time.monotonic()
 
         def timed(*arguments: Any, **how: Any) -> Any:
-            """Take down a call: from one step's end to the next, without the rests."""
+            """Record a call: from one step's end to the next, without idle time."""
             nonlocal rows, begun, turned
             ended = step(*arguments, **how)
             now, call = time.monotonic(), scheduler._call
@@ -554,7 +553,7 @@ class Watch:
         busy_s: float,
         since_s: float,
     ) -> Rates:
-        """Return the means of what was seen: a line over sequences, and a group."""
+        """Return the means of the records: a line over sequences, and per group."""
         seconds = np.array([each[1] for each in calls])
         seen = np.array([[each[2] > 0, each[2], each[3]] for each in calls], float)
         (fixed, a_row, a_group), _ = nnls(seen, seconds)
@@ -573,8 +572,8 @@ class Watch:
 def tiny(directory: Path, num_steps: int) -> None:
     """Print runs of configs/tiny.py beside simulations of the same.
 
-    A program has one core, as each role has machines of its own: else the seconds of
-    one role would depend on what the other does.
+    A program has one core, as each role has its own machines: otherwise the seconds of
+    one role would depend on the other's work.
     """
     os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
     names = (
@@ -670,7 +669,7 @@ def tiny_run(
 
 
 def main() -> None:
-    """Print the tables that are asked for."""
+    """Print the requested tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="speed,published,sleepers,tiny")
     parser.add_argument("--seconds", default=60.0, type=float, help="of a fleet")

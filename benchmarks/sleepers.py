@@ -1,4 +1,4 @@
-"""A controller's side of a fleet whose replicas sleep: what both benchmarks share."""
+"""A controller's side of a fleet whose replicas sleep, shared by two benchmarks."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -20,15 +20,15 @@ from scalerl_jax.types import Prompt
 
 
 def pool_names(replicas: int) -> list[str]:
-    """Return the ledger's pools of so many replicas."""
+    """Return the ledger's pools, one per replica."""
     return [f"replica{number}" for number in range(replicas)]
 
 
 class NoParams:
-    """A publication of nothing: those who sleep need no params."""
+    """An empty publication: sleeping replicas need no params."""
 
     def for_replica(self, number: int, held_version: int) -> str:
-        """Return a name in their place."""
+        """Return a name instead of params."""
         return f"params for {number} after {held_version}"
 
 
@@ -44,10 +44,10 @@ def make_fleet(
 
     Args:
         pools: of the ledger, one for each replica.
-        connect: returns the link to the replica of a number, once it is up.
+        connect: returns the link to a replica, by number, once it is up.
         prompt_tokens: of the one prompt.
         group_shape: rollouts of a group, and tokens of each at most.
-        queue_settings: of the queue, but for its mode.
+        queue_settings: of the queue, except for its mode.
     """
     prompt = Prompt(
         prompt_id=0,

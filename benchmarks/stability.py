@@ -1,13 +1,13 @@
-"""How much the bound of a loss matters: CISPO's cap beside DAPO's upper clip.
+"""The effect of a loss's bound: CISPO's cap beside DAPO's upper clip.
 
     make stability                  # 18 runs of the demo, an hour on two idle cores
     python benchmarks/stability.py --steps=100 --seeds 0 1
 
 ScaleRL (https://arxiv.org/abs/2510.13786, section 3.2 and appendix) finds CISPO alike
 for caps of 4, 5 and 8, and DAPO's asymptote moved by its upper clip.  Here: the demo's
-policy and tasks, eight optimizer steps on what is generated together, all else as in
-`configs/tiny.py`.  Prints the final pass rate of every run and the spread of each loss
-over its bounds, and draws both.  Finished runs are not run again.
+policy and tasks, eight optimizer steps per batch that is generated together, all else
+as in `configs/tiny.py`.  Prints the final pass rate of every run and the spread of each
+loss over its bounds, and draws both.  Finished runs are not run again.
 """
 
 import argparse
@@ -24,7 +24,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot  # noqa: E402  after the backend is chosen
 
 OFF_POLICY_STEPS = 8
-# Loss -> the setting of its bound, the bounds, and what else the loss is set to.
+# Loss -> the setting of its bound, the bounds, and its other settings.
 ARMS = {
     "CISPO": ("max_importance_ratio", (4.0, 5.0, 8.0), {}),
     "DAPO": (
@@ -36,7 +36,7 @@ ARMS = {
 
 
 def main() -> None:
-    """Run what is missing, print the tables, draw the picture."""
+    """Start the missing runs, print the tables, draw the picture."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -65,7 +65,7 @@ def main() -> None:
 def evaluations(
     workdir: Path, objective: dict[str, object], *, seed: int, steps: int
 ) -> list[dict]:
-    """The rows of evals.jsonl of a run, made first if it is not there."""
+    """Return the rows of a run's evals.jsonl; run it first if they are missing."""
     settings = {f"objective.{name}": value for name, value in objective.items()}
     settings |= {
         "seed": seed,
@@ -91,7 +91,7 @@ def evaluations(
 
 
 def print_tables(found: dict[str, dict[float, list[list[dict]]]]) -> None:
-    """Final pass rates by bound and seed; the spread of each loss over its bounds."""
+    """Print final pass rates by bound and seed, and each loss's spread over bounds."""
     print("\n| loss | bound | final pass rate of each seed | mean |")
     print("|---|---|---|---|")
     for loss, bounds in found.items():
@@ -110,7 +110,7 @@ def print_tables(found: dict[str, dict[float, list[list[dict]]]]) -> None:
 
 
 def draw(found: dict[str, dict[float, list[list[dict]]]], out: Path) -> None:
-    """Pass rate against optimizer steps: a panel per loss, a color per bound."""
+    """Draw pass rate over optimizer steps: a panel per loss, a color per bound."""
     figure, panels = pyplot.subplots(1, len(found), figsize=(9, 3.8), sharey=True)
     for axes, (loss, bounds) in zip(panels, found.items(), strict=True):
         for number, (bound, runs) in enumerate(bounds.items()):

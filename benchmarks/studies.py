@@ -3,11 +3,11 @@
     scalerl study run NAME && scalerl study report NAME && scalerl study export NAME
     python benchmarks/studies.py NAME            # --root: another folder of the study
 
-Copies what the report says of pairs and fits (differences.csv, fits.csv), and draws
-each arm: its seeds thin, their mean thick.  Prints who is ahead halfway: the pass rate
+Copies the report's tables of pairs and fits (differences.csv, fits.csv), and draws each
+arm: its seeds thin, their mean thick.  Prints which arm is ahead halfway: the pass rate
 at half of the compute that all runs reached, the first arm against each other one, by
 Student's t, with a shift for each seed and the spread of all arms; all pairs share the
-error of 10 %.  The report compares ends, and says nothing of who was there earlier.
+error of 10 %.  The report compares ends only, not which arm was ahead earlier.
 """
 
 import argparse
@@ -28,7 +28,7 @@ Runs = dict[str, dict[str, list[tuple[float, float]]]]  # points by arm and seed
 
 
 def main() -> None:
-    """Write what `studies/NAME` holds beside the export."""
+    """Write the files of `studies/NAME` that the export does not write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("name", help="of a file in configs/studies")
     parser.add_argument("--root", type=Path, help="default: runs/studies/NAME")
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def draw(runs: Runs, axis: str, title: str, file: Path) -> None:
-    """Pass rate over the axis, an arm in each colour."""
+    """Draw the pass rate over the axis, a colour per arm."""
     figure = Figure(figsize=(7.0, 4.2), layout="constrained")
     axes = figure.subplots()
     for place, (arm, seeds) in enumerate(runs.items()):
@@ -68,7 +68,7 @@ def draw(runs: Runs, axis: str, title: str, file: Path) -> None:
 
 
 def halfway(runs: Runs, axis: str) -> str:
-    """The differences of the arms from the first one, at half of the compute."""
+    """Return differences of the arms from the first one, at half of the compute."""
     half = min(run[-1][0] for arm in runs.values() for run in arm.values()) / 2.0
     arms = list(runs)
     seeds = sorted({seed for by in runs.values() for seed in by})

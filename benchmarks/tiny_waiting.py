@@ -1,6 +1,6 @@
 """The demo with and without a bound on the finished groups that wait.
 
-    make waiting                                # runs what is missing, then this
+    make waiting                                # starts missing runs, then this
     python benchmarks/tiny_waiting.py runs/tiny-seed0 runs/tiny-unbounded-seed0
 
 Prints a row per run, in the order of `queue.max_waiting`: staleness from step 10 on, in
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def read(run: Path) -> dict[str, Any]:
-    """Settings, metrics from `FIRST_STEP` on, and evaluations of a run."""
+    """Return settings, metrics from `FIRST_STEP` on, and evaluations of a run."""
     config = json.loads((run / "config.json").read_text())["config"]
     waiting = config["queue"]["max_waiting"]
     metrics = columns(run / "metrics.jsonl")
@@ -64,7 +64,7 @@ def read(run: Path) -> dict[str, Any]:
 
 
 def columns(path: Path) -> dict[str, np.ndarray]:
-    """The numbers that all rows of a file have, by name."""
+    """Return the numbers that all rows of a file have, by name."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     names = [
         name
@@ -75,7 +75,7 @@ def columns(path: Path) -> dict[str, np.ndarray]:
 
 
 def cells(run: dict[str, Any], *, target: float) -> list[str]:
-    """A row of the table."""
+    """Return a row of the table."""
     metrics, evals = run["metrics"], run["evals"]
     staleness = [
         f"{metrics[f'staleness/{part}_mean'].mean():.2f} "
@@ -98,7 +98,7 @@ def cells(run: dict[str, Any], *, target: float) -> list[str]:
 
 
 def reached(x: np.ndarray, y: np.ndarray, target: float, *, digits: int) -> str:
-    """Where y first reaches the target."""
+    """Return x where y first reaches the target."""
     above = np.flatnonzero(y >= target)
     if not len(above) or not above[0]:
         return "never" if not len(above) else "at once"
@@ -107,7 +107,7 @@ def reached(x: np.ndarray, y: np.ndarray, target: float, *, digits: int) -> str:
 
 
 def draw(runs: list[dict[str, Any]], out: Path) -> None:
-    """Pass rate over compute and over tokens; staleness over steps, seeds averaged."""
+    """Draw pass rate over compute and tokens; staleness over steps, seeds averaged."""
     settings = list(dict.fromkeys(run["waiting"] for run in runs))
     figure, panels = pyplot.subplots(1, 3, figsize=(13.5, 4.0))
     for number, waiting in enumerate(settings):

@@ -15,19 +15,19 @@ from scalerl_jax.config.bases import ask_polaris
 
 
 def get_config() -> ml_collections.ConfigDict:
-    """Only what differs from `scalerl_jax/config`."""
+    """Return only what differs from `scalerl_jax/config`."""
     config = config_lib.defaults()
     config.model.architecture = "llama3.1-8b"
     config.model.compute_dtype = "bfloat16"
     config.model.sampler_dtype = "bfloat16"
-    config.model.remat = "auto"  # the least that the memory allows
+    config.model.remat = "auto"  # the least that fits into memory
     ask_polaris(config)
     config.sampler.max_completion_tokens = 32_768 + 2_048
     # The paper states [10k, 12k] for a budget of 14k; this leaves the same answer.
     config.interruption.min_tokens = 30_000
     config.interruption.max_tokens = 32_000
     config.batch.row_tokens = 2_048 + 32_768 + 2_048  # 128 x 288
-    config.batch.rows_per_microbatch = 0  # one for each shard
+    config.batch.rows_per_microbatch = 0  # one per shard
     # The split of a TPU slice with the shortest step, and slots and a cache that fit.
     config.mesh.data = 0
     config.mesh.fsdp = 0

@@ -3,8 +3,8 @@
 scalerl train --config=configs/8b_lora.py --workdir=/mnt/runs/8b_lora \
     --config.model.checkpoint=/mnt/models/Llama-3.1-8B
 
-Everything else is as in 8b.py, which needs eight times the chips.  What it does and
-what was measured: docs/lora.md; what fits: docs/preflight.md.
+Everything else is as in 8b.py, which needs eight times the chips.  Method and
+measurements: docs/lora.md; what fits: docs/preflight.md.
 """
 
 import ml_collections
@@ -14,18 +14,18 @@ from scalerl_jax.config.bases import ask_polaris
 
 
 def get_config() -> ml_collections.ConfigDict:
-    """Only what differs from `scalerl_jax/config`."""
+    """Return only what differs from `scalerl_jax/config`."""
     config = config_lib.defaults()
     config.model.architecture = "llama3.1-8b"
     config.model.param_dtype = "bfloat16"  # of the frozen weights
     config.model.compute_dtype = "bfloat16"
     config.model.sampler_dtype = "bfloat16"
-    config.model.remat = "auto"  # the least that the memory allows
+    config.model.remat = "auto"  # the least that fits into memory
     config.model.lora.rank = 32
     # Ten times 8b.py's: https://thinkingmachines.ai/blog/lora
     config.optimizer.learning_rate = 5e-6
     ask_polaris(config)
-    config.batch.rows_per_microbatch = 0  # one for each shard
+    config.batch.rows_per_microbatch = 0  # one per shard
     # The split of a TPU slice with the shortest step, and slots and a cache that fit.
     config.mesh.data = 0
     config.mesh.fsdp = 0

@@ -16,7 +16,7 @@ from scalerl_jax import config as config_lib
 
 
 def get_config(checkpoint: str = "Qwen3-0.6B") -> ml_collections.ConfigDict:
-    """Only what differs from `scalerl_jax/config`."""
+    """Return only what differs from `scalerl_jax/config`."""
     config = config_lib.defaults()
     config.model.checkpoint = checkpoint
     config.model.compute_dtype = "bfloat16"

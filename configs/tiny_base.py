@@ -9,5 +9,5 @@ from scalerl_jax import warmstart
 
 
 def get_config() -> ml_collections.ConfigDict:
-    """The defaults of `scalerl_jax/warmstart.py`."""
+    """Return the defaults of `scalerl_jax/warmstart.py`."""
     return warmstart.defaults()

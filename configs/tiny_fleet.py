@@ -13,7 +13,7 @@ import ml_collections
 
 
 def get_config() -> ml_collections.ConfigDict:
-    """Only what differs from `configs/tiny.py`."""
+    """Return only what differs from `configs/tiny.py`."""
     tiny = runpy.run_path(str(Path(__file__).with_name("tiny.py")))
     config = tiny["get_config"]()
     config.mesh.fsdp = 2

@@ -1,4 +1,4 @@
-"""A small mixture learns sums, spelling and counting: 8 experts, two of them a token.
+"""A small mixture learns sums, spelling and counting: 8 experts, two per token.
 
 scalerl train --config=configs/tiny_moe.py --workdir=runs/tiny_moe
 
@@ -16,7 +16,7 @@ import scalerl_jax
 
 
 def get_config() -> ml_collections.ConfigDict:
-    """Only what differs from `configs/tiny.py`."""
+    """Return only what differs from `configs/tiny.py`."""
     tiny = runpy.run_path(str(Path(__file__).with_name("tiny.py")))
     config = tiny["get_config"]()
     base = Path(scalerl_jax.__file__).parent / "assets" / "tiny_moe_base"

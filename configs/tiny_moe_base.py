@@ -1,4 +1,4 @@
-"""The making of the small mixture's base checkpoint, of the demo's.
+"""The small mixture's base checkpoint, made from the demo's.
 
 scalerl warmstart --config=configs/tiny_moe_base.py \\
     --out=scalerl_jax/assets/tiny_moe_base
@@ -10,7 +10,7 @@ from scalerl_jax import warmstart
 
 
 def get_config() -> ml_collections.ConfigDict:
-    """Eight experts, two of them for a token: active is what the demo's base has."""
+    """Return 8 experts, two per token: the active size is that of the demo's base."""
     config = warmstart.defaults()
     config.init_from = "scalerl_jax/assets/tiny_base"
     config.num_experts = 8

@@ -6,8 +6,8 @@ Its base, of `configs/tools_base.py`, guesses, and calls the calculator now and 
 
 Result, seeds 0, 1, 2: pass rate on held-out products 0.050, 0.045, 0.068 before and
 0.550, 0.603, 0.615 after 80 steps, with 1.13 to 1.15 and 1.74 to 1.88 turns an episode.
-Without the tool, seeds 0 and 2: 0.000, 0.005 and 0.015, 0.023.  On two cores that other
-work shared a run took 5 to 18 minutes.
+Without the tool, seeds 0 and 2: 0.000, 0.005 and 0.015, 0.023.  A run took 5 to 18
+minutes on two cores that it shared with other work.
 """
 
 import runpy
@@ -19,7 +19,7 @@ import scalerl_jax
 
 
 def get_config() -> ml_collections.ConfigDict:
-    """Only what differs from `configs/tiny.py`."""
+    """Return only what differs from `configs/tiny.py`."""
     here = Path(__file__).resolve()
     config = runpy.run_path(str(here.with_name("tiny.py")))["get_config"]()
     base = Path(scalerl_jax.__file__).parent / "assets" / "tools_base"

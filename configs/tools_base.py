@@ -9,9 +9,9 @@ from scalerl_jax import warmstart
 
 
 def get_config() -> ml_collections.ConfigDict:
-    """The demo's base, which learns to ask a calculator for products, and seldom does.
+    """Return the demo's base, which learns to call a calculator, but seldom does.
 
-    All else are guesses at the product, which it cannot do in its head.
+    Otherwise it guesses the product, which it cannot compute in its head.
     """
     config = warmstart.defaults()
     config.init_from = "scalerl_jax/assets/tiny_base"

@@ -6,6 +6,6 @@ from scalerl_jax.machines.platforms import PLATFORMS, platforms
 
 __version__ = "0.2.0"
 
-# Here, since every command and script comes by before it imports JAX.
+# Set here because every command and script imports the package before JAX.
 if chosen := platforms(os.environ):
     os.environ[PLATFORMS] = chosen

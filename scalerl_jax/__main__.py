@@ -11,23 +11,24 @@ import runpy
 import sys
 
 from scalerl_jax import __version__
+from scalerl_jax.process.common_flags import be_quiet, rewritten
 from scalerl_jax.process.completion import SHELLS, script, words_of
 from scalerl_jax.process.preemption import INTERRUPTED, end_at_signals
 from scalerl_jax.process.printing import to_stderr, to_stdout
 
 _SCALING = "scalerl_jax.scaling"
-# Command -> its module, and what it does.  Modules of several commands get its name.
+# Command -> (module, help).  A module of several commands also gets the command's name.
 GROUPS = {
     "train": {
         "demo": ("scalerl_jax.demo", "train a small policy and fit its curve, at once"),
-        "train": ("scalerl_jax.main", "train a policy, or go on with a run"),
+        "train": ("scalerl_jax.main", "train a policy, or resume a run"),
         "data": ("scalerl_jax.data", "prepare, inspect and list prompts"),
-        "judge": ("scalerl_jax.environments", "verdicts on completions in a file"),
-        "study": ("scalerl_jax.study", "arms and seeds of one base, run and compared"),
-        "warmstart": ("scalerl_jax.warmstart", "the small base policy, by supervision"),
+        "judge": ("scalerl_jax.environments", "judge the completions in a file"),
+        "study": ("scalerl_jax.study", "run and compare arms and seeds of one base"),
+        "warmstart": ("scalerl_jax.warmstart", "train the small base policy by SFT"),
     },
     "look": {
-        "status": ("scalerl_jax.status", "how a run and its processes stand"),
+        "status": ("scalerl_jax.status", "state of a run and its processes"),
         "watch": (_SCALING, "follow a run: its fit, its forecast, an alarm"),
         "report": (_SCALING, "one HTML page of runs and their fits"),
         "evaluate": (
@@ -37,7 +38,7 @@ GROUPS = {
     },
     "fit": {
         "fit": (_SCALING, "fit a curve, with intervals and a picture"),
-        "compare": (_SCALING, "recipes beside each other, and which is better"),
+        "compare": (_SCALING, "compare recipes, and say which is better"),
         "extrapolate": (_SCALING, "hide the end of a curve, and predict it"),
     },
     "plan": {
@@ -45,16 +46,16 @@ GROUPS = {
         "preflight": ("scalerl_jax.preflight", "does a config fit a TPU topology"),
         "simulate": (
             "scalerl_jax.simulate",
-            "what a run would cost, and who would wait",
+            "cost of a run, and idle shares of its parts",
         ),
-        "doctor": ("scalerl_jax.doctor", "what this machine has, and what it lacks"),
+        "doctor": ("scalerl_jax.doctor", "what this machine has and lacks"),
     },
     "serve": {
         "serve": ("scalerl_jax.serve", "completions over HTTP, in OpenAI's form"),
         "export": ("scalerl_jax.export", "a policy as a Hugging Face directory"),
     },
     "ship": {
-        "launch": ("scalerl_jax.launch", "machines for a run: made, kept up, removed"),
+        "launch": ("scalerl_jax.launch", "create, keep and remove machines for a run"),
     },
 }
 COMMANDS = {name: row for group in GROUPS.values() for name, row in group.items()}
@@ -64,6 +65,8 @@ _USAGE = """usage: scalerl COMMAND [flags]
        scalerl help COMMAND, scalerl COMMAND --help
        scalerl completion bash|zsh|fish
        scalerl --version
+
+Every command takes -q (no progress), and its run or checkpoint as its first word.
 """
 
 
@@ -89,6 +92,9 @@ def main() -> None:
         )
         sys.exit(_MISTAKE)
     module, _ = COMMANDS[name]
+    rest, quiet = rewritten(name, rest)
+    if quiet:
+        be_quiet()
     if module in _SEVERAL:
         sys.argv = ["scalerl", name, *rest]
     else:
@@ -97,7 +103,7 @@ def main() -> None:
         end_at_signals()
     try:
         runpy.run_module(module, run_name="__main__")
-    except KeyboardInterrupt:  # before the command had anything to say of it
+    except KeyboardInterrupt:  # before the command could handle it
         to_stderr("interrupted\n")
         sys.exit(INTERRUPTED)
 

@@ -1,17 +1,17 @@
 """The contract between the three roles: controller, learner and generators.
 
-The controller runs the loop and has the books: queue, prompts, ledger, files.  The
-learner holds the arrays of the train state, generators hold engines and verifiers.
+The controller runs the loop and keeps the run's records: queue, prompts, ledger, files.
+The learner holds the arrays of the train state; generators hold engines and verifiers.
 They exchange the plain records defined here and in `types`.  The learner is a
 `learner.step.LocalLearner` or a `cluster.learner_processes.LearnerProcesses`;
-generators are a thread (`generation.driver`) or replicas (`controller.fleet`), each of
-which is told things by one call over its `Link`:
+generators are a thread (`generation.driver`) or replicas (`controller.fleet`).  The
+controller reaches a replica by one call over its `Link`:
 
     report = replica.exchange(instructions, wait_s)
 
-The call hands over what is new, waits until the replica has something to say, and
-brings it back.  Delivering a second one ends the wait of the first.  It cannot be made
-twice for one answer: a caller that loses an answer has lost the replica.
+The call delivers new instructions, waits until the replica has something to report,
+and returns the report.  A second call ends the wait of the first.  A report cannot be
+requested again: if one is lost, the replica counts as lost.
 """
 
 import dataclasses
@@ -31,10 +31,10 @@ class QueueClosed(Exception):  # noqa: N818  an end, not an error
     """The run is over: a thread that asked or waited should return."""
 
 
-# The learner's train state: the loop hands it back, and never looks inside.
+# The learner's train state, opaque to the loop, which passes it back to the learner.
 State = Any
-# Params of one version as a replica gets them: arrays on its devices, or the manifest
-# of what it fetches.
+# Params of one version as a replica gets them: arrays on its devices, or a manifest of
+# the files that it fetches.
 ReplicaParams = Published | Manifest
 
 
@@ -43,9 +43,9 @@ class Publication(Protocol):
     """Params of one version as the learner publishes them, for any replica."""
 
     def for_replica(self, number: int, held_version: int) -> ReplicaParams | None:
-        """Return them for the replica of this number; None: they are not ready yet.
+        """Return the params for replica `number`; None: they are not ready yet.
 
-        It was last given those of `held_version` (-1: none).
+        The replica last received those of `held_version` (-1: none).
         """
         ...
 
@@ -55,7 +55,7 @@ _Params = TypeVar("_Params", Publication, ReplicaParams)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Order:
-    """A group that is to be sampled, or is being sampled."""
+    """A group to sample, or under way."""
 
     ticket: int
     prompt: Prompt
@@ -69,29 +69,29 @@ class Restored:
     step: int  # optimizer steps applied
     state: State
     host: dict[str, Any]  # the controller's books, JSON values
-    groups: tuple[Group, ...]  # finished, and not yet trained on
+    groups: tuple[Group, ...]  # finished, not yet trained on
 
 
 class Learner(Protocol):
-    """The learner, as the loop uses it: one in its process, or several processes."""
+    """The learner as the loop uses it, in the loop's process or in several others."""
 
     @property
     def checkpointer(self) -> Any:
-        """The run's checkpoints, a `learner.checkpoint.Checkpointer` or like it."""
+        """The run's checkpoints: a `learner.checkpoint.Checkpointer` or similar."""
         ...
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """Figures of the learner for a row of metrics.jsonl."""
+        """The learner's metrics for a row of metrics.jsonl."""
         ...
 
     def step(
         self, state: State, batch: PackedBatch
     ) -> tuple[State, dict[str, float], str]:
-        """Make an optimizer step on a batch [M, R, S], which donates `state`.
+        """Make an optimizer step on a batch [M, R, S]; `state` is donated.
 
-        Return the next state, the metrics, and why the step was skipped ("": it was
-        not).
+        Return the next state, the metrics, and the reason if the step was skipped ("":
+        it was made).
         """
         ...
 
@@ -112,7 +112,7 @@ class Learner(Protocol):
         ...
 
     def examine(self, state: State, batch: PackedBatch) -> dict[str, float]:
-        """Return the metrics and gradient norm of a batch [M, R, S]; make no step."""
+        """Return the metrics and gradient norm of a batch [M, R, S] without a step."""
         ...
 
     def save(
@@ -125,46 +125,46 @@ class Learner(Protocol):
         ...
 
     def restore(self) -> Restored | None:
-        """Return the newest good checkpoint, if there is any."""
+        """Return the newest good checkpoint, or None."""
         ...
 
 
 class Orders(Protocol):
-    """The part of a run that generators use: it gives orders and takes groups."""
+    """The order book as generators use it: it gives orders and takes groups."""
 
     def admit(self, used_version: int) -> Order | None:
         """Return a group that may start now with params of that version, or None."""
         ...
 
     def sampled(self, ticket: int) -> None:
-        """Note that a group is wholly sampled and only its verdicts are missing."""
+        """Record that a group is fully sampled and only its verdicts are missing."""
         ...
 
     def put(self, group: Group) -> bool:
-        """Take a finished and judged group; return False if it is not good.
+        """Take a finished and judged group; return False if it is not valid.
 
-        Its order is then given again.
+        An invalid group's order is given out again.
         """
         ...
 
     def drop(self, ticket: int, reason: str) -> None:
-        """End a group without a result; its place is given back."""
+        """End a group without a result, and free its place in the window."""
         ...
 
     def withdrawn(self) -> Collection[int]:
-        """Return the tickets of groups that are no longer wanted."""
+        """Return the tickets of groups that are no longer needed."""
         ...
 
     def wait(self, timeout_s: float) -> None:
-        """Sleep until `admit` may answer differently, at most `timeout_s`."""
+        """Sleep until `admit` may give another answer, at most `timeout_s`."""
         ...
 
     def wake(self) -> None:
-        """End a `wait`: params, jobs or orders of the generators have changed."""
+        """End a `wait` because the generators' params, jobs or orders have changed."""
         ...
 
     def fail(self, error: BaseException) -> None:
-        """Hand the error that ended generating to the loop."""
+        """Pass the error that ended generation to the loop."""
         ...
 
     def raise_if_over(self) -> None:
@@ -173,15 +173,15 @@ class Orders(Protocol):
 
 
 class Generators(Protocol):
-    """The sampling side, as the loop uses it: one thread, or many machines."""
+    """The sampling side as the loop uses it: one thread, or many machines."""
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """Figures of the generators for a row of metrics.jsonl."""
+        """The generators' metrics for a row of metrics.jsonl."""
         ...
 
     def start(self) -> None:
-        """Begin to sample the orders of the order book."""
+        """Start to sample the orders of the order book."""
         ...
 
     def stop(self, timeout_s: float) -> None:
@@ -189,11 +189,11 @@ class Generators(Protocol):
         ...
 
     def publish(self, publication: Publication, *, policy_version: int) -> None:
-        """Hand over the params with which tokens are sampled from now on."""
+        """Deliver the params with which tokens are sampled from now on."""
         ...
 
     def sample(self, publication: Publication) -> list[Any]:
-        """Return (prompt, completion) pairs to compare log-probabilities on."""
+        """Return (prompt, completion) pairs whose log-probabilities are compared."""
         ...
 
     def evaluate(
@@ -206,26 +206,25 @@ class Generators(Protocol):
     ) -> tuple[Any, list[Any]]:
         """Return the evaluation on held-out prompts, and the pairs of `sample`.
 
-        Training prompts are sampled meanwhile only with `beside`, and then there are no
-        pairs.
+        With `beside` training prompts are sampled meanwhile, and no pairs are returned.
         """
         ...
 
     def hang(self) -> str:
-        """Return the place where a step hangs; "": none does.
+        """Return where in the code a step hangs; "": none does.
 
-        A step hangs once it has lasted for half of queue.batch_timeout_s.
+        A step counts as hung once it has lasted for half of queue.batch_timeout_s.
         """
         ...
 
     def in_flight(self) -> Mapping[int, int]:
-        """Return the tickets under way, and how many tokens each has so far."""
+        """Return the tokens that each group under way has so far, by ticket."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """An order, and the version of the params that it may begin with at the least."""
+    """An order, and the oldest version of the params that it may start with."""
 
     order: Order
     version: int
@@ -233,74 +232,72 @@ class Assignment:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReplicaJob(Generic[_Params]):
-    """Work at one version, done between two steps of the sampling."""
+    """A job at one version of the params, done between two sampling steps."""
 
     number: int
     kind: Literal["probe", "evaluate"]
     publication: _Params  # of that version; `ReplicaParams` once a replica has the job
     policy_version: int
-    places: tuple[int, ...] = ()  # held-out prompts of an evaluation
-    beside: bool = False  # the sampling goes on, and the params may be older than its
+    places: tuple[int, ...] = ()  # an evaluation's indices of held-out prompts
+    beside: bool = False  # sampling continues; its params may be newer than the job's
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JobResult:
-    """The end of a job: its value, or the error that it ended with."""
+    """The result of a job: its value, or the error with which it ended."""
 
     number: int
     value: Any = None
     error: BaseException | None = None
-    without_params: str = ""  # why its params could not be had; it was not begun
+    without_params: str = ""  # why its params were not available; it was not started
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Instructions:
-    """News for a replica."""
+    """New params, orders and jobs for a replica."""
 
-    publication: ReplicaParams | None = None  # for all that is sampled from now on
-    policy_version: int = -1  # optimizer steps behind them
+    publication: ReplicaParams | None = None  # params for all further sampling
+    policy_version: int = -1  # version of `publication`
     assignments: tuple[Assignment, ...] = ()
-    withdrawn: tuple[int, ...] = ()  # tickets whose groups nobody wants any more
+    withdrawn: tuple[int, ...] = ()  # tickets of groups that are no longer needed
     jobs: tuple[ReplicaJob[ReplicaParams], ...] = ()
-    abandoned: tuple[int, ...] = ()  # jobs whose results nobody wants any more
+    abandoned: tuple[int, ...] = ()  # numbers of jobs that are no longer needed
     over: bool = False  # sample nothing more
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReplicaReport:
-    """The work of a replica since its last report, and its state."""
+    """The state of a replica, and its work since the last report."""
 
-    used_version: int  # of the params that the sampling thread has; -1: none so far
-    capacity: int  # groups not wholly sampled that it can have, as its slots are now
-    sampled: tuple[int, ...] = ()  # tickets that lack nothing but verdicts
+    used_version: int  # version of the sampling thread's params; -1: no params yet
+    capacity: int  # groups not fully sampled that its slots have room for now
+    sampled: tuple[int, ...] = ()  # tickets that lack only verdicts
     groups: tuple[Group, ...] = ()  # finished and judged
-    dropped: tuple[tuple[int, str], ...] = ()  # tickets without a result, and why
+    dropped: tuple[tuple[int, str], ...] = ()  # (ticket without a result, reason)
     tokens: Mapping[int, int] = dataclasses.field(default_factory=dict)  # so far
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)  # busy
     counts: Mapping[str, float] = dataclasses.field(default_factory=dict)  # of a ledger
-    metrics: Mapping[str, int] = dataclasses.field(default_factory=dict)  # in all
-    hang: str = ""  # where its sampling thread hangs; "": it does not
+    metrics: Mapping[str, int] = dataclasses.field(default_factory=dict)  # totals
+    hang: str = ""  # where in the code its sampling thread hangs; "": it does not
     results: tuple[JobResult, ...] = ()
-    verifier_restarts: int = 0  # in all
+    verifier_restarts: int = 0  # total
     refused: str = ""  # why the last publication is not in use
-    leaving: bool = False  # its machine is being taken away; give it nothing more
-    failure: BaseException | None = None  # what ended its sampling
+    leaving: bool = False  # its machine is being preempted: give it no more work
+    failure: BaseException | None = None  # the error that ended its sampling
 
 
 class Link(Protocol):
-    """The way to one replica, whatever it goes through."""
+    """The connection to one replica, in this process or another."""
 
-    where: str  # host and process, for people
-    replaceable: (
-        bool  # another one can come in its place; else its failure is the run's
-    )
+    where: str  # host and process, for messages
+    replaceable: bool  # can be replaced; else its failure ends the run
 
     def exchange(
         self, instructions: Instructions, wait_s: float
     ) -> Future[ReplicaReport]:
-        """Call the replica; the future fails if it is lost."""
+        """Call the replica; the future fails if the replica is lost."""
         ...
 
     def close(self) -> None:
-        """End the replica, which need not answer; returns at once."""
+        """End the replica without waiting for its answer."""
         ...

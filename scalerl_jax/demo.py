@@ -1,10 +1,10 @@
-"""The demo: a small policy is trained, and its curve fitted; minutes on a laptop.
+"""The demo: train a small policy and fit its curve, in minutes on a laptop.
 
     scalerl demo
     scalerl demo --workdir=runs/short --config.train.num_steps=60
 
-It runs `scalerl train --config=tiny` and `scalerl fit`, and says so.  Started again, it
-goes on where it was stopped.
+It prints and runs `scalerl train --config=tiny` and `scalerl fit`.  Started again, it
+resumes where it was stopped.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from scalerl_jax.process.printing import to_stdout
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Train and fit; return the exit status of the first that does not end well."""
+    """Train and fit; return the exit status of the first command that fails, or 0."""
     parser = Parser(
         "python -m scalerl_jax.demo",
         description=__doc__,

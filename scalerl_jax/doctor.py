@@ -1,10 +1,9 @@
-"""What this machine has, and what of the package will not work on it, and why.
+"""List what this machine has, which parts of the package will not work, and why.
 
     scalerl doctor
     scalerl doctor --json
 
-Nothing is trained and nothing is fetched.  Exit status: 0, or 1 where a run of the demo
-would not work.
+Nothing is trained or fetched.  Exit status: 0, or 1 if the demo would not work.
 """
 
 import argparse
@@ -32,10 +31,10 @@ from scalerl_jax.process.ending import Parser, answer, first_line
 from scalerl_jax.process.printing import to_stdout
 
 _GIB = 2**30
-_DISK_GIB = 1.0  # the demo writes 50 MB; compiled programs and checkpoints come to it
-_MEMORY_GIB = 2.0  # of the demo
+_DISK_GIB = 1.0  # the demo writes 50 MB, besides compiled programs and checkpoints
+_MEMORY_GIB = 2.0  # needed by the demo
 _LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "scipy")
-# Extra -> the module that it brings, and what does not work without it.
+# Extra -> (module that it installs, what does not work without it).
 _EXTRAS = {
     "serve": ("starlette", "scalerl serve"),
     "ray": ("ray", "several processes: train --ray"),
@@ -50,12 +49,12 @@ State = Literal["ok", "missing", "fails"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        state: ok; missing: some part of the package does not work; fails: nor does the
-            demo.
-        said: what was found, and the way out where it is not ok.
+        state: ok; missing: a part of the package does not work; fails: the demo does
+            not work either.
+        said: the facts, and the way out if the state is not ok.
     """
 
     name: str
@@ -64,12 +63,12 @@ class Finding:
 
 
 def find() -> list[Finding]:
-    """Look at everything; a look that fails is a finding, too."""
+    """Make all checks; a check that raises is a finding, too."""
     found: list[Finding] = []
     for look in _LOOKS:
         try:
             found += look()
-        except Exception as error:  # noqa: BLE001  told as a finding
+        except Exception as error:  # noqa: BLE001  reported as a finding
             name = look.__name__.strip("_")
             found.append(Finding(name=name, state="fails", said=first_line(error)))
     return found
@@ -87,7 +86,7 @@ def _versions() -> Iterator[Finding]:
 
 
 def _devices() -> Iterator[Finding]:
-    import jax  # here, so that a JAX that does not start is a finding
+    import jax  # here, so that a JAX that fails to start is a finding
 
     devices = jax.devices()
     kind = devices[0].platform
@@ -103,7 +102,7 @@ def _devices() -> Iterator[Finding]:
 
 def _unused(device: str, extra: str) -> Finding:
     said = (
-        f"this machine has {device}, and JAX does not use it: "
+        f"this machine has {device} that JAX does not use: "
         f'pip install "scalerl_jax[{extra}]", and leave JAX_PLATFORMS unset'
     )
     return Finding(name="accelerator", state="missing", said=said)
@@ -130,7 +129,7 @@ def _programs() -> Iterator[Finding]:
 
 
 def _disk(name: str, place: Path, way_out: str) -> Finding:
-    """Say whether files can be written in a directory, and how much is free there."""
+    """Return whether a directory can be written, and its free space, as a finding."""
     there = next(each for each in (place, *place.parents) if each.exists())
     try:
         with tempfile.TemporaryFile(dir=there):
@@ -147,7 +146,7 @@ def _sandbox() -> Iterator[Finding]:
     try:
         sandbox.check()
     except sandbox.SandboxError as error:
-        said = f"programs that a policy writes are not run: {first_line(error)}"
+        said = f"programs that a policy writes cannot run: {first_line(error)}"
         yield Finding(name="sandbox", state="missing", said=said)
     else:
         yield Finding(name="sandbox", state="ok", said="bubblewrap runs programs")
@@ -173,7 +172,7 @@ _LOOKS: tuple[Callable[[], Iterator[Finding]], ...] = (
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print what was found; return 1 where the demo would not work."""
+    """Print the findings; return 1 if the demo would not work, else 0."""
     parser = Parser(
         "python -m scalerl_jax.doctor",
         description=__doc__,

@@ -1,11 +1,11 @@
-"""A policy as a Hugging Face directory, which transformers, vLLM and others load:
+"""Export a policy as a Hugging Face directory, for transformers, vLLM and others.
 
     scalerl export --checkpoint=runs/tiny --out=DIR [--dtype=bfloat16 | --adapter]
 
 The checkpoint is a run directory (its newest is taken), one of a run's checkpoints, a
-Hugging Face directory or a GGUF file.  With the weights go the tokenizer, its chat
-template and what ends a completion.  With `--adapter` only the factors of a run with
-`model.lora.rank` are written, as `peft` lays them out.
+Hugging Face directory or a GGUF file.  The directory also gets the tokenizer, its chat
+template and its EOS tokens.  With `--adapter` only the factors of a run with
+`model.lora.rank` are written, in the format of `peft`.
 """
 
 import json
@@ -26,7 +26,7 @@ from scalerl_jax.wiring.loading import load_adapter, load_model, run_settings
 def export(checkpoint: str | Path, out: str | Path, *, dtype: str = "") -> None:
     """Write the policy in `checkpoint` to the directory `out`.
 
-    `dtype` is a name, empty: as the policy was sampled or saved.
+    `dtype` is a dtype's name; empty: the one in which the policy was sampled or saved.
 
     Raises:
         ValueError: the checkpoint is missing or broken, or `out` holds other files.
@@ -52,7 +52,8 @@ def export_adapter(checkpoint: str | Path, out: str | Path) -> None:
     """Write the low-rank factors of the run in `checkpoint` to the directory `out`.
 
     Raises:
-        ValueError: the checkpoint has none or is broken, or `out` holds other files.
+        ValueError: the checkpoint has no factors or is broken, or `out` holds other
+            files.
         RuntimeError: `out` cannot be written.
     """
     check_place(out)
@@ -65,7 +66,7 @@ def export_adapter(checkpoint: str | Path, out: str | Path) -> None:
 
 
 def tokenizer_files(source: str | Path, tokenizer: Tokenizer) -> dict[str, bytes]:
-    """Return the files of a tokenizer as transformers reads it, by name."""
+    """Return a tokenizer's files, by name, in the form that transformers reads."""
     path, directory = local_path(source), local_directory(source)
     files = {
         name: read_bytes(file, most=MOST_WHOLE)
@@ -74,8 +75,8 @@ def tokenizer_files(source: str | Path, tokenizer: Tokenizer) -> dict[str, bytes
     }
     if isinstance(path, Path) and path.is_file():
         files["tokenizer.json"] = read_bytes(path, most=MOST_WHOLE)
-    # Without a class transformers takes that of the model's family, which rebuilds
-    # the tokenizer by rules of its own.
+    # If no class is named, transformers uses the model family's, which rebuilds the
+    # tokenizer by its own rules.
     made: dict[str, dict[str, Any]] = {
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -90,10 +91,10 @@ def tokenizer_files(source: str | Path, tokenizer: Tokenizer) -> dict[str, bytes
 
 
 def main(arguments: list[str]) -> int:
-    """Export as the command line says; the exit status."""
+    """Run the command line; return the exit status."""
     parser = Parser(
         prog="python -m scalerl_jax.export",
-        description="A policy as a Hugging Face directory.",
+        description="Export a policy as a Hugging Face directory.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -104,18 +105,18 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--out",
         required=True,
-        help="directory to be written; an earlier export there is replaced",
+        help="directory to write; an earlier export in it is replaced",
     )
     parser.add_argument(
         "--dtype",
         default="",
         choices=("", "float32", "bfloat16"),
-        help="of the files; empty: as the policy was sampled or saved",
+        help="dtype of the files; empty: as the policy was sampled or saved",
     )
     parser.add_argument(
         "--adapter",
         action="store_true",
-        help="write the low-rank factors alone, for peft, in float32",
+        help="write only the low-rank factors, for peft, in float32",
     )
     options = parser.parse_args(arguments)
     if options.adapter and options.dtype:

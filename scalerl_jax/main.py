@@ -1,10 +1,10 @@
-"""The main job of every config:
+"""Train a policy as a config says:
 
     scalerl train --config=configs/tiny.py --workdir=runs/tiny
 
-Starts a run in the directory, or goes on with the one that is there, for which
-`--workdir` alone is enough.  `--help` lists every setting.  On a TPU VM
-`--distributed` lets the run save itself before the machine is taken away.
+Starts a run in the directory, or resumes the one in it, for which `--workdir` alone is
+enough.  `--help` lists every setting.  On a TPU VM `--distributed` lets the run save
+itself before the machine is preempted.
 """
 
 import itertools
@@ -34,7 +34,13 @@ from scalerl_jax.objective.describe import describe
 from scalerl_jax.parallel import rendezvous
 from scalerl_jax.parallel.xla import keep_programs
 from scalerl_jax.process.ending import tell
-from scalerl_jax.process.printing import Stderr, guard_terminal, to_stderr, to_stdout
+from scalerl_jax.process.printing import (
+    Stderr,
+    guard_terminal,
+    log_this_package,
+    to_stderr,
+    to_stdout,
+)
 from scalerl_jax.run.directory import (
     EVALS_FILE,
     STATUS_FILE,
@@ -47,40 +53,42 @@ from scalerl_jax.run.resume import find_settings
 from scalerl_jax.train import RunOutcome, train
 from scalerl_jax.wiring import loading
 
-_MISTAKE, _FAILURE = 2, 1  # exit statuses: the user's, and everything else
+_MISTAKE, _FAILURE = 2, 1  # exit statuses: the user's mistake, and any other failure
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, config_lib.CONFIG_MEANS)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run.")
 _DESCRIBE = flags.DEFINE_bool(
-    "describe", False, "Say what the objective of the config is, and run nothing."
+    "describe", False, "Print the objective of the config, and run nothing."
 )
 _DISTRIBUTED = flags.DEFINE_bool(
     "distributed",
     False,
     "Call jax.distributed.initialize() first. On TPU VMs, Kubernetes, Slurm and Open "
-    "MPI the three flags that follow are found out; elsewhere all three are needed.",
+    "MPI the next three flags are detected; elsewhere all three are needed.",
 )
 _COORDINATOR = flags.DEFINE_string(
     "coordinator", None, "HOST:PORT of process 0; the port must be free there."
 )
 _NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "Processes of the run.")
-_PROCESS_ID = flags.DEFINE_integer("process_id", None, "Which this is, from 0.")
+_PROCESS_ID = flags.DEFINE_integer(
+    "process_id", None, "Number of this process, from 0."
+)
 _START_TIMEOUT_S = flags.DEFINE_float(
-    "start_timeout_s", 300.0, "Seconds for all processes to come.", lower_bound=0.0
+    "start_timeout_s", 300.0, "Seconds for all processes to connect.", lower_bound=0.0
 )
 
 
 _RAY = flags.DEFINE_string(
     "ray",
     None,
-    "Have learner and generators as processes of a Ray cluster: local starts one on "
-    "this machine, auto takes the one that runs here, HOST:PORT another; slice, on "
-    "every host of a TPU slice, makes one of them; extra [ray].",
+    "Run learner and generators as processes of a Ray cluster: local starts one on "
+    "this machine, auto uses the one that runs here, HOST:PORT another; slice, given "
+    "on every host of a TPU slice, forms one of them; needs the extra [ray].",
 )
 _RAY_WITHOUT_TOKEN = flags.DEFINE_bool(
     "ray_without_token",
     False,
-    "Ask nobody for the cluster's token: whoever reaches its ports can run programs as "
+    "Use a cluster without a token: anyone who reaches its ports can run programs as "
     "its user.  Without this flag, auto, HOST:PORT and slice need a token in "
     "RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token, with mode 0600.",
 )
@@ -95,7 +103,7 @@ def _opened(config: config_lib.Config, workdir: str) -> RunDirectory:
 
 
 def run(config: config_lib.Config, workdir: str) -> RunOutcome:
-    """Build the run_state of a run and train."""
+    """Build the parts of a run and train."""
     keep_programs(config.compile_cache)
     if why_not := wiring.why_not_one_process(config):
         raise ValueError(why_not)
@@ -103,7 +111,7 @@ def run(config: config_lib.Config, workdir: str) -> RunOutcome:
     devices = jax.devices()
     config = wiring.fit_devices(config, arch, len(devices), kind=devices[0].device_kind)
     with _opened(config, workdir) as directory, Progress() as progress:
-        # Left by an earlier run in this directory with several processes.
+        # An earlier run in this directory with several processes may have left it.
         (directory.path / STATUS_FILE).unlink(missing_ok=True)
         ledger = wiring.make_ledger(config)
         ledger.start()
@@ -143,9 +151,9 @@ def main(argv: Sequence[str]) -> None:
     handler.setFormatter(logging.Formatter("%(message)s"))
     handler.python_handler.setStream(Stderr())
     absl_logging.set_verbosity(absl_logging.WARNING)
-    logging.getLogger("scalerl_jax").setLevel(logging.INFO)
+    log_this_package()
     if not flags.FLAGS["config"].present:
-        why = f"--workdir={workdir} has no run to go on with, and " if workdir else ""
+        why = f"--workdir={workdir} has no run to resume, and " if workdir else ""
         _end(f"{why}--config is missing: --config=configs/tiny.py")
     try:
         config = config_lib.resolve(_CONFIG.value)
@@ -171,12 +179,12 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _say(outcome: RunOutcome, workdir: str) -> None:
-    """Print how a run ended, and where its files are."""
+    """Print the end of a run, and where its files are."""
     where = "finished"
     if outcome.preempted:
         where = "interrupted" if outcome.interrupted else "stopped by SIGTERM"
         to_stdout(
-            f"{where} after step {outcome.policy_version}, which is saved; it goes on "
+            f"{where} after step {outcome.policy_version}, which is saved; resume it "
             f"with:  scalerl train --workdir={workdir}\n"
         )
         return
@@ -200,7 +208,7 @@ def _say(outcome: RunOutcome, workdir: str) -> None:
 
 
 def _join() -> None:
-    """Meet the other processes; end this one if they cannot form a run."""
+    """Connect to the other processes; end this one if they cannot form a run."""
     if _RAY_WITHOUT_TOKEN.value and _RAY.value in (None, "local"):
         _end("--ray_without_token is for --ray=auto, slice or HOST:PORT; leave it out")
     if not _DISTRIBUTED.value:
@@ -222,20 +230,20 @@ def _join() -> None:
         if place.num_processes > 1:
             _end(
                 f"--distributed: this is one of {place.num_processes} processes, but "
-                f"the sampler, the prompts and the evaluation of a run live in one "
+                f"the sampler, the prompts and the evaluation of a run are in one "
                 f"process; start one, on a machine whose devices hold the learner and "
-                f"the sampler, or several by --ray"
+                f"the sampler, or several with --ray"
             )
         rendezvous.initialize(place, timeout_s=_START_TIMEOUT_S.value)
     except ValueError as error:
         _end(str(error))
     except (RuntimeError, TimeoutError) as error:
         _end(str(error), status=_FAILURE)
-    end_at_signals()  # again: JAX has put a handler of its own there
+    end_at_signals()  # again: JAX has replaced the handler by its own
 
 
 def parse_flags(argv: Sequence[str]) -> list[str]:
-    """Read the flags; return the other arguments.  A wrong flag ends in one line."""
+    """Read the flags; return the other arguments.  A wrong flag ends the program."""
     if config_lib.wants_help(argv):
         own = flags.FLAGS.module_help(sys.modules[__name__])
         to_stdout(f"{__doc__}\n{own}\n\n{list_settings()}\n")
@@ -248,7 +256,7 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
 
 
 def _with_settings(argv: Sequence[str]) -> Sequence[str]:
-    """Return argv; without --config, add the config of the run in --workdir."""
+    """Return argv with, if --config is missing, the config of the run in --workdir."""
     words = [word for argument in argv for word in argument.split("=", 1)]
     given = {
         name.lstrip("-"): value

@@ -1,4 +1,4 @@
-"""A run from Python, for notebooks:
+"""Run the training from Python, for notebooks:
 
 from scalerl_jax.notebook import run
 
@@ -29,7 +29,7 @@ from scalerl_jax.train import RunOutcome
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
-    """The end of a run: its evaluations as in evals.jsonl, and the fit of its curve."""
+    """The result of a run: its evaluations (rows of evals.jsonl) and its fit."""
 
     outcome: RunOutcome
     evaluations: list[dict[str, Any]]
@@ -44,14 +44,14 @@ def run(
     prompts: Sequence[Mapping[str, Any]] | None = None,
     reward: Callable[..., Any] | str = "",
 ) -> Result:
-    """Train, or go on with the run in the directory, and fit its curve.
+    """Train, or resume the run in the directory, and fit its curve.
 
     Args:
         config: settings, as a config file's `get_config` returns them.
-        workdir: of the run, on this machine.
-        prompts: rows like {"prompt": ..., "reference": ...}, kept in the directory; of
-            them eval.num_prompts are held out.  None: those of the config.
-        reward: a function, whose text is kept in the directory
+        workdir: directory of the run, on this machine.
+        prompts: rows like {"prompt": ..., "reference": ...}, written to the directory;
+            eval.num_prompts of them are held out.  None: the config's prompts.
+        reward: a function, whose source is written to the directory
             (`environments.function_text`), or "FILE.py:FUNCTION".
 
     Raises:
@@ -77,7 +77,7 @@ def run(
     evaluations = [parse_json(line) for line in read_lines(directory / EVALS_FILE)]
     try:
         fit, why_not = fit_curve(load_curve(directory)), ""
-    except ValueError as error:  # too few points, mostly
+    except ValueError as error:  # usually too few points
         fit, why_not = None, str(error)
     return Result(outcome=outcome, evaluations=evaluations, fit=fit, why_no_fit=why_not)
 

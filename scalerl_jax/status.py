@@ -1,10 +1,11 @@
-"""State of a run: `scalerl status runs/x`.
+"""Print the state of a run: `scalerl status runs/x`.
 
-Reads the files of the run's directory, from any machine that sees it or its bucket,
-while the run goes on or after its end.
+Reads the files of the run's directory, from any machine that can read it or its bucket,
+during the run or after its end.
 """
 
 import contextlib
+import json
 import sys
 import time
 from pathlib import Path
@@ -17,8 +18,8 @@ from scalerl_jax.process.printing import to_stdout
 from scalerl_jax.run.directory import EVALS_FILE, METRICS_FILE, STATUS_FILE
 from scalerl_jax.run.resume import last_row, sound
 
-_LATE_S = 30.0  # without a word from a controller that writes every second
-_CELL = 100  # characters of a cell that are shown
+_LATE_S = 30.0  # since the last write of a controller, which writes every second
+_CELL = 100  # most characters shown of a cell
 _COLUMNS = ("role", "where", "version", "groups", "tokens/s", "idle", "lost")
 
 
@@ -26,16 +27,27 @@ def main(argv: list[str] | None = None) -> int:
     """Print the status of one run."""
     parser = Parser("python -m scalerl_jax.status", description=__doc__)
     parser.add_argument("workdir", help="directory of the run")
-    to_stdout(describe(Path(parser.parse_args(argv).workdir)))
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    flags = parser.parse_args(argv)
+    facts = read(Path(flags.workdir))
+    to_stdout(json.dumps(facts) + "\n" if flags.json else _text(facts))
     return 0
 
 
 def describe(directory: Path) -> str:
-    """Return the status as text.
+    """Return the status as text; errors are those of `read`."""
+    return _text(read(directory))
+
+
+def read(directory: Path) -> dict[str, Any]:
+    """Return the status: steps, the last step's metrics, evaluation and processes.
+
+    Metrics and evaluation are the last rows of their files, empty before the first;
+    `processes` is None for a run of one process.
 
     Raises:
-        ValueError: it is no run's directory, or in a bucket that cannot be used, or
-            names the file in it that is broken.
+        ValueError: it is no run's directory, its bucket cannot be used, or one of its
+            files is broken, which is named.
     """
     directory = files_of_run(directory)
     file = directory / "config.json"
@@ -46,29 +58,43 @@ def describe(directory: Path) -> str:
         )
     with _sound(file):
         num_steps = int(read_json(file)["config"]["train"]["num_steps"])
+    facts: dict[str, Any] = {"num_steps": num_steps, "processes": None}
     with _sound(directory / METRICS_FILE):
-        step = last_row(directory / METRICS_FILE)
-        lines = [f"step {int(step.get('step', 0))} of {num_steps}", *_measures(step)]
+        facts["metrics"] = step = last_row(directory / METRICS_FILE)
+        facts["step"] = int(step.get("step", 0))
+        _measures(step)
     with _sound(directory / EVALS_FILE):
-        if evaluation := last_row(directory / EVALS_FILE):
-            lines[0] += _evaluation(evaluation)
+        facts["evaluation"] = evaluation = last_row(directory / EVALS_FILE)
+        _evaluation(evaluation)
     with _sound(directory / STATUS_FILE):
         if (directory / STATUS_FILE).exists():
-            lines += _roles(read_json(directory / STATUS_FILE))
-        else:
-            lines.append("one process: learner and sampler are its threads")
+            facts["processes"] = status = read_json(directory / STATUS_FILE)
+            _roles(status)
+    return facts
+
+
+def _text(facts: dict[str, Any]) -> str:
+    evaluated = _evaluation(facts["evaluation"])
+    lines = [f"step {facts['step']} of {facts['num_steps']}{evaluated}"]
+    lines += _measures(facts["metrics"])
+    if facts["processes"] is None:
+        lines.append("one process: learner and sampler are its threads")
+    else:
+        lines += _roles(facts["processes"])
     return "\n".join(lines) + "\n"
 
 
 def _sound(file: Path) -> contextlib.AbstractContextManager[None]:
     return sound(
         file,
-        else_unknown="how the run stands",
-        way_out="put the file right, or move it away",
+        else_unknown="the state of the run",
+        way_out="repair the file, or move it away",
     )
 
 
 def _evaluation(row: dict[str, Any]) -> str:
+    if not row:
+        return ""
     return (
         f", pass rate {_shown(row, 'pass_rate', '.3f')} at step {int(row['step'])} "
         f"after {_shown(row, 'compute_chip_hours', '.4f')} chip-hours"
@@ -78,7 +104,7 @@ def _evaluation(row: dict[str, Any]) -> str:
 def _measures(step: dict[str, Any]) -> list[str]:
     """Return lines on the last step's staleness, speed, idle shares and failures."""
     if not step:
-        return ["no step is done"]
+        return ["no step is finished"]
     idle = ", ".join(
         name.removeprefix("idle/").removesuffix("_share")
         + f" {_shown(step, name, '.0%')}"
@@ -99,7 +125,7 @@ def _measures(step: dict[str, Any]) -> list[str]:
     failures = {
         "replicas lost": "replicas/lost",
         "replicas that left": "replicas/left",
-        "groups begun again": "replicas/reissued",
+        "groups started again": "replicas/reissued",
         "late groups refused": "replicas/late",
         "publications refused": "replicas/refused",
         "learner restarted": "learner/restarts",
@@ -113,7 +139,7 @@ def _measures(step: dict[str, Any]) -> list[str]:
 
 
 def _shown(row: dict[str, Any], name: str, form: str = "g") -> str:
-    """Return a number of a row; one that was not finite is null there."""
+    """Return a number of a row as text; null means that it was not finite."""
     value = row[name]
     return "unknown" if value is None else format(value, form)
 
@@ -123,7 +149,7 @@ def _roles(status: dict[str, Any]) -> list[str]:
     age = time.time() - status["at"]
     state = str(status["state"])[:_CELL]
     if state == "running" and age > _LATE_S:
-        state = f"its controller has not been heard of for {age:.0f} s"
+        state = f"its controller has not reported for {age:.0f} s"
     rows = [dict.fromkeys(_COLUMNS, "") | row for row in status["roles"]]
     cells = [list(_COLUMNS), *([str(row[c])[:_CELL] for c in _COLUMNS] for row in rows)]
     widths = [max(len(line[at]) for line in cells) for at in range(len(_COLUMNS))]

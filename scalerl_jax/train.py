@@ -1,6 +1,6 @@
 """The loop: every arrow of the method is one line of `_steps`.
 
-Read this first.  `wiring` makes the parts of a run; nothing here knows how they work.
+Read this first.  `wiring` makes the parts of a run; this file only calls them.
 """
 
 import contextlib
@@ -27,33 +27,34 @@ if TYPE_CHECKING:
     from scalerl_jax.scaling.live import LiveFit
 
 _log = logging.getLogger(__name__)
-_STOP_TIMEOUT_S = 600.0  # for the sampler's step that is under way
+_STOP_TIMEOUT_S = 600.0  # for the sampler's current step
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunOutcome:
-    """The end of a run."""
+    """The end of a run: its last version, and why it stopped."""
 
     policy_version: int
     preempted: bool
-    interrupted: bool  # Ctrl-C came, and not SIGTERM
+    interrupted: bool  # by Ctrl-C, not by SIGTERM
     stop_reason: str | None = None  # why scaling.stop ended the run early
 
 
 def train(config: Config, run: RunState, directory: Path) -> RunOutcome:
-    """Run to `train.num_steps` optimizer steps, or to a SIGTERM or Ctrl-C.
+    """Train until `train.num_steps` optimizer steps, or a SIGTERM or Ctrl-C.
 
     The run resumes from the newest good checkpoint of `directory`; compute spent after
-    that checkpoint is charged (run/lost_work.py).  Checkpoints are written beside the
-    loop.  The whole state is saved before `train` returns, and before it fails by an
-    error that is not the learner's own.
+    that checkpoint is charged (run/lost_work.py).  Checkpoints are written in the
+    background.  The whole state is saved before `train` returns, and before it raises
+    an error that is not the learner's own.
 
     A window of several steps (batch.epochs above 1, or queue.mode = "batched") is
     finished before anything is saved: a checkpoint or signal inside it waits for its
-    end.  An evaluation that a signal interrupts is made at the resumption, or never if
-    it was due inside a window.  With `eval.concurrent` training goes on meanwhile, up
-    to the next one or the next checkpoint of another version; then an interrupted one
-    is made at the resumption only if the run ends at its version.
+    end.  An evaluation that a signal interrupts is made after the resumption, or
+    skipped if it was due inside a window.  With `eval.concurrent` training continues
+    during an evaluation, up to the next evaluation or the next checkpoint of another
+    version; an interrupted evaluation is then made after the resumption only if the run
+    ends at its version.
     """
     num_steps, preemption = config.train.num_steps, Preemption()
     with (
@@ -85,7 +86,7 @@ def train(config: Config, run: RunState, directory: Path) -> RunOutcome:
             run.generators.start()
             if monitor.lacks_evaluation(version) and beside:
                 monitor.evaluate(state, published, version)
-            del published, state  # else they would stay beside those of later versions
+            del published, state  # else they stay in memory beside later versions
             with _rescued(run), explained("the sampler", config):
                 version = _steps(config, run, monitor, preemption=preemption, live=live)
                 if monitor.lacks_evaluation(version):
@@ -102,7 +103,7 @@ def train(config: Config, run: RunState, directory: Path) -> RunOutcome:
 
 
 class _NoFit(contextlib.ExitStack):
-    """A stand-in for the fit beside the run, when there is none; it never stops it."""
+    """The live fit of a run without scaling.live: it does nothing and never stops."""
 
     stop_reason: str | None = None
 
@@ -111,7 +112,7 @@ class _NoFit(contextlib.ExitStack):
 
 
 def _live_fit(config: Config, run: RunState, directory: Path) -> "LiveFit | _NoFit":
-    """Return the fit beside the run; `scaling` is imported only with `scaling.live`."""
+    """Return the live fit; `scaling` is imported only with `scaling.live`."""
     if not config.scaling.live:
         return _NoFit()
     from scalerl_jax.scaling.live import LiveFit  # SciPy and Matplotlib
@@ -127,7 +128,7 @@ def _steps(
     preemption: Preemption,
     live: "LiveFit | _NoFit",
 ) -> int:
-    """Run the loop, window after window; return the last version, which is saved."""
+    """Run the loop window by window; return the last version, which is saved."""
     queue, num_steps = run.queue, config.train.num_steps
     state, version = run.state, run.version
     while version < num_steps and not (preemption.reached(version) or live.stop_reason):
@@ -139,7 +140,7 @@ def _steps(
         for each in window.passes(epochs=config.batch.epochs, seed=config.seed):
             assembled = window.at(version, each.batch)
             state, metrics = monitor.step(state, each, assembled)
-            run.state = state  # the step has donated the state before
+            run.state = state  # the step has donated the previous state
             if metrics is None:
                 queue.skipped(last=each.last)
                 continue
@@ -155,11 +156,11 @@ def _steps(
                 monitor.evaluate(state, published, version)
             if last:
                 break
-            preemption.reached(version)  # called for every step, so that none is missed
+            preemption.reached(version)  # must be called for every step
         last = version == num_steps
         due = run.learner.checkpointer.due(version, since=window.version)
         if last or due or monitor.must_stop:
-            # A resumption from this checkpoint could not evaluate an older version.
+            # After a resumption from this checkpoint no older version can be evaluated.
             monitor.await_evaluation(before=version)
             save(run, state, version)
         if not last or monitor.lacks_evaluation(version):
@@ -171,7 +172,7 @@ def _steps(
 
 @contextlib.contextmanager
 def _rescued(run: RunState) -> Iterator[None]:
-    """Stop the sampler at the end; save first if the learner itself has not failed."""
+    """Stop the sampler at the end; after an error save, unless the learner failed."""
     try:
         yield
     except UnsavedError:
@@ -187,7 +188,7 @@ def _rescued(run: RunState) -> Iterator[None]:
 
 
 def _stop(run: RunState) -> None:
-    """Close the books to the generators, and wait for their last step."""
+    """Close the queue to the generators, and wait for their last step."""
     run.queue.close()
     run.generators.stop(_STOP_TIMEOUT_S)
 
@@ -204,9 +205,9 @@ def ensure_saved(run: RunState, state: State, version: int) -> None:
 
 
 def save(run: RunState, state: State, version: int) -> None:
-    """Save everything; return once the state is copied, while the sampler goes on.
+    """Save everything; return once the state is copied.  The sampler continues.
 
-    The time that the loop waits, also for the save before this one, is counted as
+    The time that the loop waits, also for the previous save, is counted as
     `checkpoint`.
     """
     with run.activity("checkpoint"):
@@ -219,10 +220,10 @@ def save(run: RunState, state: State, version: int) -> None:
 
 
 def _resume(run: RunState, directory: Path) -> int:
-    """Restore state, prompts and books from the newest checkpoint, if there is any.
+    """Restore state, prompts and books from the newest checkpoint, if any.
 
     Compute spent after that checkpoint is added to the ledger, as far as it is on file.
-    Return the last step that counts, -1 if the run begins.
+    Return the last step that counts; -1 for a new run.
     """
     restored = run.learner.restore()
     if restored or (directory / LEDGER_FILE).exists():
@@ -242,18 +243,18 @@ def _resume(run: RunState, directory: Path) -> int:
 def rescued(
     run: RunState, error: Exception, save: Callable[[], None]
 ) -> Exception | None:
-    """Save the state of a run whose sampler is stopped; return what to raise.
+    """Save the state of a run whose sampler is stopped; return the error to raise.
 
-    A failure between two windows is not the learner's own: the state is whole then, and
-    the result says whether it is saved.  None: the state is not whole.  Params whose
-    logits are not finite are not saved.  `save` returns once the newest version is on
-    disk.
+    A failure between two windows is not the learner's own: the state is then complete,
+    and the error's text says whether it was saved.  Return None if the state is not
+    complete.  Params whose logits are not finite are not saved.  `save` returns once
+    the newest version is on disk.
     """
     if isinstance(error, FloatingPointError):
         _finish_save(run)
         return RuntimeError(
-            f"{error}; the state of step {run.version} is not saved for that: the same "
-            f"--workdir goes on from the checkpoint before, best with a lower "
+            f"{error}; the state of step {run.version} is therefore not saved: the "
+            f"same --workdir resumes from the previous checkpoint, best with a lower "
             f"optimizer.learning_rate"
         )
     if run.queue.taken:
@@ -273,13 +274,13 @@ def _save_at_last(version: int, save: Callable[[], None]) -> str:
     """Try to save the state; return a sentence that says whether it was saved."""
     try:
         save()
-    except Exception as error:  # noqa: BLE001  the run ends with what was before it
+    except Exception as error:  # noqa: BLE001  the run ends with the earlier error
         return f"the state of step {version} cannot be saved: {error}"
-    return f"the state of step {version} is saved, and the same --workdir goes on"
+    return f"the state of step {version} is saved; the same --workdir resumes from it"
 
 
 def _finish_save(run: RunState) -> None:
-    """Wait for the save under way; the run ends with the failure that came before."""
+    """Wait for the save under way, logging its failure; an earlier one ends the run."""
     try:
         run.learner.checkpointer.wait()
     except UnsavedError as error:

@@ -20,17 +20,17 @@ from jaxtyping import Array, Bool, Float, Int, UInt
 PyTree = Any
 # A NumPy array on its way to the device, or a JAX array: jitted functions take both.
 AnyArray = Any
-# By name, a value for each token of a batch: (M, R, S).  The axes have no names, since
-# batches of one window differ in M.
+# Values for each token of a batch, (M, R, S), by score name.  The axes have no letters,
+# since batches of one window differ in M.
 Scores = dict[str, Float[np.ndarray, "_ _ _"]]
 
 
 @struct.dataclass(kw_only=True)
 class Prompt:
-    """Token ids given to the policy, and what its verifier needs to know."""
+    """Token ids given to the policy, and the data that its verifier needs."""
 
-    prompt_id: int = struct.field(pytree_node=False)  # place in the data set
-    epoch: int = struct.field(pytree_node=False)  # passes over the data before it
+    prompt_id: int = struct.field(pytree_node=False)  # index in the data set
+    epoch: int = struct.field(pytree_node=False)  # earlier passes over the data
     task: str = struct.field(pytree_node=False)  # name of its verifier's task
     text: str = struct.field(pytree_node=False)  # as given to the tokenizer
     tokens: np.ndarray  # int32 [P]
@@ -38,34 +38,34 @@ class Prompt:
 
 
 class Turn(NamedTuple):
-    """A part of a completion: a sampled turn, or what was said to one."""
+    """A part of a completion: a sampled turn, or the observation after one."""
 
-    start: int  # token of the completion
-    end: int  # behind its last one
-    sampled: bool  # by the policy; forced phrases within it included
-    reward: float | None = None  # that its environment gave this turn
+    start: int  # index of its first token in the completion
+    end: int  # index after its last token
+    sampled: bool  # by the policy, including forced phrases
+    reward: float | None = None  # from its environment, for this turn
 
 
 @struct.dataclass(kw_only=True)
 class Rollout:
     """One completion of a prompt, as sampled and as judged.
 
-    Of an episode it is all turns, and between them what the policy read.
+    The completion of an episode holds all turns and the observations between them.
     """
 
     completion_tokens: np.ndarray  # int32 [T], EOS included when it was sampled
     completion_mask: np.ndarray  # bool [T], False on forced tokens
     behavior_logprobs: np.ndarray  # float32 [T], nats, at the sampler's temperature
-    policy_versions: np.ndarray  # int32 [T], optimizer steps behind each token
+    policy_versions: np.ndarray  # int32 [T], version that sampled each token
     cut_off: bool  # no EOS at the length limit
     interrupted: bool  # the end-of-thinking phrase was forced
     reward: float = 0.0
     passed: bool = False
-    judged: bool = True  # False: its verifier failed, and nothing is learned from it
+    judged: bool = True  # False: its verifier failed, and it is not trained on
     status: str = struct.field(pytree_node=False, default="unverified")
-    # In order, from 0 to T; empty: one turn, which is all of it.
+    # In order, covering 0 to T; empty: the completion is one turn.
     turns: tuple[Turn, ...] = struct.field(pytree_node=False, default=())
-    # Of the reward, by name; None: unjudged.
+    # Parts of the reward, by name; None: unjudged.
     parts: dict[str, float | None] = struct.field(
         pytree_node=False, default_factory=dict
     )
@@ -75,13 +75,13 @@ class Rollout:
 
 
 def count_turns(turns: tuple[Turn, ...]) -> int:
-    """Return how many turns of a completion were sampled."""
+    """Return the number of sampled turns of a completion."""
     return sum(turn.sampled for turn in turns) or 1
 
 
 @struct.dataclass(kw_only=True)
 class Group:
-    """The G rollouts of one prompt; the unit that queues and batches hold."""
+    """The G rollouts of one prompt: the unit of queues and batches."""
 
     ticket: int = struct.field(pytree_node=False)  # order of admission, from 0
     prompt: Prompt
@@ -91,7 +91,7 @@ class Group:
 
     @functools.cached_property
     def oldest_version(self) -> int:
-        """Smallest policy version among the tokens of the group, found once."""
+        """Smallest policy version among the group's tokens; computed once."""
         return min(int(rollout.policy_versions.min()) for rollout in self.rollouts)
 
     @property
@@ -102,27 +102,27 @@ class Group:
 
     @property
     def num_judged(self) -> int:
-        """Rollouts with a verdict."""
+        """Number of rollouts with a verdict."""
         return sum(rollout.judged for rollout in self.rollouts)
 
     @property
     def has_reward_variance(self) -> bool:
-        """Return whether any two judged rollouts were rewarded differently."""
+        """Return whether two judged rollouts have different rewards."""
         return len({each.reward for each in self.rollouts if each.judged}) > 1
 
 
 @struct.dataclass(kw_only=True)
 class Sharing:
-    """Places of the tokens of D streams in the rows that attention reads.
+    """Positions of the tokens of D streams in the rows that attention reads.
 
-    A stream holds U tokens, first the ones that several sequences share (prompts).  It
+    A stream holds U tokens, first those that several sequences share (prompts).  It
     owns R / D of the R rows; a place is an index into these rows laid end to end; -1
     means no place.
     """
 
-    source: Int[Array, "R S"]  # the token at each position of a row; 0 on padding
+    source: Int[Array, "R S"]  # stream index of the token at each position; padding: 0
     place: Int[Array, "D U"]  # the first place of each token; -1 on padding
-    copies: Int[Array, "D shared others"]  # further places of the shared ones
+    copies: Int[Array, "D shared others"]  # further places of the shared tokens
 
 
 @struct.dataclass(kw_only=True)
@@ -138,7 +138,7 @@ class Tokens:
     advantages: Float[Array, "..."]
     mask: Bool[Array, "..."]  # True on the tokens that are trained on
     sequence_ids: Int[Array, "..."]  # unique within a row; 0: no token is predicted
-    # What terms of the objective read beside it, as in `PackedBatch`.
+    # Further inputs of the objective's terms, as in `PackedBatch`.
     scores: Mapping[str, Float[Array, "..."]] = struct.field(default_factory=dict)
 
 
@@ -148,14 +148,14 @@ class PackedBatch:
 
     A batch has M microbatches; a single microbatch lacks the axis M.  Position s
     predicts `targets[..., s]`; the weight, advantage and behavior log-probability of
-    that prediction stand at s too.  Segment 0 is padding.
+    that prediction are at s too.  Segment 0 is padding.
     """
 
     tokens: Int[Array, "M R S"]
     segment_ids: Int[Array, "M R S"]  # 1, 2, ... along a row; 0 on padding
     positions: Int[Array, "M R S"]  # from 0 in each segment
     targets: Int[Array, "M R S"]  # a valid id everywhere, padding included
-    weights: Float[Array, "M R S"]  # what a token counts for; sums to 1 over all
+    weights: Float[Array, "M R S"]  # weight of a token in the loss; all sum to 1
     advantages: Float[Array, "M R S"]  # 0 until they are computed
     behavior_logprobs: Float[Array, "M R S"]  # nats
     staleness: Int[Array, "M R S"]  # learner's version - token's version
@@ -163,7 +163,7 @@ class PackedBatch:
     # 1, 2, ... along a row, on a completion's predictions, forced tokens included;
     # 0 where no token is predicted
     sequence_ids: Int[Array, "M R S"]
-    # What terms of the objective read beside it, by name (`objective.scores.SCORES`):
+    # Further inputs of the objective's terms, by name (`objective.scores.SCORES`):
     # log-probabilities in nats of other params, a token's regulariser factor, a
     # critic's values at the start of the window and the returns to learn.
     scores: Mapping[str, Float[Array, "M R S"]] = struct.field(default_factory=dict)

@@ -160,7 +160,7 @@ def test_factors_of_another_base_or_of_no_run_are_one_line(tmp_path, capsys, ada
     out = f"--out={tmp_path / 'out'}"
     for source, words in (
         (run, "was trained beside frozen params of digest"),
-        (BASE, "there are no factors"),
+        (BASE, "it has no factors"),
     ):
         assert export.main([f"--checkpoint={source}", out, "--adapter"]) == 2
         (line,) = capsys.readouterr().err.splitlines()

@@ -13,7 +13,9 @@ import small_run
 import scalerl_jax
 from scalerl_jax import __main__ as command
 from scalerl_jax.data import judging
+from scalerl_jax.process.common_flags import QUIET, rewritten
 from scalerl_jax.process.completion import script, words_of
+from scalerl_jax.run.progress import Progress
 from scalerl_jax.scaling import __main__ as cli
 
 
@@ -160,7 +162,7 @@ def test_a_shell_completes_commands_flags_configs_and_files(tmp_path, typed, fou
 def test_the_words_of_a_command_are_those_of_its_help():
     words = words_of(["data", "status"])
     assert {"list", "inspect", "prepare"} <= set(words["data"])
-    assert words["status"] == ["--help"]
+    assert words["status"] == ["--help", "--json", "--quiet"]
 
 
 def test_the_doctor_tells_what_fails_and_the_way_out(capfd, monkeypatch, tmp_path):
@@ -176,3 +178,43 @@ def test_the_doctor_tells_what_fails_and_the_way_out(capfd, monkeypatch, tmp_pat
     assert "install bubblewrap" in found["sandbox"]["said"]
     assert found["package"]["said"].startswith(f"scalerl_jax {scalerl_jax.__version__}")
     assert found["devices"]["state"] == "ok"
+
+
+@pytest.mark.parametrize(
+    "said, meant, quiet",
+    [
+        ("status runs/x -q", "status runs/x", True),
+        ("status --workdir=runs/x --json", "status runs/x --json", False),
+        ("train r --process-id=3", "train --workdir=r --process_id=3", False),
+        ("export runs/x --out=a_b", "export --checkpoint=runs/x --out=a_b", False),
+        (
+            "serve --workdir=x --max-samples 3",
+            "serve --checkpoint=x --max_samples 3",
+            0,
+        ),
+        ("evaluate --samples 16 runs/x", "evaluate --samples 16 runs/x", False),
+        ("fit runs/x --model_size=n_params", "fit runs/x --model-size=n_params", False),
+        ("train --config.a.b_c=3 --quiet", "train --config.a.b_c=3", True),
+        ("launch supervise -- cat -q --a_b", "launch supervise -- cat -q --a_b", False),
+    ],
+)
+def test_flags_are_the_same_for_every_command(said, meant, quiet):
+    name, *words = said.split()
+    _, *expected = meant.split()
+    assert rewritten(name, words) == (expected, quiet)
+
+
+def test_a_quiet_command_shows_warnings_and_its_answer_alone(monkeypatch, capsys):
+    def shown():
+        with Progress() as progress:
+            with progress.bar("compiling"):
+                progress.program(1, 3)
+            progress.note("verifier processes: 1")
+            progress.note("warning: optimizer step skipped")
+            with progress.bar("train", total=2):
+                progress.show({"reward": "1"}, done=1)
+        return capsys.readouterr().err.splitlines()
+
+    assert len(shown()) > 3
+    monkeypatch.setenv(QUIET, "1")
+    assert shown() == ["warning: optimizer step skipped"]

@@ -15,7 +15,7 @@ def test_a_run_in_a_bucket_is_looked_at_there(tmp_path, monkeypatch, capsys):
     config = {"config": {"train": {"num_steps": 40}}}
     bucket.write("runs/x/config.json", json.dumps(config).encode())
     assert main(["gs://bucket/runs/x"]) == 0
-    assert capsys.readouterr().out.startswith("step 0 of 40\nno step is done\n")
+    assert capsys.readouterr().out.startswith("step 0 of 40\nno step is finished\n")
     with pytest.raises(ValueError, match="^gs://bucket/runs/y: there is nothing of"):
         main(["gs://bucket/runs/y"])
 
@@ -47,3 +47,7 @@ def test_a_last_row_of_any_length_is_read(tmp_path, capsys, torn):
     assert main([str(tmp_path)]) == 0
     said = capsys.readouterr().out.splitlines()[0]
     assert said == "step 7 of 40, pass rate 0.500 at step 7 after 2.0000 chip-hours"
+    main([str(tmp_path), "--json"])
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["step"], facts["num_steps"], facts["processes"]) == (7, 40, None)
+    assert facts["evaluation"]["pass_rate"] == 0.5

@@ -62,7 +62,7 @@ def test_an_answer_after_a_thinking_that_the_prompt_closes_is_refused(configure)
     config = configure("Qwen3", enable_thinking=False)
     with pytest.raises(
         ValueError,
-        match="data.answer_after = '</think>', .*= False",
+        match="data.answer_after = '</think>' is .*= False",
     ):
         check(config)
 
@@ -73,7 +73,7 @@ def test_a_tag_that_nothing_asks_for_is_warned_of(configure, caplog):
         check(configure("Qwen3"))
         assert not caplog.text
         check(configure("Qwen2.5"))
-    assert "data.answer_after = '</think>', of which neither" in caplog.text
+    assert "data.answer_after = '</think>' is neither in the template" in caplog.text
 
 
 def test_an_interruption_needs_a_thinking_with_its_own_tag(configure):

@@ -719,7 +719,7 @@ def test_a_run_that_others_end_is_saved_and_goes_on(tmp_path, monkeypatch, act, 
     message = str(failure.value)
     assert is_explained(failure.value) and message.startswith(words)
     assert message.endswith(
-        "; the state of step 0 is saved, and the same --workdir goes on"
+        "; the state of step 0 is saved; the same --workdir resumes from it"
     )
     assert not rollout_threads()
     (checkpoint,) = small_run.checkpoints(tmp_path)

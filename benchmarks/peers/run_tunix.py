@@ -19,22 +19,22 @@ class IntegerTokenizer:
     """Text is the decimal token ids, so that prompts reach the sampler unchanged."""
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text."""
+        """Return the ids of a text."""
         return [int(part) for part in text.split()]
 
     def decode(self, ids: list[int]) -> str:
-        """Text of ids."""
+        """Return the text of ids."""
         return " ".join(map(str, ids))
 
     def bos_id(self) -> None:
-        """No token before the prompt."""
+        """Return None: no token is before the prompt."""
 
     def eos_id(self) -> int:
-        """The end of a text."""
+        """Return the id that ends a text."""
         return work.EOS
 
     def pad_id(self) -> int:
-        """What rows are filled up with."""
+        """Return the id that pads rows."""
         return work.PAD
 
 

@@ -34,7 +34,7 @@ def make_tokenizer(workload: str) -> transformers.PreTrainedTokenizerFast:
 def make_trainer(
     model: transformers.PreTrainedModel, workload: str, directory: str
 ) -> GRPOTrainer:
-    """A trainer that will save nothing in `directory`."""
+    """Return a trainer that saves nothing in `directory`."""
     settings = GRPOConfig(
         output_dir=directory,
         use_cpu=True,

@@ -25,7 +25,7 @@ MICROBATCH = 8  # sequences
 
 
 def make_trainer(model: nnx.Module, workload: str, algorithm: GRPOConfig) -> Trainer:
-    """What GRPOLearner makes of its actor's trainer, without the RLCluster."""
+    """Return the actor's trainer as GRPOLearner makes it, without the RLCluster."""
     loss = function_registry.get_policy_loss_fn(algorithm.policy_loss_fn)
     trainer = Trainer(
         model,

@@ -1,4 +1,4 @@
-"""The work that every contender does, and how its time and memory are taken.
+"""The work that every contender does, and the measures of its time and memory.
 
 Standard library only: it is imported in environments that share no package.  Each
 contender is a process that prints one JSON line (`report`, `report_training`).
@@ -24,7 +24,7 @@ WORKLOADS: dict[str, dict[str, int]] = {
     "W2": dict(vocab=32_000, hidden=512, layers=8, heads=8, kv_heads=4, head_dim=64,
                ffn=1536),
 }  # fmt: skip
-ROPE_THETA, NORM_EPS = 1e6, 1e-6  # Tunix 0.1.7 knows no other theta
+ROPE_THETA, NORM_EPS = 1e6, 1e-6  # Tunix 0.1.7 has no other theta
 PROMPTS, GROUP = 16, 8
 SEQUENCES = PROMPTS * GROUP
 PROMPT_TOKENS, MAX_NEW_TOKENS, MEAN_NEW_TOKENS = 32, 256, 64
@@ -60,7 +60,7 @@ def completion_lengths() -> list[int]:
     for index in sorted(range(SEQUENCES), key=lengths.__getitem__):
         if sum(lengths) == total:
             break
-        lengths[index] += 1  # what rounding left over
+        lengths[index] += 1  # the remainder of rounding
     assert max(lengths) == MAX_NEW_TOKENS and sum(lengths) == total
     return lengths
 
@@ -106,16 +106,16 @@ def padded_completions(
 
 
 def rewards() -> list[float]:
-    """Of the 128 completions; peers take them for advantages."""
+    """Return the rewards of the 128 completions; peers take them for advantages."""
     rng = random.Random(SEED + 3)
     return [rng.gauss(0.0, 1.0) for _ in range(SEQUENCES)]
 
 
 def timed(call: Callable[[], int]) -> dict[str, float]:
-    """One call that returns how many tokens it was for: tokens, seconds, disturbance.
+    """Time one call that returns its tokens: tokens, seconds, disturbance.
 
-    `other_cores` is how many cores everything else (other processes, the hypervisor)
-    used meanwhile; 0 where the system does not tell.
+    `other_cores` is the number of cores that everything else (other processes, the
+    hypervisor) used meanwhile; 0 if the system does not report it.
     """
     (own_before, all_before), start = _cpu_seconds(), time.perf_counter()
     tokens = call()
@@ -209,9 +209,8 @@ def report_training(
     """Train on both kinds of completions and print the one JSON line.
 
     `update` makes one optimizer update on `UPDATE_SEQUENCES` sequences of a kind, from
-    the one whose number it is given, and returns when the weights are there.  The
-    first update of a kind is not counted.  Tokens are those of prompts and
-    completions, padding left out.
+    a given number on, and returns when the weights are ready.  The first update of a
+    kind is not counted.  Tokens are those of prompts and completions, without padding.
     """
     line: dict[str, Any] = dict(contender=contender, workload=workload)
     for kind in KINDS:

@@ -12,7 +12,7 @@ from scalerl_jax.config.bases import based_on
 
 
 def get_config(base: str = "8b") -> ConfigDict:
-    """ScaleRL but for this, on `configs/{base}.py`."""
+    """Return ScaleRL with this one change, on `configs/{base}.py`."""
     config = based_on(base, __file__)
     # Appendix: the clips of ScaleRL's DAPO.
     config.objective.update(loss="clipped", clip_low=0.2, clip_high=0.26)

@@ -3,8 +3,8 @@
 scalerl train --config=configs/ablations/gspo_loss.py:tiny \
     --workdir=runs/gspo_loss
 
-Not an arm of the paper's figure 5; GSPO is in the forward comparison alone, of which
-`configs/forward/gspo_loss.py` is one.
+Not an arm of the paper's figure 5: GSPO is only in the forward comparison, as
+`configs/forward/gspo_loss.py`.
 """
 
 from ml_collections import ConfigDict
@@ -13,7 +13,7 @@ from scalerl_jax.config.bases import based_on
 
 
 def get_config(base: str = "8b") -> ConfigDict:
-    """ScaleRL but for this, on `configs/{base}.py`."""
+    """Return ScaleRL with this one change, on `configs/{base}.py`."""
     config = based_on(base, __file__)
     # Appendix: 5e-3 above and 3e-3 below did best.
     config.objective.update(loss="gspo", clip_low=3e-3, clip_high=5e-3)

@@ -13,7 +13,7 @@ from scalerl_jax.config.bases import based_on
 
 
 def get_config(base: str = "8b") -> ConfigDict:
-    """ScaleRL but for this, on `configs/{base}.py`."""
+    """Return ScaleRL with this one change, on `configs/{base}.py`."""
     config = based_on(base, __file__)
     config.interruption.enabled = False
     return config

@@ -12,7 +12,7 @@ from scalerl_jax.config.bases import scalerl_baseline
 
 
 def get_config(base: str = "8b") -> ConfigDict:
-    """The baseline but for this, on `configs/{base}.py`."""
+    """Return the baseline with this one change, on `configs/{base}.py`."""
     config = scalerl_baseline(base, __file__)
     # The cap stays at 5: 4, 5 and 8 are alike, appendix.
     config.objective.update(loss="cispo", clip_low=0.0, clip_high=0.0)

@@ -13,7 +13,7 @@ from scalerl_jax.config.bases import scalerl_baseline
 
 
 def get_config(base: str = "8b") -> ConfigDict:
-    """The baseline but for this, on `configs/{base}.py`."""
+    """Return the baseline with this one change, on `configs/{base}.py`."""
     config = scalerl_baseline(base, __file__)
     # Appendix: 5e-3 above and 3e-3 below did best.
     config.objective.update(loss="gspo", clip_low=3e-3, clip_high=5e-3)

@@ -13,7 +13,7 @@ from scalerl_jax.config.bases import scalerl_baseline
 
 
 def get_config(base: str = "8b") -> ConfigDict:
-    """The baseline but for this, on `configs/{base}.py`."""
+    """Return the baseline with this one change, on `configs/{base}.py`."""
     config = scalerl_baseline(base, __file__)
     config.data.no_positive_resampling = True
     return config

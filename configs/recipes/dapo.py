@@ -9,7 +9,7 @@ from scalerl_jax.config.bases import vanilla_grpo
 
 
 def get_config(base: str = "8b") -> ConfigDict:
-    """The recipe on `configs/{base}.py`."""
+    """Return the recipe on `configs/{base}.py`."""
     # 512 prompts x 16 in 16 updates, section 4.1; assumed: a warm-up of 20 rollout
     # steps, which are 20 x 16 updates.
     config = vanilla_grpo(

@@ -10,7 +10,7 @@ from scalerl_jax.config.bases import vanilla_grpo
 
 
 def get_config(base: str = "8b") -> ConfigDict:
-    """The recipe on `configs/{base}.py`."""
+    """Return the recipe on `configs/{base}.py`."""
     # Assumed: 128 prompts x 8.
     config = vanilla_grpo(base, __file__, num_prompts=128, group_size=8)
     config.objective.update(aggregation="constant", advantage_normalization="none")

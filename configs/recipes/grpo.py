@@ -9,7 +9,7 @@ from scalerl_jax.config.bases import vanilla_grpo
 
 
 def get_config(base: str = "8b") -> ConfigDict:
-    """The recipe on `configs/{base}.py`."""
+    """Return the recipe on `configs/{base}.py`."""
     # Assumed: 64 completions for each of 16 prompts, and the coefficient.
     config = vanilla_grpo(base, __file__, num_prompts=16, group_size=64)
     config.objective.update(kl_coefficient=0.04, kl_estimator="k3")  # assumed

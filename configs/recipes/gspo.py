@@ -9,7 +9,7 @@ from scalerl_jax.config.bases import vanilla_grpo
 
 
 def get_config(base: str = "8b") -> ConfigDict:
-    """The recipe on `configs/{base}.py`."""
+    """Return the recipe on `configs/{base}.py`."""
     config = vanilla_grpo(base, __file__)
     # Section 5.1.
     config.objective.update(loss="gspo", clip_low=3e-4, clip_high=4e-4)

@@ -12,7 +12,7 @@ from scalerl_jax.config.bases import vanilla_grpo
 
 
 def get_config(base: str = "8b") -> ConfigDict:
-    """The recipe on `configs/{base}.py`."""
+    """Return the recipe on `configs/{base}.py`."""
     config = vanilla_grpo(base, __file__, warmup_steps=10)  # the paper's
     # TIS; the cap is that of verl's documentation, assumed here.
     config.objective.update(anchor="recomputed", correction_cap=2.0)

@@ -10,7 +10,7 @@ from scalerl_jax.config.bases import vanilla_grpo
 
 
 def get_config(base: str = "8b") -> ConfigDict:
-    """The recipe on `configs/{base}.py`."""
+    """Return the recipe on `configs/{base}.py`."""
     config = vanilla_grpo(base, __file__)
     # Assumed: the greatest of the upper clips that the paper names.
     config.objective.update(clip_high=0.28, zero_variance_filter=True)

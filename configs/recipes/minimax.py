@@ -13,7 +13,7 @@ from scalerl_jax.config.bases import based_on
 
 
 def get_config(base: str = "8b") -> ConfigDict:
-    """The recipe on `configs/{base}.py`."""
+    """Return the recipe on `configs/{base}.py`."""
     config = based_on(base, __file__)
     config.objective.advantage_normalization = "prompt"
     # DAPO's punishment, section 3.1; assumed: DAPO's share of the length.

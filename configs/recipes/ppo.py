@@ -4,7 +4,7 @@ scalerl train --config=configs/recipes/ppo.py:tiny --workdir=runs/ppo
 
 "Their code" is https://github.com/Open-Reasoner-Zero/Open-Reasoner-Zero, config.py and
 orz/exps/examples/ppo/ppo_base_exp.py: one step of the policy and 12 of the critic on
-what is generated together.
+each batch that is generated together.
 """
 
 from ml_collections import ConfigDict
@@ -13,7 +13,7 @@ from scalerl_jax.config.bases import vanilla_grpo
 
 
 def get_config(base: str = "8b") -> ConfigDict:
-    """The recipe on `configs/{base}.py`."""
+    """Return the recipe on `configs/{base}.py`."""
     # 128 prompts x 64, warm-up 50: their code.
     config = vanilla_grpo(
         base, __file__, num_prompts=128, group_size=64, warmup_steps=50

@@ -10,5 +10,5 @@ from scalerl_jax.config.bases import based_on
 
 
 def get_config(base: str = "8b") -> ConfigDict:
-    """The recipe on `configs/{base}.py`."""
+    """Return the recipe on `configs/{base}.py`."""
     return based_on(base, __file__)

@@ -4,11 +4,11 @@ scalerl train --config=configs/recipes/scalerl_baseline.py:tiny \
     --workdir=runs/scalerl_baseline
 
 GRPO without a KL, DAPO's asymmetric clip, sample average, advantages by the prompt's
-standard deviation, 8 steps on what is generated together, no float32 head, no filter,
-every prompt again and again (section 2).  Batch, lengths and optimizer are ScaleRL's
-own.  Published: A about 0.52, unstable from some 3,500 GPU-hours on.  What changes one
-thing of it is in `configs/forward`.  On the tiny policy, which computes in float32, the
-head is left as it is.
+standard deviation, 8 steps per batch that is generated together, no float32 head, no
+filter, solved prompts sampled again (section 2).  Batch, lengths and optimizer are
+ScaleRL's own.  Published: A about 0.52, unstable from some 3,500 GPU-hours on.  Single
+changes to it are in `configs/forward`.  On the tiny policy, which computes in float32,
+the head is unchanged.
 """
 
 from ml_collections import ConfigDict
@@ -17,5 +17,5 @@ from scalerl_jax.config.bases import scalerl_baseline
 
 
 def get_config(base: str = "8b") -> ConfigDict:
-    """The recipe on `configs/{base}.py`."""
+    """Return the recipe on `configs/{base}.py`."""
     return scalerl_baseline(base, __file__)

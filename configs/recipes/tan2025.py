@@ -3,7 +3,7 @@
 scalerl train --config=configs/recipes/tan2025.py:tiny \
     --workdir=runs/tan2025 --config.data.difficulty=difficulty.jsonl
 
-The curriculum wants a pass rate for each prompt; they sort by Qwen2.5-7B-Instruct's:
+The curriculum needs a pass rate for each prompt; they sort by Qwen2.5-7B-Instruct's:
 scalerl data difficulty --config=configs/tiny.py --samples=8 \
     --out=difficulty.jsonl
 """
@@ -14,7 +14,7 @@ from scalerl_jax.config.bases import vanilla_grpo
 
 
 def get_config(base: str = "8b") -> ConfigDict:
-    """The recipe on `configs/{base}.py`."""
+    """Return the recipe on `configs/{base}.py`."""
     # 512 prompts x 8 in 4 updates: their script.
     config = vanilla_grpo(base, __file__, num_prompts=128, group_size=8)
     config.objective.update(anchor="recomputed", aggregation="token")  # verl's, assumed

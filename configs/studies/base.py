@@ -1,4 +1,4 @@
-"""What the studies start from: the tiny policy on tasks that it does not come to solve.
+"""The base of the studies: the tiny policy on tasks that it does not fully solve.
 
 scalerl train --config=configs/studies/base.py --workdir=runs/study_base
 
@@ -15,7 +15,7 @@ RECIPES = {"scalerl": based_on, "baseline": scalerl_baseline}
 
 
 def get_config(recipe: str = "scalerl") -> ConfigDict:
-    """ScaleRL, or the baseline of its forward ablations, on tasks of five levels."""
+    """Return ScaleRL, or its forward ablations' baseline, on tasks of five levels."""
     if recipe not in RECIPES:
         raise ValueError(f"--config=...:{recipe}: choose from {sorted(RECIPES)}")
     config = RECIPES[recipe]("tiny", __file__)
@@ -34,8 +34,8 @@ def get_config(recipe: str = "scalerl") -> ConfigDict:
     config.train.num_steps = 40
     config.eval.every = 4
     config.eval.num_prompts = 200
-    # One seed's evaluations share their random keys, so that more of them in a run do
-    # not average out what a sample of completions is off by: more completions do.
+    # Evaluations of one seed share their random keys, so that more evaluations do not
+    # average out the sampling error of completions: more completions do.
     config.eval.samples_per_prompt = 8
     config.eval.logged_rollouts = 0
     config.checkpoint.every = 32

@@ -2,8 +2,9 @@
 
 scalerl study run batch && scalerl study report batch
 
-N x G prompts times completions.  All runs end after as many sampled tokens, so that a
-batch of half the size has twice the steps; the learning rate stays.  Not yet run.
+N x G: prompts times completions.  All runs end after the same number of sampled tokens,
+so that a batch of half the size has twice the steps; the learning rate is unchanged.
+Not yet run.
 """
 
 from scalerl_jax.study.design import Study
@@ -12,7 +13,7 @@ _SHAPES = ((16, 8), (8, 8), (32, 8), (32, 4), (8, 16), (4, 32))
 
 
 def get_study() -> Study:
-    """Batches of 128, 64 and 256 completions, and 128 in groups of 4, 16 and 32."""
+    """Return batches of 128, 64, 256 completions, and 128 in groups of 4, 16, 32."""
     return Study(
         base="configs/studies/base.py",
         common={"eval.samples_per_prompt": 2},
@@ -20,7 +21,7 @@ def get_study() -> Study:
             f"{prompts}x{size}": {
                 "batch.num_prompts": prompts,
                 "batch.group_size": size,
-                "eval.every": 512 // (prompts * size),  # as many tokens for all
+                "eval.every": 512 // (prompts * size),  # equal tokens for all
             }
             for prompts, size in _SHAPES
         },

@@ -1,4 +1,4 @@
-"""How much the bound of the ratio matters where ratios exceed it, on `base.py`.
+"""The effect of the ratio's bound where ratios exceed it, on `base.py`.
 
 scalerl study run clips && scalerl study report clips
 
@@ -10,7 +10,7 @@ from scalerl_jax.study.design import Study
 
 
 def get_study() -> Study:
-    """Each loss's bounds, compared among themselves."""
+    """Return arms of each loss's bounds, compared with each other."""
     clips = {f"dapo_{high}": {"objective.clip_high": high} for high in (0.26, 0.27)}
     caps = {
         f"cispo_{cap:g}": {

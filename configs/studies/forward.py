@@ -3,10 +3,10 @@
 scalerl study run forward && scalerl study report forward
 
 The baseline is that of `scalerl_jax/config/bases.py`: GRPO without a KL, DAPO's clip,
-sample average, advantages by the prompt's standard deviation, 8 steps on what is
-generated together, no filter, every prompt again and again.  All is float32 here, the
-head too.  GSPO's clips are the paper's, for completions of thousands of tokens, and
-ones ten times as wide, since those here have 17 and move more.
+sample average, advantages by the prompt's standard deviation, 8 steps per batch that is
+generated together, no filter, solved prompts sampled again.  Everything is float32
+here, the head too.  GSPO's clips are the paper's, for completions of thousands of
+tokens, and clips ten times as wide, as completions here have 17 tokens and move more.
 
 Result: docs/studies.md.  Not yet run: token average and no normalization.
 """
@@ -15,7 +15,7 @@ from scalerl_jax.study.design import Study
 
 
 def get_study() -> Study:
-    """The losses first, since arms start in this order."""
+    """Return the arms, losses first, since arms start in this order."""
     return Study(
         base="configs/studies/base.py:baseline",
         # At the ends of windows: within one, all its tokens are counted from the start.

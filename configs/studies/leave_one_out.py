@@ -2,15 +2,15 @@
 
 scalerl study run leave_one_out && scalerl study report leave_one_out
 
-The arms are those of `configs/ablations`.  Not here: the float32 head, since all is
-float32.  Not yet run but for ScaleRL itself: docs/studies.md.
+The arms are those of `configs/ablations`, without the float32 head, since everything is
+float32.  Not yet run except for ScaleRL itself: docs/studies.md.
 """
 
 from scalerl_jax.study.design import Study
 
 
 def get_study() -> Study:
-    """The losses first, since arms start in this order."""
+    """Return the arms, losses first, since arms start in this order."""
     return Study(
         base="configs/studies/base.py",
         arms={

@@ -9,7 +9,7 @@ from scalerl_jax.study.design import Study
 
 
 def get_study() -> Study:
-    """The aggregation of the loss, and its clip, on very few prompts."""
+    """Return arms of the loss's aggregation and of its clip, on very few prompts."""
     return Study(
         base="configs/tiny.py",
         common={

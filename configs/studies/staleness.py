@@ -2,8 +2,8 @@
 
 scalerl study run staleness && scalerl study report staleness
 
-In batched mode all that k steps need is generated at one version, so that the i-th of
-them has staleness i - 1, whatever the machine's speed.
+In batched mode all samples of k steps are generated at one version, so that the i-th
+step has staleness i - 1, whatever the machine's speed.
 
 Result: docs/studies.md.  Not run yet: windows of 2, 4 and 16.
 """
@@ -12,7 +12,7 @@ from scalerl_jax.study.design import Study
 
 
 def get_study() -> Study:
-    """Windows of 1 to 32 steps; the correction is CISPO's, of each token."""
+    """Return windows of 1 to 32 steps; the correction is CISPO's, per token."""
     windows = {f"window_{k}": {"queue.max_staleness": k} for k in (1, 2, 4, 8, 16, 32)}
     return Study(
         base="configs/studies/base.py",

@@ -1,4 +1,4 @@
 """The mathematics: pure functions of arrays, one formula and one source each.
 
-Nothing here knows a config, a mesh, a file or a random key it does not use.
+No function here reads a config, a mesh or a file, or takes a random key without need.
 """

@@ -1,6 +1,6 @@
 """Advantages of rollouts and their scales, the filter of groups, weights of tokens.
 
-Weights are zero outside their mask and sum to 1 over the GLOBAL batch (all but
+Weights are zero outside their mask and sum to 1 over the GLOBAL batch (except
 `constant_weights`).  All are computed before the batch is cut, so that the gradient
 does not depend on microbatches, packing or devices.
 """
@@ -38,9 +38,9 @@ def turn_advantages(
 
         A[n, g, j] = r[n, g, j] - mean over h with a turn j of r[n, h, j]
 
-    `taken` says which rollouts have a turn j.  The mean is over the judged ones; A is
-    0 for the others, and where there is no turn.  It is the group advantage of each
-    turn for itself, and is added to the episode's.
+    `taken` is True where a rollout has a turn j.  The mean is over the judged ones; A
+    is 0 for the others, and where there is no turn.  It is the group advantage of each
+    turn separately, and is added to the episode's.
     """
     groups = rewards.reshape(-1, group_size, rewards.shape[1])
     counted = (taken & judged[:, None]).reshape(groups.shape)
@@ -61,9 +61,9 @@ def leave_one_out(
         A[n, g] = r[n, g] - (sum_h r[n, h] - r[n, g]) / (G - 1)
 
     which is G / (G - 1) times the advantage over the group's mean, and unbiased.  Sum
-    and G count the `judged` rollouts (None: all); A is 0 for the others, and for the
-    only judged one of a group.  Ahmadian et al., https://arxiv.org/abs/2402.14740,
-    section 2.
+    and G count the `judged` rollouts (None: all); A is 0 for the others, and in a
+    group with a single judged rollout.  Ahmadian et al.,
+    https://arxiv.org/abs/2402.14740, section 2.
     """
     groups, counted, count = by_group(rewards, judged, group_size)
     total = jnp.where(counted, groups, 0.0).sum(axis=1, keepdims=True)
@@ -79,7 +79,7 @@ def has_reward_variance(
 ) -> Bool[Array, " B"]:
     """Mark the rollouts of groups whose judged rewards are not all equal.
 
-    `judged` None: all are.  A group with fewer than two judged ones has no variance.
+    `judged` None: all are.  A group with fewer than two judged rollouts has none.
     A zero-variance group has no gradient; ScaleRL drops it before normalisation and
     averaging and does not refill.  https://arxiv.org/abs/2510.13786, section 3.2.
     """
@@ -93,15 +93,15 @@ def has_reward_variance(
 def normalize_by_batch(
     advantages: Float[Array, "..."], kept: Bool[Array, "..."], *, eps: float
 ) -> Float[Array, "..."]:
-    """A / (spread of all A that are kept + eps); zero where not kept.
+    """A / (spread of all kept A + eps); zero where not kept.
 
         spread = sqrt(sum over the kept b of A[b]^2 / number of kept)
 
-    The spread is taken about 0, the mean of A over a whole group; over whole groups it
-    is the standard deviation with divisor B.  Where cut-off completions are masked, the
-    baselines still count them, and the mean of the kept A is not 0: a standard
-    deviation about that mean would be 0 if all wrong answers were masked.
-    Zero-variance groups are not among the kept.  ScaleRL, section 3.2.
+    The spread is about 0, the mean of A over a whole group; over whole groups it is the
+    standard deviation with divisor B.  If cut-off completions are masked, the baselines
+    still count them, and the mean of the kept A is not 0: a standard deviation about
+    that mean would be 0 if all wrong answers were masked.  Zero-variance groups are
+    not kept.  ScaleRL, section 3.2.
     """
     return scaled(advantages, kept, root_mean_square(advantages, kept), eps=eps)
 
@@ -125,11 +125,11 @@ def normalize_by_reward_std(
     """A / (std of the REWARDS of the kept groups + eps); zero where not kept.
 
     A group is kept if any of its rollouts is; all its `judged` rollouts (None: all)
-    count, masked ones too, as in its baseline.  This std also holds the differences
-    between the groups' means, which `normalize_by_batch`'s spread does not: easy and
-    hard prompts in one batch shrink each other's advantages.  Lite PPO,
+    count, including masked ones, as in its baseline.  Unlike `normalize_by_batch`'s
+    spread, this std includes the differences between the groups' means: easy and hard
+    prompts in one batch shrink each other's advantages.  Lite PPO,
     https://arxiv.org/abs/2508.08221; TRL's scale_rewards="batch", whose divisor is
-    B - 1 and which filters nothing.
+    B - 1 and which has no filter.
     """
     _, counted, _ = by_group(rewards, judged, group_size)
     of_kept = kept.reshape(-1, group_size).any(axis=1, keepdims=True)
@@ -150,8 +150,8 @@ def normalize_by_prompt(
 
         std = sqrt(sum over the judged g of A[n, g]^2 / number of judged)
 
-    The `judged` rollouts (None: all) are the ones in the baseline of A, masked ones
-    included.  TRL and verl divide by one less, and the paper does not say.
+    The `judged` rollouts (None: all) are those in the baseline of A, including masked
+    ones.  TRL and verl divide by one less; the paper does not give the divisor.
     https://arxiv.org/abs/2402.03300, section 4.1.2.
     """
     groups, counted, count = by_group(advantages, judged, group_size)
@@ -178,9 +178,9 @@ def normalize_by_running(
 ) -> tuple[Float[Array, " B"], RunningStatistics]:
     """A / (spread of all A kept in this and earlier batches + eps), zero if not kept.
 
-    Return the advantages and the new statistics.  The scale does not follow the luck of
-    one batch; the first batch is scaled as by `normalize_by_batch`.  PPO's code scales
-    rewards so: https://arxiv.org/abs/2005.12729, section 3.
+    Return the advantages and the new statistics.  The scale does not fluctuate with
+    single batches; the first batch is scaled as by `normalize_by_batch`.  PPO's code
+    scales rewards like this: https://arxiv.org/abs/2005.12729, section 3.
     """
     statistics = RunningStatistics(
         count=statistics.count + kept.sum(dtype=jnp.float32),
@@ -195,8 +195,8 @@ def prompt_weights(mask: Bool[Array, "B T"], *, group_size: int) -> Float[Array,
 
         w[b, t] = mask[b, t] / (tokens of b's group) / (groups with a token)
 
-    ScaleRL, https://arxiv.org/abs/2510.13786, equation 4 and section 3.2; DAPO as its
-    paper has it, https://arxiv.org/abs/2503.14476, equation 8.
+    ScaleRL, https://arxiv.org/abs/2510.13786, equation 4 and section 3.2; DAPO as in
+    its paper, https://arxiv.org/abs/2503.14476, equation 8.
     """
     counts = mask.astype(jnp.float32)
     groups = counts.reshape(-1, group_size, mask.shape[1])
@@ -231,9 +231,9 @@ def constant_weights(
 
         w[b, t] = mask[b, t] / (B * max_tokens)
 
-    They sum to the mean length over max_tokens, at most 1: a short batch is a small
-    step.  B counts all rollouts, filtered ones too; max_tokens is the longest
-    completion there may be.  Dr. GRPO, https://arxiv.org/abs/2503.20783, appendix.
+    They sum to the mean length over max_tokens, at most 1: a short batch gives a small
+    step.  B counts all rollouts, including filtered ones; max_tokens is the limit of a
+    completion.  Dr. GRPO, https://arxiv.org/abs/2503.20783, appendix.
     """
     return mask.astype(jnp.float32) / (mask.shape[0] * max_tokens)
 
@@ -241,7 +241,7 @@ def constant_weights(
 def overlong_penalty(
     lengths: Int[Array, " B"], *, max_tokens: int, cache_tokens: int
 ) -> Float[Array, " B"]:
-    """Penalty in [-1, 0] of completions whose length nears the limit, in tokens.
+    """Penalty in [-1, 0] of completions close to the length limit, in tokens.
 
         penalty = clip((max_tokens - length) / cache_tokens - 1, -1, 0)
 
@@ -274,7 +274,7 @@ def add_overlong_penalty(
 def by_group(
     values: Float[Array, " B"], judged: Bool[Array, " B"] | None, group_size: int
 ) -> tuple[Float[Array, "N G"], Bool[Array, "N G"], Float[Array, "N 1"]]:
-    """Return values by group, which of them are judged, and how many in each group."""
+    """Return values by group, their mask of judged ones, and its count per group."""
     groups = values.reshape(-1, group_size)
     counted = jnp.ones(groups.shape, bool) if judged is None else judged
     counted = counted.reshape(groups.shape)
@@ -298,6 +298,6 @@ def scaled(
     eps: float,
 ) -> Float[Array, "..."]:
     """Return A / (spread + eps), zero where not kept."""
-    # Equal rewards without eps would be 0 / 0.
+    # Equal rewards without eps would give 0 / 0.
     divisor = jnp.where(spread + eps > 0, spread + eps, 1.0)
     return jnp.where(kept, advantages / divisor, 0.0)

@@ -1,6 +1,6 @@
-"""Losses around another anchor than the sampler: the policy at the window's start.
+"""Losses whose ratio is over the policy at the window's start, not over the sampler.
 
-Its log-probabilities are the learner's own, the score "proximal".
+This anchor's log-probabilities are computed by the learner: the score "proximal".
 """
 
 import dataclasses
@@ -15,10 +15,10 @@ from scalerl_jax.types import Tokens
 
 
 def anchored(loss: TokenLoss) -> TokenLoss:
-    """Return the loss with log-probabilities of the window's start as its anchor.
+    """Return the loss with the policy at the window's start as its anchor.
 
-    The ratio, exp(logprob - proximal_logprob), then holds no staleness and no numerics:
-    it is 1 on the first optimizer step of a window.
+    The ratio, exp(logprob - proximal_logprob), then has no part from staleness or
+    numerics: it is 1 on the first optimizer step of a window.
     """
 
     def of_tokens(tokens: Tokens) -> Float[Array, "..."]:
@@ -32,8 +32,8 @@ def corrected(loss: TokenLoss, *, max_importance_ratio: float) -> TokenLoss:
 
         weight = sg(min(exp(proximal_logprob - behavior_logprob), max_importance_ratio))
 
-    The weight of an anchored loss puts back the staleness and numerics that the anchor
-    leaves out; on any other loss they would count twice.  Yao et al. 2025,
+    The weight corrects an anchored loss for the staleness and numerics that its ratio
+    leaves out; in any other loss they would count twice.  Yao et al. 2025,
     https://fengyao.notion.site/off-policy-rl.
     """
 
@@ -55,7 +55,7 @@ def decoupled_loss(
         loss = -weight * min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A)
 
     Hilton et al., https://arxiv.org/abs/2110.00641; AReaL,
-    https://arxiv.org/abs/2505.24298.  AReaL's code may drop the tokens past
+    https://arxiv.org/abs/2505.24298.  AReaL's code can drop the tokens above
     the cap (its action "mask"); here they are capped ("clamp").
     """
     clipped = functools.partial(clipped_loss, clip_low=clip_low, clip_high=clip_high)
@@ -64,6 +64,6 @@ def decoupled_loss(
 
 
 def proximal(tokens: Tokens) -> Float[Array, "..."]:
-    """Return the log-probabilities of the window's start."""
+    """Return the log-probabilities under the params at the window's start."""
     assert "proximal" in tokens.scores, "the batch was not annotated"
     return tokens.scores["proximal"]

@@ -1,4 +1,4 @@
-"""Statistics of the importance ratios, from sums that add over microbatches."""
+"""Statistics of the importance ratios, from sums over microbatches."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -22,15 +22,15 @@ def token_statistics(
 ) -> tuple[dict[str, Float[Array, ""]], dict[str, Float[Array, ""]]]:
     """Return sums and maxima over the sampled tokens, for `token_summary`.
 
-    "fresh" tokens are those of the learner's own version: their difference is
-    numerics alone (the mismatch).  A maximum is 0 where there is no token.
+    "fresh" tokens are those of the learner's own version: their difference comes only
+    from numerics (the mismatch).  A maximum is 0 if there is no token.
     """
     difference = jnp.where(mask, logprobs - behavior_logprobs, 0.0)
     ratio = jnp.where(mask, bounded_exp(difference), 0.0)
     fresh = mask & (staleness == 0)
     fresh_difference = jnp.where(fresh, difference, 0.0)
     fresh_abs = jnp.abs(fresh_difference)
-    # Of KL(behavior || trainer): ratio - 1 - log ratio, never negative.
+    # k3 estimator of KL(behavior || trainer): ratio - 1 - log ratio, never negative.
     bounded = jnp.clip(fresh_difference, -MAX_NATS, MAX_LOG_RATIO)
     fresh_kl = jnp.expm1(bounded) - bounded
     sums = {

@@ -1,11 +1,11 @@
 """Losses per token, and the importance ratios that they share.
 
 ScaleRL's is CISPO.  No loss masks or averages: weights do both.  A loss divides by the
-sampler's probabilities (`tokens.behavior_logprobs`), so that its importance ratio holds
+sampler's probabilities (`tokens.behavior_logprobs`), so that its importance ratio has
 staleness and numerics in one factor.  Losses with one ratio for all tokens of a
-sequence compute it over the unmasked ones; a sequence lies in one row, its id is from 1
+sequence compute it over the unmasked ones.  A sequence is in one row, its id is from 1
 to the row's length, and id 0 marks tokens of no sequence.  `objective.terms` maps
-names to functions, `config.LOSSES` says which settings each reads.
+names to functions; `config.LOSSES` lists the settings that each reads.
 """
 
 import math
@@ -18,11 +18,11 @@ from jaxtyping import Array, Bool, Float, Int
 from scalerl_jax.types import Tokens
 
 TokenLoss = Callable[[Tokens], Float[Array, "..."]]
-# Bound past which a ratio is constant and has no gradient: e^20 = 5e8 is no useful
+# Bound above which a ratio is constant and has no gradient: e^20 = 5e8 is no useful
 # weight, and e^89 is infinite in float32, so that 0 times it is NaN.  verl's bound.
 MAX_LOG_RATIO = 20.0
-# Bound of a log-probability difference: no float32 softmax gives a log-probability
-# below its negative; past it there is no gradient.
+# Bound of the absolute difference of log-probabilities: no float32 softmax gives a
+# log-probability below -MAX_NATS.  Outside there is no gradient.
 MAX_NATS = 1e4
 
 
@@ -41,9 +41,9 @@ def bounded_exp(log_ratios: Float[Array, "..."]) -> Float[Array, "..."]:
 def importance_ratio(
     logprobs: Float[Array, "..."], anchor_logprobs: Float[Array, "..."]
 ) -> Float[Array, "..."]:
-    """exp(logprob - anchor_logprob): probability of the policy over the anchor's.
+    """exp(logprob - anchor_logprob): the policy's probability over the anchor's.
 
-    The ratio is constant past e^20; see `MAX_LOG_RATIO`.
+    The ratio is constant above e^20; see `MAX_LOG_RATIO`.
     """
     return bounded_exp(log_ratio(logprobs, anchor_logprobs))
 
@@ -65,8 +65,8 @@ def cispo_loss(
         truncated = clip(ratio, min_importance_ratio, max_importance_ratio)
         loss = -sg(truncated) * advantage * logprob
 
-    Unlike PPO's clip, a token past the bound keeps its gradient and loses only the
-    excess weight.  MiniMax-M1, https://arxiv.org/abs/2506.13585, equations 4 and 5
+    Unlike with PPO's clip, a token outside the bounds keeps its gradient and loses only
+    the excess weight.  MiniMax-M1, https://arxiv.org/abs/2506.13585, equations 4 and 5
     (bounds 1 - eps_low, 1 + eps_high); the form here is ScaleRL's,
     https://arxiv.org/abs/2510.13786, equation 4, with its absolute cap and no floor.
     """
@@ -82,7 +82,7 @@ def truncated_is_loss(
 
         loss = -sg(min(ratio, max_importance_ratio)) * advantage * logprob
 
-    It is CISPO without a floor, found by another way.  Ionides 2008; Yao et al. 2025,
+    It equals CISPO without a floor.  Ionides 2008; Yao et al. 2025,
     https://fengyao.notion.site/off-policy-rl (cap 2 in verl); PipelineRL,
     https://arxiv.org/abs/2509.19128 (cap 5).
     """
@@ -105,7 +105,7 @@ def surrogate_loss(
 
     which is -min(ratio * advantage, clip(ratio, 1 - clip_low, 1 + clip_high) *
     advantage), and for a negative advantage at most -dual_clip * advantage.  A ratio
-    past its bound has no gradient; a ratio at the bound has one.
+    outside its bounds has no gradient; a ratio at a bound has one.
     """
     rewarded = advantages > 0
     lowest = jnp.where(rewarded, 0.0, 1.0 - clip_low)
@@ -136,7 +136,7 @@ def clipped_loss(
 def dual_clip_loss(
     tokens: Tokens, *, clip_low: float, clip_high: float, dual_clip: float
 ) -> Float[Array, "..."]:
-    """The clipped surrogate, with the ratio of a punished token bounded above too.
+    """The clipped surrogate, with an upper bound on the ratio of punished tokens, too.
 
         loss = -max(min(ratio * A, clip(ratio, ...) * A), dual_clip * A)   if A < 0
 
@@ -186,7 +186,7 @@ def gspo_loss(
     at each token of the sequence: with `sample_weights` the sum over tokens is the
     paper's objective.
     https://arxiv.org/abs/2507.18071, equations 5 and 7 (clips 3e-4 and 4e-4).  ScaleRL
-    writes the ratio without the mean, but its clips, 3e-3 to 5e-3, are of this one.
+    writes the ratio without the mean, but its clips, 3e-3 to 5e-3, fit only the mean.
     """
     ratio = bounded_exp(_over_sequence(sequence_mean, tokens))
     return surrogate_loss(
@@ -222,7 +222,7 @@ def sequence_truncated_is_loss(
         ratio = exp(sum over the sequence of (logprob - behavior_logprob))
         loss = -sg(min(ratio, max_importance_ratio)) * advantage * logprob
 
-    With the sum the ratio is unbiased until it is truncated, unlike a ratio per token.
+    With the sum the ratio is unbiased unless truncated, in contrast to a token's ratio.
     Liu et al. 2025, "When Speed Kills Stability", https://richardli.xyz/rl-collapse.
     """
     ratio = bounded_exp(_over_sequence(sequence_sum, tokens))
@@ -242,7 +242,7 @@ def sequence_sum(
     sequence_ids: Int[Array, "*rows S"],
     mask: Bool[Array, "*rows S"],
 ) -> Float[Array, "*rows S"]:
-    """Give every token the sum of its sequence's values where the mask is True.
+    """Return at every token the sum of its sequence's values where the mask is True.
 
     sum[s] = sum over u with sequence_ids[u] = sequence_ids[s] of mask[u] * values[u]
     """
@@ -259,9 +259,9 @@ def sequence_mean(
     sequence_ids: Int[Array, "*rows S"],
     mask: Bool[Array, "*rows S"],
 ) -> Float[Array, "*rows S"]:
-    """Give every token the mean of its sequence's values where the mask is True.
+    """Return at every token the mean of its sequence's values where the mask is True.
 
-    The mean is 0 in a sequence where the mask is nowhere True.
+    The mean is 0 in a sequence without a True in the mask.
     """
     ones = jnp.ones_like(values)
     count = jnp.maximum(sequence_sum(ones, sequence_ids, mask), 1.0)

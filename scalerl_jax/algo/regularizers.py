@@ -1,4 +1,4 @@
-"""Terms beside a token's loss: a KL to a reference policy, and an entropy bonus.
+"""Regularisers of a token's loss: a KL to a reference policy, and an entropy bonus.
 
 A KL estimator is a function of d = logprob - reference_logprob of the sampled token
 alone.  Its expected value and its expected gradient are two different things.  For
@@ -47,7 +47,7 @@ def kl_k2(
 def kl_k3(
     logprobs: Float[Array, "..."], reference_logprobs: Float[Array, "..."]
 ) -> Float[Array, "..."]:
-    """exp(-d) + d - 1: unbiased, never negative, of small variance.
+    """exp(-d) + d - 1: unbiased, never negative, with small variance.
 
     Its expected gradient is that of KL(reference || policy).  exp(-d) is constant where
     the reference is more than e^MAX_LOG_RATIO times as probable as the policy.  GRPO,
@@ -78,8 +78,8 @@ def easy_prompts(
     """Factor of the regularisers: 1 where pass rate >= from_pass_rate, else 0.
 
     The pass rate is that of a rollout's group, over its `judged` rollouts.  IsoCompute,
-    https://arxiv.org/abs/2603.12151: KL and entropy bonus steady training on easy
-    problems, and hold back exploration on hard ones.
+    https://arxiv.org/abs/2603.12151: KL and entropy bonus stabilise training on easy
+    problems, and limit exploration on hard ones.
     """
     num_passed, num_judged = (
         each.reshape(-1, group_size).sum(axis=1, dtype=jnp.float32)
@@ -95,7 +95,7 @@ def regularized(loss: TokenLoss, terms: Sequence[TokenLoss]) -> TokenLoss:
 
         loss + regularization * sum of the terms
 
-    `regularization` is the token's own factor, 1 where the batch has none.
+    `regularization` is the token's own factor; 1 if the batch has no such score.
     """
 
     def of_tokens(tokens: Tokens) -> Float[Array, "..."]:

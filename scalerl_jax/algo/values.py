@@ -1,4 +1,4 @@
-"""Rewards, advantages and loss per token of a critic.  Weights mask and average."""
+"""A critic's rewards, advantages and loss per token.  Weights mask and average."""
 
 import jax
 import jax.numpy as jnp
@@ -46,9 +46,9 @@ def gae(
         A[s] = delta[s] + gamma * gae_lambda * A[next]
 
     where values[s] is the value of the state before token s, and next is the next
-    unmasked token of the same sequence; if there is none, its value and advantage are
-    0, also for a completion that was cut off.  Forced tokens are skipped.  A + values
-    is the return that the critic learns.  A is 0 where the mask is False.
+    unmasked token of the same sequence; if there is no next one, its value and
+    advantage are 0, also for a completion that was cut off.  Forced tokens are skipped.
+    A + values is the return that the critic learns.  A is 0 where the mask is False.
     https://arxiv.org/abs/1506.02438, equation 16.
     """
 
@@ -74,19 +74,19 @@ def whiten(
 ) -> Float[Array, "..."]:
     """(A - mean) / (std + eps) over the tokens of the mask; 0 on all others.
 
-    Mean and std are over the tokens that the critic learns from too.  With eps = 0 no
+    Mean and std are over the same tokens that train the critic.  With eps = 0 no
     result is larger than the square root of their number, even if few are unmasked.
     PPO as published in code: https://arxiv.org/abs/2005.12729, section 3.
     """
     count = jnp.maximum(mask.sum(), 1)
     kept = jnp.where(mask, advantages, 0.0)
     centred = jnp.where(mask, advantages - kept.sum() / count, 0.0)
-    # A spread of the size of the mean's rounding error would be noise alone.
+    # A spread as small as the mean's rounding error would be only noise.
     centred = jnp.where(mask, centred - centred.sum() / count, 0.0)
     std = jnp.sqrt((centred**2).sum() / count)
     rounding = jnp.finfo(advantages.dtype).eps * jnp.abs(kept).max(initial=0.0)
     std = jnp.where(std > rounding, std, 0.0)
-    # Equal advantages without eps would be 0 / 0.
+    # Equal advantages without eps would give 0 / 0.
     return centred / jnp.where(std + eps > 0, std + eps, 1.0)
 
 
@@ -97,7 +97,7 @@ def clipped_value_loss(
     *,
     value_clip: float,
 ) -> Float[Array, "..."]:
-    """Half squared error, clipped so that leaving the old value far gains nothing.
+    """Half squared error, clipped so that moving far from the old value gains nothing.
 
         clipped = old_value + clip(value - old_value, -value_clip, value_clip)
         loss = max((value - return)^2, (clipped - return)^2) / 2

@@ -1,7 +1,7 @@
-"""Settings of a run: from what a file and the command line give to a frozen Config.
+"""Settings of a run: read from a file and the command line into a frozen Config.
 
 `resolve` refuses unknown names, wrong types and impossible combinations before anything
-is compiled.  Every setting stands in `config.sections`.
+is compiled.  Every setting is declared in `config.sections`.
 """
 
 import dataclasses
@@ -49,7 +49,7 @@ def defaults() -> ml_collections.ConfigDict:
 
 
 def named(name: str) -> ml_collections.ConfigDict:
-    """Return the settings of a config of this package, NAME[:ARGUMENT], to edit them.
+    """Return the editable settings of the package's config NAME[:ARGUMENT].
 
     Raises:
         ValueError: there is no such config.
@@ -59,12 +59,12 @@ def named(name: str) -> ml_collections.ConfigDict:
 
 
 def to_json(config: Config) -> dict[str, Any]:
-    """Return the resolved settings as JSON values, to be written beside the results."""
+    """Return the resolved settings as JSON values, to store beside the results."""
     return json.loads(json.dumps(dataclasses.asdict(config)))
 
 
 def resolve(config: ml_collections.ConfigDict) -> Config:
-    """Return frozen and checked settings from what a file and the command line gave.
+    """Return the settings of a file and the command line, checked and frozen.
 
     Raises:
         ValueError: names the setting, its value, the limit and the way out.
@@ -77,16 +77,19 @@ def resolve(config: ml_collections.ConfigDict) -> Config:
 
 
 def _of_environment(config: Config) -> Config:
-    """Return the settings with what `environment` says of others and leaves to them."""
+    """Return the settings with absolute paths, and a package's prompts as data.tasks.
+
+    A package's environment (env:...) brings its own prompts.
+    """
     named, episode = config.environment, config.episode
     if episode.documents:
         episode = dataclasses.replace(episode, documents=_path(episode.documents))
         config = dataclasses.replace(config, episode=episode)
-    if named.startswith(PACKAGES):  # whose prompts are its own
+    if named.startswith(PACKAGES):
         if not all(task.startswith(PACKAGES) for task in config.data.tasks):
             data = dataclasses.replace(config.data, tasks=(named,))
             return dataclasses.replace(config, data=data)
-    elif ".py" in named:  # a run may go on from another working directory
+    elif ".py" in named:  # a run may be resumed from another working directory
         return dataclasses.replace(config, environment=_path(named))
     return config
 
@@ -95,7 +98,7 @@ def _path(name: str) -> str:
     return os.path.abspath(os.path.expanduser(name))
 
 
-_MOST_BYTES = 2**24  # of a config file
+_MOST_BYTES = 2**24  # size limit of a config file
 _MORE_HELP = "--config.NAME=VALUE changes any setting; scalerl train --help lists them."
 
 
@@ -111,14 +114,14 @@ def read_flags(
     settings: type,
     about: str | None = None,
 ) -> list[str]:
-    """Parse the flags of a command line; return the arguments that are left.
+    """Parse the flags of a command line; return the remaining arguments.
 
-    `settings` is the dataclass that the settings of --config make.  With --help or -h
-    the flags are printed behind what `about` says, and the program ends.
+    `settings` is the dataclass that the settings of --config fill.  With --help or -h
+    the text `about` and the flags are printed, and the program ends.
 
     Raises:
-        ValueError: a flag or a setting is wrong, or the config file, which is a
-            program, fails.
+        ValueError: a flag or a setting is wrong, or the config file (a Python program)
+            fails.
     """
     if wants_help(argv):
         about = (about or f"usage: {argv[0]} [flags]").strip()
@@ -129,16 +132,16 @@ def read_flags(
     changed = [name for name in names if name.startswith("config.")]
     if changed and "config" not in names:
         raise ValueError(
-            f"--{changed[0]} changes a setting, and --config, which it is a setting "
-            f"of, is missing: --config=configs/tiny.py"
+            f"--{changed[0]} changes a setting of a config, and --config is missing: "
+            f"add --config=configs/tiny.py"
         )
     if "config" in names[:-1]:
         _check_file(names[names.index("config") + 1])
     verbosity = logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR)  # a warning beside the error says it twice
+    logging.set_verbosity(logging.ERROR)  # a warning would repeat the error
     try:
         return values(list(argv))
-    except (Exception, SystemExit) as error:  # noqa: BLE001  whatever a program does
+    except (Exception, SystemExit) as error:  # noqa: BLE001  a config runs any code
         if (reason := faults.explain(error, argv, settings)) is None:
             raise
         raise ValueError(reason) from error
@@ -147,7 +150,7 @@ def read_flags(
 
 
 def _with_found_config(argv: Sequence[str]) -> list[str]:
-    """Return the words with the file that --config names in the name's place."""
+    """Return the command line with --config's name replaced by its file."""
     words = list(argv)
     for place, word in enumerate(words):
         flag, equals, value = word.partition("=")
@@ -161,9 +164,9 @@ def _with_found_config(argv: Sequence[str]) -> list[str]:
 
 
 def _check_file(name: str) -> None:
-    """Refuse a config file that may never end when it is read.
+    """Refuse a config file whose reading might never end (see `check_program`).
 
-    What follows a colon is its argument; a missing file is told when it is read.
+    The text after a colon is its argument.  A missing file is reported by the read.
     """
     path = Path(name.partition(":")[0])
     if path.exists() and not path.is_dir():
@@ -171,10 +174,10 @@ def _check_file(name: str) -> None:
 
 
 def check_program(path: Path, *, called: str) -> None:
-    """Refuse a Python file, before it is executed, that may never end when it is read.
+    """Refuse a Python file whose reading might never end, before it is executed.
 
     Raises:
-        ValueError: it is no regular file, or too large; it is `called` so.
+        ValueError: it is no regular file, or too large; `called` is its name there.
     """
     if not path.is_file():
         raise ValueError(f"{called} is no regular file; write its content into one")
@@ -193,7 +196,7 @@ def check(config: object) -> None:
     """
     try:
         known = hasattr(config, "to_dict")
-    except OSError as error:  # how ml_collections keeps that the file is missing
+    except OSError as error:  # ml_collections raises a missing file's error only here
         said = str(error)
         reason = said[max(0, said.rfind("[Errno")) :]
         raise ValueError(f"--config cannot be read: {reason}") from error

@@ -1,4 +1,4 @@
-"""Starting points of recipes and ablations, whose files hold differences alone."""
+"""Starting points of recipes and ablations, whose files hold only differences."""
 
 import runpy
 from pathlib import Path
@@ -15,7 +15,7 @@ def based_on(base: str, recipe: str) -> ConfigDict:
     """
     folder = Path(recipe).resolve().parents[1]
     found = {each.stem: each for each in folder.glob("*.py")}
-    if base not in found:  # "../x", perhaps
+    if base not in found:  # also refuses a path, such as "../x"
         bases = (
             name for name, each in found.items() if "scalerl train" in each.read_text()
         )
@@ -24,7 +24,7 @@ def based_on(base: str, recipe: str) -> ConfigDict:
 
 
 def ask_polaris(config: ConfigDict) -> None:
-    """Set Polaris-53K as the prompts, all but the held-out ones, as in ScaleRL."""
+    """Set Polaris-53K, except its held-out prompts, as the prompts, as in ScaleRL."""
     config.update_from_flattened_dict(
         {
             "data.tasks": ("polaris_53k",),
@@ -47,13 +47,12 @@ def vanilla_grpo(
 
     Clip 0.2 on both sides (ScaleRL's appendix, https://arxiv.org/abs/2510.13786),
     sample average, advantages by the prompt's standard deviation, no filter, no
-    interruption, no float32 head, every prompt again and again; learning rate 1e-6
+    interruption, no float32 head, every prompt used in every epoch; learning rate 1e-6
     (DAPO, Tan et al.; for the others assumed).
 
-    ScaleRL's are AdamW's betas, its eps of 1e-15 and its weight decay, the
-    warm-up (`warmup_steps` 0) and the batch (0) where nothing else is said, clipped
-    gradients, prompts, lengths, rewards of +1 and -1.  On the tiny policy its own
-    batch, learning rate and warm-up stay.
+    Taken from ScaleRL: AdamW's betas, eps of 1e-15 and weight decay, gradient clipping,
+    prompts, lengths, rewards of +1 and -1, and, where an argument is 0, the batch and
+    the warm-up.  The tiny policy keeps its own batch, learning rate and warm-up.
     """
     changes: dict[str, Any] = {
         "objective.clip_low": 0.2,
@@ -76,10 +75,10 @@ def scalerl_baseline(base: str, recipe: str) -> ConfigDict:
     """Return the start of the forward ablations of ScaleRL's section 3.
 
     GRPO without a KL, with DAPO's clip, 0.2 and 0.26 (appendix), sample average and
-    advantages by the prompt's standard deviation (section 2); 8 steps on what is
-    generated together, in minibatches of 48 prompts (appendix A.3).  Assumed: its
-    completions are interrupted as ScaleRL's are.  The paper compares ways to be
-    off-policy first and all else on PipelineRL-8 (assumed): `queue.mode = "pipeline"`.
+    advantages by the prompt's standard deviation (section 2); 8 steps on rollouts that
+    are generated together, in minibatches of 48 prompts (appendix A.3).  Assumed: its
+    completions are interrupted as in ScaleRL.  The paper compares off-policy methods
+    first, and the rest on PipelineRL-8 (assumed): `queue.mode = "pipeline"`.
     Batch, lengths and optimizer: appendix A.3, as in ScaleRL.
     https://arxiv.org/abs/2510.13786.
     """
@@ -93,7 +92,7 @@ def scalerl_baseline(base: str, recipe: str) -> ConfigDict:
 
 
 def _grpo(base: str, recipe: str, changes: dict[str, Any]) -> ConfigDict:
-    """Return the base with GRPO's objective, and these changes."""
+    """Return the base with GRPO's objective and the given changes."""
     config = based_on(base, recipe)
     model: Any = config.model
     common: dict[str, Any] = {
@@ -102,7 +101,7 @@ def _grpo(base: str, recipe: str, changes: dict[str, Any]) -> ConfigDict:
         "objective.advantage_normalization": "prompt",
         "objective.zero_variance_filter": False,
         "data.no_positive_resampling": False,
-        # Where all is float32 the head cannot be anything else.
+        # With both dtypes float32 the head is float32 too: False would be refused.
         "model.float32_head": model.compute_dtype == model.sampler_dtype == "float32",
     }
     config.update_from_flattened_dict(common | changes)

@@ -1,9 +1,9 @@
-"""Checks of several settings together: what cannot work, or leaves one inert.
+"""Checks of combinations of settings that cannot work or leave a setting inert.
 
-Every check raises a ValueError with setting, value, limit and way out, which
-`f"{batch.epochs = }"` writes.  Which data sets there are is seen when they are opened.
-`CHECKS` has those of parts that are off unless a setting switches them on.  One file
-above 400 lines: a combination is looked up where all of them are.
+Every check raises a ValueError with the setting, its value, the limit and the way out;
+`f"{batch.epochs = }"` prints name and value.  A missing data set is found when it is
+opened.  `CHECKS` has the checks of optional parts, which run if a setting switches the
+part on.  The file is above 400 lines so that all combinations are in one place.
 """
 
 import importlib.util
@@ -89,13 +89,13 @@ def _model(config: Config) -> None:
 
 
 def _lora(config: Config) -> None:
-    """Refuse what has no meaning where only factors are trained."""
+    """Refuse settings that have no effect if only low-rank factors are trained."""
     rank, objective = config.model.lora.rank, config.objective
     if config.model.frozen:
         raise ValueError(
-            f"model.frozen = {config.model.frozen!r} goes with weights that are "
-            f"trained, and with model.lora.rank = {rank} none of the model's own is; "
-            f"leave out model.frozen, and say with model.lora.targets what changes"
+            f"model.frozen = {config.model.frozen!r} excludes weights from training, "
+            f"and with model.lora.rank = {rank} all the model's own are frozen; leave "
+            f"out model.frozen, and choose with model.lora.targets what changes"
         )
     if config.optimizer.stochastic_rounding:
         raise ValueError(
@@ -169,13 +169,13 @@ def _groups(config: Config) -> None:
     if reward.per_turn and objective.advantage == "critic":
         raise ValueError(
             f"{reward.per_turn = } with {objective.advantage = }: a critic gives each "
-            f"token an advantage of its own, to which none of a turn can be added; "
-            f"choose another baseline"
+            f"token its own advantage, to which a turn's cannot be added; choose "
+            f"another baseline"
         )
     if "{observation}" not in episode.between:
         raise ValueError(
-            f"{episode.between = } must hold '{{observation}}', where what the "
-            f"environment says goes"
+            f"{episode.between = } must hold '{{observation}}', which is replaced by "
+            f"the environment's text"
         )
     if reward.correct <= reward.wrong:
         raise ValueError(
@@ -199,8 +199,8 @@ def _prompts(config: Config) -> None:
             if name.startswith(PACKAGES) != package:
                 raise ValueError(
                     f"{setting} holds {name!r} with {config.environment = !s}; the "
-                    f"environment of a package judges the prompts of packages alone, "
-                    f"env:PACKAGE, and nothing else judges these"
+                    f"prompts of a package, env:PACKAGE, are judged only by its own "
+                    f"environment, and it judges no other prompts"
                 )
 
 
@@ -208,12 +208,12 @@ def _windows(config: Config) -> None:
     batch, queue = config.batch, config.queue
     lag, waiting = f"{queue.max_staleness = }", f"{queue.max_waiting = }"
     if queue.mode == "batched":
-        return  # whose windows `_batched` checks
+        return  # `_batched` checks these windows
     if queue.max_staleness < batch.epochs - 1:
         raise ValueError(
-            f"{lag} is below batch.epochs - 1 = {batch.epochs - 1}, by which the "
-            f"policy is past its sampler in the last pass over a batch; raise the "
-            f"first (to that, for the synchronous loop) or lower batch.epochs"
+            f"{lag} is below batch.epochs - 1 = {batch.epochs - 1}, the steps by which "
+            f"the policy is ahead of the sampler in the last pass over a batch; raise "
+            f"the first (to that, for the synchronous loop) or lower batch.epochs"
         )
     most = (queue.max_staleness + 1) // batch.epochs
     if queue.max_waiting > max(most, 1):
@@ -225,7 +225,7 @@ def _windows(config: Config) -> None:
 
 
 def _loss(config: Config) -> None:
-    """Refuse bounds of another loss, and those without which this one has none."""
+    """Refuse bounds that this loss does not read, and missing ones that it needs."""
     objective, read = config.objective, LOSSES[config.objective.loss].settings
     for name in sorted({each for loss in LOSSES.values() for each in loss.settings}):
         value, default = getattr(objective, name), getattr(type(objective), name)
@@ -249,7 +249,7 @@ def _caps(config: Config) -> None:
         if 0 < (cap := getattr(objective, name)) < 1:
             raise ValueError(
                 f"objective.{name} = {cap} is an absolute cap, and would cut ratios of "
-                f"1: where a paper gives epsilon, set 1 + epsilon"
+                f"1: for a paper's epsilon, set 1 + epsilon"
             )
     if objective.min_importance_ratio > 1:
         raise ValueError(
@@ -267,7 +267,7 @@ def _versions(config: Config) -> None:
         )
 
 
-_SEQUENCE_CLIP = 0.05  # no clip of a length-normalised ratio comes near it
+_SEQUENCE_CLIP = 0.05  # clips of length-normalised ratios are far below
 
 
 def _batched(config: Config) -> None:
@@ -280,13 +280,13 @@ def _batched(config: Config) -> None:
         )
     if queue.max_staleness % batch.epochs:
         raise ValueError(
-            f"{lag} with {queue.mode = }, the steps on what is generated together, "
-            f"cannot be cut into {batch.epochs = } passes; make it a multiple"
+            f"{lag} with {queue.mode = }, the optimizer steps per window, cannot be "
+            f"cut into {batch.epochs = } passes; make it a multiple"
         )
     if queue.max_waiting > 1:
         raise ValueError(
-            f"{queue.max_waiting = } is not read with {queue.mode = }, where the "
-            f"groups of a whole window wait for each other; leave it at 1"
+            f"{queue.max_waiting = } is not read with {queue.mode = }, in which a "
+            f"window is used once all its groups are finished; leave it at 1"
         )
 
 
@@ -303,7 +303,7 @@ def _cosine(config: Config) -> None:
 
 
 def _clips(config: Config) -> None:
-    """Refuse clips that no ratio can reach, or that every ratio would."""
+    """Refuse clips that no ratio or every ratio would reach."""
     objective = config.objective
     low, high = f"{objective.clip_low = }", f"{objective.clip_high = }"
     if objective.clip_low > 1:
@@ -311,9 +311,9 @@ def _clips(config: Config) -> None:
     widest = max(objective.clip_low, objective.clip_high)
     if LOSSES[objective.loss].ratio == "sequence_mean" and widest >= _SEQUENCE_CLIP:
         raise ValueError(
-            f"{low}, {high} are clips of a token's ratio: that of {objective.loss = }, "
-            f"a mean over the sequence, stays within some 1e-3 of 1; use 3e-4 and 4e-4 "
-            f"(GSPO) or 4e-3 (ScaleRL), below {_SEQUENCE_CLIP}"
+            f"{low}, {high} are clips of a token's ratio: the ratio of "
+            f"{objective.loss = }, a mean over the sequence, stays within some 1e-3 of "
+            f"1; use 3e-4 and 4e-4 (GSPO) or 4e-3 (ScaleRL), below {_SEQUENCE_CLIP}"
         )
     if objective.loss == "dual_clip" and objective.dual_clip <= 1 + objective.clip_high:
         raise ValueError(
@@ -324,13 +324,13 @@ def _clips(config: Config) -> None:
     for name in ("mask_low", "mask_high"):
         if (value := getattr(objective, name)) >= 1:
             raise ValueError(
-                f"objective.{name} = {value} is a difference of probabilities and from "
-                f"1 on would drop nothing; prime-rl has 0.2"
+                f"objective.{name} = {value} is a difference of probabilities: 1 or "
+                f"more would drop nothing; prime-rl has 0.2"
             )
 
 
 def _anchor(config: Config) -> None:
-    """Refuse ratios over the wrong log-probabilities, or over them twice or never."""
+    """Refuse an anchor that does not fit the loss, or counts the mismatch twice."""
     objective, own = config.objective, LOSSES[config.objective.loss]
     loss, anchor = f"{objective.loss = }", f"{objective.anchor = }"
     cap, correction = objective.correction_cap, f"{objective.correction_cap = }"
@@ -399,7 +399,7 @@ def _critic(config: Config) -> None:
         )
     if critic.pretrain_steps >= config.train.num_steps:
         raise ValueError(
-            f"{critic.pretrain_steps = } leave no step to the policy within "
+            f"{critic.pretrain_steps = } leave the policy no step within "
             f"train.num_steps = {config.train.num_steps}; lower the first or raise the "
             f"second"
         )
@@ -415,8 +415,8 @@ def _alone(config: Config) -> None:
         )
     if objective.advantage == "critic":
         raise ValueError(
-            f"{objective.advantage = } with {teacher.alone = }: its values are of "
-            f"rewards, which give no advantage; set it to 'group_mean', or "
+            f"{objective.advantage = } with {teacher.alone = }: a critic predicts "
+            f"rewards, which give no advantage here; set it to 'group_mean', or "
             f"teacher.alone = False"
         )
     if objective.kl_in == "reward":
@@ -427,11 +427,11 @@ def _alone(config: Config) -> None:
 
 
 def _filters(config: Config) -> None:
-    """Refuse a ratio of the whole distribution over a part of it.
+    """Refuse a ratio of the whole distribution over the filtered one.
 
-    With a filter the sampler's log-probabilities are of the tokens that it keeps and
-    the learner's of all.  At equal params their ratio is what those tokens have of the
-    probability: below 1, and least where the policy is least certain.
+    With a filter the sampler's log-probabilities are normalised over the tokens that it
+    keeps, and the learner's over all.  At equal params their ratio is the probability
+    of the kept tokens: below 1, and smallest where the policy is least certain.
     """
     sampler, objective = config.sampler, config.objective
     loss = LOSSES[objective.loss]
@@ -439,7 +439,7 @@ def _filters(config: Config) -> None:
     if loss.anchor == "recomputed" or objective.correction_cap:
         effect = "the correction for the sampler weakens the tokens it is least sure of"
     elif objective.anchor == "recomputed" or loss.ratio == "none":
-        return  # no ratio is over the sampler's
+        return  # no ratio is over the sampler's log-probabilities
     elif loss.clips:
         effect = "its clip takes the gradient of tokens that have not moved"
     elif loss.of_sequences:
@@ -476,8 +476,8 @@ def _order(config: Config) -> None:
         raise ValueError(
             f"{data.order = } needs data.difficulty, a file of pass rates: scalerl "
             f"data difficulty --config=CONFIG --samples=8 "
-            f"--out=difficulty.jsonl makes one; or set it to 'measured', and the first "
-            f"epoch is shuffled, the later ones go by what the run has measured"
+            f"--out=difficulty.jsonl makes one; or set it to 'measured': the first "
+            f"epoch is shuffled, the later ones use the run's own pass rates"
         )
     opened = round(data.open_share * data.train_prompts)
     if progressive and data.train_prompts and opened < batch.num_prompts:
@@ -602,15 +602,15 @@ def _task_weights(config: Config) -> None:
         )
     if min(weights) <= 0:
         raise ValueError(
-            f"{data.task_weights = } must be above 0; leave a task that is not to be "
-            f"drawn out of data.tasks"
+            f"{data.task_weights = } must be above 0; remove a task that shall not be "
+            f"drawn from data.tasks"
         )
 
 
 def _tracking(config: Config) -> None:
     tracking, steps = config.tracking, config.tracking.profile_steps
     package = importlib.util.find_spec("wandb") if tracking.wandb_project else None
-    # A folder of that name, which W&B itself makes, has no origin.
+    # W&B makes a folder `wandb`; imported as a namespace package, it has no origin.
     if tracking.wandb_project and (package is None or package.origin is None):
         raise ValueError(
             f"{tracking.wandb_project = } needs a package that is not installed: pip "

@@ -1,6 +1,6 @@
 """Explanations of a --config file or flag that could not be read.
 
-The file is a program, and may fail in any way; ml_collections says little of it.
+The file is a program and may fail in any way; ml_collections reports little of that.
 """
 
 import traceback
@@ -14,16 +14,16 @@ _MODULE = "config_config"  # the name that ml_collections gives the file of --co
 
 
 def explain(error: BaseException, argv: Sequence[str], settings: type) -> str | None:
-    """Return the message for a mistake in a command line; None: the cause is another.
+    """Return the message for a mistake in a command line; None for any other cause.
 
     Args:
-        error: what the parsing of the flags raised.
+        error: the exception that the parsing of the flags raised.
         argv: the command line.
-        settings: the dataclass that the settings of --config make.
+        settings: the dataclass that the settings of --config fill.
     """
     if (reason := _of_file(error)) is not None:
         return reason
-    if isinstance(error, AttributeError | KeyError):  # --config.name is none
+    if isinstance(error, AttributeError | KeyError):  # --config.NAME is no setting
         cause = error.args[0]
         text = cause.args[0] if isinstance(cause, Exception) else cause
         known = _known(argv, list(settings_of(settings)))
@@ -34,7 +34,7 @@ def explain(error: BaseException, argv: Sequence[str], settings: type) -> str | 
 
 
 def _of_file(error: BaseException) -> str | None:
-    """Return the message for a fault of the config file; None: the cause is another."""
+    """Return the message for a fault of the config file; None for any other cause."""
     each: BaseException | None = error
     while each is not None:
         if isinstance(each, SyntaxError):
@@ -43,7 +43,7 @@ def _of_file(error: BaseException) -> str | None:
         ours = [place for place in frames if place[0].f_globals["__name__"] == _MODULE]
         if ours:
             frame, line = ours[-1]
-            if type(each) is ValueError:  # what a config itself refuses
+            if type(each) is ValueError:  # the config's own refusal
                 return str(each)
             return (
                 f"--config={frame.f_code.co_filename}, line {line}: "
@@ -57,7 +57,7 @@ def _of_file(error: BaseException) -> str | None:
         if f"module {_MODULE!r} has no attribute 'get_config'" in str(each):
             return "--config names a file without a function get_config; write one"
         if isinstance(each, TypeError) and not isinstance(each, flags.Error):
-            # Not called at all: it takes other arguments, or is no function.
+            # The call itself failed: other arguments, or no function.
             if any(frame.f_code.co_name == "parse" for frame, _ in frames):
                 last = str(each).strip().splitlines()[-1]
                 return f"--config: get_config cannot be called: {last}"
@@ -66,7 +66,7 @@ def _of_file(error: BaseException) -> str | None:
 
 
 def _known(argv: Sequence[str], settings: list[str]) -> list[str]:
-    """Return the settings that stand where an unknown one was given."""
+    """Return the settings of the section in which an unknown one was given."""
     prefix = "--config."
     given = [
         arg.removeprefix(prefix).split("=")[0] for arg in argv if arg.startswith(prefix)

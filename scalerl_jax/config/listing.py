@@ -19,15 +19,16 @@ _HEAD = """# Settings
 Made by `make settings` from `scalerl_jax/config/sections.py`.  Unknown names, wrong
 types and impossible combinations are refused before anything is compiled.  Change one
 with `--config.SECTION.NAME=VALUE` or in a file under `configs/`.  "ScaleRL" is arXiv
-[2510.13786](https://arxiv.org/abs/2510.13786), appendix A.3 or the section named, and
-other numbers of this form are of arXiv, too.
+[2510.13786](https://arxiv.org/abs/2510.13786), appendix A.3 or the section named.
+Other numbers of this form are arXiv ids, too.
 """
 
 
 def sections() -> dict[str, str]:
-    """Return the first line of every section's docstring by its name; "": the rest.
+    """Return the first docstring line of every section, by the section's name.
 
-    A section in another one follows it: `model`, `model.lora`.
+    The name "" is the run itself.  A nested section follows its parent: `model`,
+    `model.lora`.
     """
     return dict(_sections("", Config))
 
@@ -40,7 +41,7 @@ def _sections(name: str, cls: Any) -> Iterator[tuple[str, str]]:
 
 
 def list_settings() -> str:
-    """Return the settings as `--help` has them, a paragraph for each section."""
+    """Return the settings as `--help` prints them, a paragraph for each section."""
     found = []
     for name, title in sections().items():
         found.append(title)
@@ -55,7 +56,7 @@ def list_settings() -> str:
 
 
 def settings_page() -> str:
-    """Return docs/settings.md: a table of sections, of each section, of the losses."""
+    """Return docs/settings.md: tables of sections, of their settings, of losses."""
     titles = sections()
     links = (
         [f"[`{name}`](#{name.replace('.', '')})", text]
@@ -68,7 +69,7 @@ def settings_page() -> str:
             [f"`{each.name}`", f"`{each.default!r}`", *_words(each)]
             for each in _of_section(name)
         )
-        columns = ["setting", "default", "values", "what it is", "source", "read"]
+        columns = ["setting", "default", "values", "what it is", "source", "condition"]
         page += f"\n## {name or 'Run'}\n\n{title}\n\n{_table(columns, rows)}"
     rows = (
         [
@@ -88,7 +89,7 @@ def _of_section(name: str) -> Iterable[Setting]:
 
 
 def _words(setting: Setting) -> list[str]:
-    """Return values, text, source and condition of a setting, each empty without."""
+    """Return values, text, source and condition of a setting; "" for a missing one."""
     values = ", ".join(
         filter(None, [setting.limits.unit, *(end for end, _ in setting.limits.ends())])
     )

@@ -1,7 +1,7 @@
 """The config files that come with the package, by name: `tiny`, `recipes/dapo:tiny`.
 
-In a clone they are `configs/`, beside the package.  An installed package has them in
-itself, as `scalerl_jax/configs`, where setup.py puts them into a wheel.
+In a clone they are in `configs/`, beside the package.  An installed package contains
+them as `scalerl_jax/configs`, where setup.py puts them into a wheel.
 """
 
 import difflib
@@ -22,13 +22,14 @@ def names() -> list[str]:
 
 
 def find_config(given: str) -> str:
-    """Return FILE[:ARGUMENT] of what --config says: a path, or a name of this package.
+    """Return FILE[:ARGUMENT] for --config's value: a path, or a name of this package.
 
-    A file of the working directory comes first.  Where there is none, a path below
-    configs/ is a name: commands of the documentation work from any directory.
+    A file of the working directory comes first.  If there is none, a path below
+    configs/ is taken as a name, so that the documentation's commands work from any
+    directory.
 
     Raises:
-        ValueError: there is neither such a file nor such a name; says which are near.
+        ValueError: there is neither such a file nor such a name; lists similar names.
     """
     path, colon, argument = given.partition(":")
     if not path or (Path(path).exists() and not Path(path).is_dir()):
@@ -43,7 +44,7 @@ def find_config(given: str) -> str:
 
 
 def _near(name: str, known: list[str]) -> list[str]:
-    """Return names that may be meant; without any, those that stand in no folder."""
+    """Return similar names, or, without any, the names that are in no folder."""
     configs = [each for each in known if not each.startswith(f"{STUDIES}/")]
     by_last: dict[str, list[str]] = {}
     for each in configs:

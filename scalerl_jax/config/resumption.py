@@ -6,7 +6,7 @@ _SECTIONS = ("checkpoint", "debug", "generators", "scaling", "tracking")
 _SETTINGS = (
     "compile_cache",
     "data.directory",
-    "environment",  # mended, perhaps; the run keeps a copy of the file
+    "environment",  # its file may have been fixed; the run keeps a copy of it
     "reward.num_workers",
     "reward.max_unjudged_share",
     "train.num_steps",
@@ -24,7 +24,7 @@ def free_settings(config: Config) -> tuple[str, ...]:
     """Return the settings that may differ between this run and its resumption."""
     fixed = ()
     if config.optimizer.schedule == "cosine" and not config.optimizer.decay_steps:
-        # With a decay, another number of steps would change every step's learning rate.
+        # The cosine ends at num_steps: another number changes every learning rate.
         fixed = ("train.num_steps",)
     return tuple(
         name

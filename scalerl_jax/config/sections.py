@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from scalerl_jax.config.settings import ValueRange, With, setting, settings_of
 
-# Kinds of numbers.  A 0 where it may stand means "none", or "found out by itself".
+# Kinds of numbers.  Where 0 is allowed, it means "none" or "chosen automatically".
 Steps = Annotated[int, ValueRange("optimizer steps", above=0, at_most=10**9)]
 StepsOr0 = Annotated[int, ValueRange("optimizer steps", at_least=0, at_most=10**9)]
 Tokens = Annotated[int, ValueRange("tokens", above=0, at_most=2**24)]
@@ -50,7 +50,7 @@ class LoraConfig:
     """Low-rank factors that are trained in place of the policy's own weights."""
 
     rank: CountOr0 = setting(
-        0, "of the factors; 0: the weights themselves are trained; docs/lora.md"
+        0, "rank of the factors; 0: the weights themselves are trained; docs/lora.md"
     )
     alpha: Positive = setting(
         32.0,
@@ -61,7 +61,7 @@ class LoraConfig:
     targets: tuple[str, ...] = setting(
         (),
         'patterns of whole names ("layers/query"); empty: all matrices of attention '
-        "and feed-forwards, experts among them",
+        "and feed-forwards, including experts",
         needs=_LORA,
     )
 
@@ -71,37 +71,43 @@ class ModelConfig:
     """The policy: its shape, where its weights come from, its number formats."""
 
     architecture: str = setting(
-        "checkpoint", "the checkpoint's, or one of `model.sizes.ARCHITECTURES`"
+        "checkpoint", "checkpoint: read from it; or one of `model.sizes.ARCHITECTURES`"
     )
     checkpoint: str = setting(
         "",
-        "Hugging Face directory or id of its hub, or GGUF file of a family in "
+        "Hugging Face directory, hub id, or GGUF file of a family in "
         "docs/checkpoints.md; empty: random weights",
     )
-    compute_dtype: Dtype = setting("float32", "activations and matmuls, not the head")
+    compute_dtype: Dtype = setting("float32", "activations and matmuls except the head")
     param_dtype: Dtype = setting("float32", "the learner's master weights")
     sampler_dtype: Dtype = setting("float32", "weights and KV cache of the sampler")
-    float32_head: bool = setting(True, "logits of sampler and learner", "ScaleRL 3.2")
+    float32_head: bool = setting(
+        True, "compute the logits of sampler and learner in float32", "ScaleRL 3.2"
+    )
     remat: Literal["none", "dots", "attention", "full", "auto"] = setting(
         "none",
-        "what of a layer is computed again; model/transformer.py; auto: on TPUs the "
-        "least that the memory allows, elsewhere full",
+        "what is recomputed in the backward pass of a layer; auto: on TPUs the least "
+        "that the memory allows, elsewhere full; model/transformer.py",
     )
     attention: Literal["auto", "blockwise", "splash", "cudnn"] = setting(
-        "auto", "the learner's; auto: by machine; model/attention_kernels.py"
+        "auto", "the learner's kernel; auto: by machine; model/attention_kernels.py"
     )
-    attention_block: Tokens = setting(512, "queries, and keys, of blockwise attention")
-    scan_layers: bool = setting(True, "False: unrolled; for few layers, on a CPU")
+    attention_block: Tokens = setting(
+        512, "queries, and keys, in a block of blockwise attention"
+    )
+    scan_layers: bool = setting(
+        True, "scan over the layers; False: unrolled, for few layers on a CPU"
+    )
     head_chunk_tokens: Tokens = setting(
-        1024, "tokens of a device whose logits exist at one time"
+        1024, "tokens per device whose logits are in memory at one time"
     )
     head_chunk_vocab: Tokens = setting(
-        16384, "entries of the vocabulary whose logits exist at one time"
+        16384, "vocabulary entries whose logits are in memory at one time"
     )
     frozen: tuple[str, ...] = setting(
         (),
-        'patterns of whole names ("embedding", "layers/.*norm") that are not trained; '
-        "model/trainable.py",
+        "patterns of whole names of weights that are not trained: "
+        '("embedding", "layers/.*norm"); model/trainable.py',
     )
     lora: LoraConfig = LoraConfig()
 
@@ -111,19 +117,23 @@ _CHAT = With("data.template", "chat")
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    """Prompts: which tasks, how many, how they are shown to the policy."""
+    """Prompts: which tasks, how many, in which form the policy sees them."""
 
     tasks: tuple[str, ...] = setting(
         ("chain_sum",),
         "names in `data.tasks.TASKS`, gym:NAME@LEVEL(setting=value) of reasoning_gym, "
-        "and data sets, with @SPLIT or without; docs/data.md",
+        "or data sets, with or without @SPLIT; docs/data.md",
     )
     directory: str = setting(
-        "", "prepared data sets, perhaps gs://...; empty: ~/.cache/scalerl_jax/data"
+        "",
+        "directory of prepared data sets, also gs://...; empty: "
+        "~/.cache/scalerl_jax/data",
     )
-    train_prompts: PromptsOr0 = setting(8192, "in equal parts per task; 0: all")
+    train_prompts: PromptsOr0 = setting(
+        8192, "training prompts, in equal parts per task; 0: all"
+    )
     task_weights: tuple[float, ...] = setting(
-        (), "share of the draws of each of data.tasks; empty: one shuffled stream"
+        (), "each task's share of the draws; empty: one shuffled stream of all tasks"
     )
     next_task_at: ShareOr0 = setting(
         0.0,
@@ -135,136 +145,152 @@ class DataConfig:
     )
     overlap_ngram: CountOr0 = setting(
         13,
-        "a training prompt that shares so many words in a row with an evaluation "
-        "prompt is dropped, as equal ones are; 0: only equal ones",
+        "a training prompt is dropped if it equals an evaluation prompt or shares this "
+        "many consecutive words with one; 0: only if it equals one",
         "GPT-3, https://arxiv.org/abs/2005.14165, appendix C",
     )
-    tokenizer: str = setting("", "a file or directory; empty: the checkpoint's")
+    tokenizer: str = setting("", "file or directory; empty: the checkpoint's")
     template: str = setting(
-        "{question}<think>", 'form of a prompt; "chat": the tokenizer\'s own template'
+        "{question}<think>", 'text of a prompt; "chat": the tokenizer\'s chat template'
     )
     system_prompt: str = setting(
-        "", "of a chat; empty: what the data set says, or nothing", needs=_CHAT
+        "", "system message of a chat; empty: the data set's, or none", needs=_CHAT
     )
     user_template: str = setting(
-        "{question}", "the user's message of a chat: how to answer", needs=_CHAT
+        "{question}",
+        "user message of a chat, with instructions on how to answer",
+        needs=_CHAT,
     )
-    enable_thinking: bool = setting(True, "as Qwen3's template takes it", needs=_CHAT)
+    enable_thinking: bool = setting(
+        True, "the argument of this name of Qwen3's chat template", needs=_CHAT
+    )
     answer_after: str = setting(
         "</think>",
-        "the answer is what follows the last of these; empty: all of the completion; "
-        '"auto": the thinking, if the model does any; wiring/prompts.py',
+        "the answer is the text after the last occurrence of this; empty: the whole "
+        'completion; "auto": the tag that ends thinking, empty if the model does not '
+        "think; wiring/prompts.py",
     )
     max_history_pass_rate: Share = setting(
-        0.9, "pass rate from which a prompt is not sampled again", "ScaleRL 3.2"
+        0.9, "pass rate from which on a prompt is not sampled again", "ScaleRL 3.2"
     )
     no_positive_resampling: bool = setting(
-        True, "leave prompts out that are nearly always solved", "ScaleRL 3.2"
+        True, "leave out prompts that reached max_history_pass_rate", "ScaleRL 3.2"
     )
     order: Literal["shuffled", "easy_to_hard", "progressive"] = setting(
         "shuffled",
-        "easy_to_hard: sorted, no shuffle; progressive: evenly among the easiest, ever "
-        "more of them; data/curriculum.py",
+        "easy_to_hard: sorted by pass rate; progressive: drawn evenly from a growing "
+        "set of the easiest; data/curriculum.py",
         "easy_to_hard: Tan et al., https://arxiv.org/abs/2509.25300",
     )
     difficulty: str = setting(
         "",
-        "JSON lines of pass rates, which `scalerl data difficulty` makes; "
-        '"measured": the run\'s own, after a first epoch that is shuffled and '
-        "open",
+        "JSON lines of pass rates, made by `scalerl data difficulty`; "
+        '"measured": the run\'s own pass rates, after a first epoch of all prompts, '
+        "shuffled",
         needs=With("data.order", "easy_to_hard", "progressive"),
     )
-    open_share: Share = setting(0.1, "of the prompts, open at step 0 of progressive")
-    open_steps: StepsOr0 = setting(0, "until all prompts are open in progressive")
+    open_share: Share = setting(0.1, "progressive: share of the prompts open at step 0")
+    open_steps: StepsOr0 = setting(0, "progressive: step from which on all are open")
 
 
 @dataclasses.dataclass(frozen=True)
 class RewardConfig:
-    """Rewards of verdicts, and what a verifier may take."""
+    """Rewards of verdicts, and the limits of a verifier."""
 
     correct: float = setting(1.0, "reward of a correct answer", "ScaleRL")
     wrong: float = setting(-1.0, "reward of any other answer", "ScaleRL")
     passed_at: float = setting(
         1.0,
-        "reward, of the environment's own scale, from which a completion has passed: "
-        "pass rates, history and fits go by that; docs/environments.md",
+        "least reward, on the environment's own scale, of a completion that counts as "
+        "passed in pass rates, history and fits; docs/environments.md",
     )
     weights: tuple[float, ...] = setting(
-        (), "of each function of `environment`, in a sum; empty: 1 each"
+        (), "weight of each function of `environment` in their sum; empty: 1 each"
     )
     max_magnitude: Positive = setting(
-        100.0, "of what a function of `environment` returns; more is a bad_reward"
+        100.0, "largest |reward| of a function of `environment`; above: a bad_reward"
     )
     max_concurrent: Count = setting(
-        16, "calls of async functions at once, in each verifier process"
+        16, "concurrent calls of async functions in each verifier process"
     )
     variables: tuple[str, ...] = setting(
         (),
-        "of the process's environment, that `environment` is given, a key perhaps; it "
-        "has no others of the user's",
+        "environment variables that `environment` may read, such as an API key; it "
+        "gets no others of the user's",
     )
     per_turn: bool = setting(
         False,
-        "the tokens of a turn also get the reward that an environment gave this turn, "
-        "less the group's mean of that turn",
+        "the advantage of a turn's tokens also gets the environment's reward for this "
+        "turn, less the group's mean for it",
     )
     unjudged: Literal["exclude", "wrong"] = setting(
         "exclude",
-        "a rollout whose verifier timed out or failed; exclude: it leaves loss, "
-        "baseline, history and pass rates, and is counted and charged; wrong: it is a "
-        "wrong answer",
+        "a rollout whose verifier timed out or failed; exclude: it is left out of "
+        "loss, baseline, history and pass rates, but counted, with its compute; "
+        "wrong: it is a wrong answer",
     )
     max_too_costly_share: ShareOr0 = setting(
         0.1,
-        "of a prompt's completions that may be unjudged because judging them takes all "
-        "of timeout_s or memory_mib; more than these are wrong answers, all of them; "
+        "share of a prompt's completions that may be unjudged because judging them "
+        "exceeds timeout_s or memory_mib; with more, all such ones are wrong answers; "
         "at most max_unjudged_share, so that completions alone never stop a run",
     )
     max_unjudged_share: Share = setting(
-        0.1, "of the rollouts of 10 batches, or of an evaluation; above, the run stops"
+        0.1,
+        "largest unjudged share of the rollouts of 10 batches, or of an evaluation; "
+        "above it the run stops",
     )
     timeout_s: Seconds = setting(
-        10.0, "per answer; then too_costly, or verifier_timeout if nothing computes"
+        10.0,
+        "time to judge an answer; above it: too_costly, or verifier_timeout if the "
+        "verifier hardly computed",
     )
     num_workers: Processes = setting(
-        0, "verifiers, and as many for evaluation; 0: cores less two, at most 32"
+        0,
+        "verifier processes, and the same number for evaluation; 0: CPU cores minus 2, "
+        "at most 32",
     )
-    memory_mib: Mebibytes = setting(4096, "of a verifier process, beside its imports")
+    memory_mib: Mebibytes = setting(
+        4096, "memory of a verifier process, without its imports"
+    )
     math_answer: MathAnswer = setting("boxed", "where a completion's final answer is")
-    code_cpu_s: Count = setting(6, "of a solution; of a program, for each input")
-    code_memory_mib: Mebibytes = setting(1024, "of a solution: one process")
-    code_packages: str = setting("", "directory of packages for solutions")
+    code_cpu_s: Count = setting(
+        6, "CPU seconds of a solution; of a whole program: for each input"
+    )
+    code_memory_mib: Mebibytes = setting(1024, "memory of a solution's one process")
+    code_packages: str = setting("", "directory of packages that solutions may import")
     code_float_tolerance: NotNegative = setting(
         0.0,
-        "how far a printed or returned number with a decimal point may be from the "
-        "expected y: by this times max(1, |y|); 0: equal numbers only",
+        "a printed or returned number with a decimal point may differ from the "
+        "expected y by this times max(1, |y|); 0: equal numbers only",
         "as in programming contests",
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class EpisodeConfig:
-    """Turns of an episode with an `environment`, and what stands between them."""
+    """Turns of an episode with an `environment`, and the text between them."""
 
     max_turns: Count = setting(
-        8, "sampled turns; then the environment is asked for its end"
+        8, "sampled turns at most; then the environment is asked for the final reward"
     )
     max_observation_tokens: Tokens = setting(
-        1024, "of what an environment says to a turn; more is a bad_observation"
+        1024, "longest answer of an environment to a turn; more is a bad_observation"
     )
     timeout_s: SecondsOr0 = setting(
         0.0,
-        "from an episode's beginning to its last turn, verifier_timeout above; 0: "
-        "queue.group_timeout_s alone",
+        "from an episode's start to its last turn; above it: verifier_timeout; 0: only "
+        "queue.group_timeout_s",
     )
     between: str = setting(
         "\n{observation}\n",
-        "written behind a turn, with what the environment says in place of "
-        "{observation}, where data.template is a text; a chat template writes its own",
+        "text after a turn, with {observation} replaced by the environment's answer; "
+        "unused with data.template = chat, which has its own",
     )
     tools: tuple[str, ...] = setting(
         ("calculator",),
-        "calculator, python, search: of environment = tools; docs/environments.md",
+        "tools of environment = tools: calculator, python, search; "
+        "docs/environments.md",
     )
     documents: str = setting("", "directory of text files for the tool search")
 
@@ -273,29 +299,35 @@ class EpisodeConfig:
 class BatchConfig:
     """One optimizer step's rollouts, and how they are laid out for the device."""
 
-    num_prompts: Prompts = setting(48, "N, of an optimizer step", "ScaleRL")
-    group_size: Count = setting(16, "G, completions of a prompt", "ScaleRL")
-    epochs: Count = setting(1, "passes over each window, a step per batch")
+    num_prompts: Prompts = setting(48, "N, prompts per optimizer step", "ScaleRL")
+    group_size: Count = setting(16, "G, completions per prompt", "ScaleRL")
+    epochs: Count = setting(
+        1, "passes over each window, with one optimizer step per batch"
+    )
     dynamic_sampling: bool = setting(
         False,
-        "generate other groups in place of those without reward variance, at most "
-        "max_refills of them per group",
+        "replace groups without reward variance by newly generated ones, at most "
+        "max_refills times per group",
         "True: DAPO",
     )
     max_refills: CountOr0 = setting(
         9, "refills per group, at most", "verl's DAPO: 10 batches for one at most"
     )
-    packing: bool = setting(True, "several rollouts in a row; never changes gradients")
+    packing: bool = setting(
+        True, "pack several rollouts into a row; never changes gradients"
+    )
     row_tokens: Tokens = setting(16384, "S; at least the longest prompt + completion")
     rows_per_microbatch: CountOr0 = setting(
-        8, "R; a multiple of mesh.data * mesh.fsdp, 0: just that"
+        8, "R; a multiple of mesh.data * mesh.fsdp; 0: this product"
     )
     shared_tokens: TokensOr0 = setting(
         0,
-        "room for prompts, computed once for their group, of a microbatch on one of "
-        "the mesh.data * mesh.fsdp shards; 0: not shared",
+        "tokens reserved for prompts, each computed once for its group, in a "
+        "microbatch on one of the mesh.data * mesh.fsdp shards; 0: not shared",
     )
-    own_tokens: TokensOr0 = setting(0, "room for completions, beside shared_tokens")
+    own_tokens: TokensOr0 = setting(
+        0, "tokens reserved for completions, with shared_tokens"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -304,41 +336,51 @@ class SamplerConfig:
 
     slots: CountOr0 = setting(
         256,
-        "sequences decoded together; 0: on TPUs as many as are best, and a cache for "
-        "them; planning/chooser.py",
+        "sequences decoded together; 0: on TPUs the best number, with a cache for it; "
+        "planning/chooser.py",
     )
-    max_prompt_tokens: Tokens = setting(2048, "of a sequence", "ScaleRL")
+    max_prompt_tokens: Tokens = setting(2048, "longest prompt", "ScaleRL")
     max_completion_tokens: Tokens = setting(
-        14336, "of a sequence: 12,288 thinking + 2,048 answer", "ScaleRL"
+        14336, "longest completion: 12,288 thinking + 2,048 answer", "ScaleRL"
     )
     length_stages: tuple[tuple[int, int], ...] = setting(
-        (), "(first step, completion tokens) of each, growing; empty: always the most"
+        (),
+        "growing limits of the completion, pairs of (first step, completion tokens); "
+        "empty: always max_completion_tokens",
     )
-    tokens_per_call: Tokens = setting(16, "decode steps between two looks of the host")
-    prefill_tokens: Tokens = setting(512, "of the largest prefill chunk")
-    cache_tokens: Large = setting(0, "of the KV cache; 0: every slot at its limit")
-    page_size: Tokens = setting(32, "tokens of a sequence that are cached together")
+    tokens_per_call: Tokens = setting(
+        16, "decode steps per call, between two checks by the host"
+    )
+    prefill_tokens: Tokens = setting(512, "tokens of the largest prefill chunk")
+    cache_tokens: Large = setting(
+        0, "tokens of the KV cache; 0: room for every slot at its longest"
+    )
+    page_size: Tokens = setting(32, "tokens per page of the KV cache")
     kv_on_update: Literal["keep", "recompute"] = setting(
-        "keep", "the KV cache at new params; recompute: cached again under them"
+        "keep", "keep or recompute the KV cache of running sequences at new params"
     )
     attention: Literal["auto", "paged", "gathered", "pallas", "cudnn"] = setting(
-        "auto", "of the sampler; auto: by machine; sampler/attention.py"
+        "auto", "the sampler's kernel; auto: by machine; sampler/attention.py"
     )
-    temperature: Positive = setting(1.0, "of sampling", "not in ScaleRL")
-    top_k: TokensOr0 = setting(0, "likeliest tokens to sample from; 0: off")
-    top_p: Share = setting(1.0, "share of the likeliest tokens; 1.0: off")
-    min_p: NotNegative = setting(0.0, "least probability over the highest; 0.0: off")
+    temperature: Positive = setting(1.0, "sampling temperature", "not in ScaleRL")
+    top_k: TokensOr0 = setting(0, "sample from this many likeliest tokens; 0: off")
+    top_p: Share = setting(
+        1.0, "sample from the fewest likeliest tokens with this probability; 1.0: off"
+    )
+    min_p: NotNegative = setting(
+        0.0, "least probability, relative to the likeliest token's; 0.0: off"
+    )
 
     @property
     def filters(self) -> tuple[str, ...]:
-        """Names of the filters that are on; the temperature is none."""
+        """Return the names of the active filters; the temperature is no filter."""
         on = {"top_k": self.top_k > 0, "top_p": self.top_p < 1, "min_p": self.min_p > 0}
         return tuple(name for name in on if on[name])
 
 
 @dataclasses.dataclass(frozen=True)
 class InterruptionConfig:
-    """Forced end of thinking, at a length drawn evenly from [min, max] tokens."""
+    """Forced end of thinking, at a length drawn uniformly from [min, max] tokens."""
 
     enabled: bool = setting(True, "interrupt long thinking", "ScaleRL")
     min_tokens: TokensOr0 = setting(
@@ -348,11 +390,11 @@ class InterruptionConfig:
     phrase: str = setting(
         "Okay, time is up. Let me stop thinking and formulate a final answer now. "
         "</think>",
-        "forced in, and conditioned on without a loss",
+        "text that is forced in; the policy is conditioned on it, without a loss",
         "ScaleRL 4, version 1",
     )
     end_of_thinking: str = setting(
-        "</think>", "once the text holds it, in any tokens, no interruption follows"
+        "</think>", "text, in any tokens, after which no interruption follows"
     )
 
 
@@ -360,33 +402,38 @@ class InterruptionConfig:
 class QueueConfig:
     """The queue between sampler and learner, which bounds staleness."""
 
-    mode: Mode = setting("pipeline", "batched: PPO-off-policy-k", "ScaleRL")
+    mode: Mode = setting(
+        "pipeline", "pipeline: PipelineRL-k; batched: PPO-off-policy-k", "ScaleRL"
+    )
     max_staleness: Lag = setting(
         8,
-        "optimizer steps between sampling and use; batch.epochs - 1: in turn; batched: "
-        "the steps on what is generated together, k / batch.epochs batches",
+        "k, largest number of optimizer steps between sampling and use; batch.epochs - "
+        "1: the synchronous loop; batched: steps on one window, whose k / batch.epochs "
+        "batches are generated together",
         "ScaleRL: PipelineRL-8",
     )
     max_waiting: Lag = setting(
         1,
-        "batches of N finished groups: while so many wait, for verdicts or learner, "
-        "no group starts; 0: as many wait as max_staleness allows; "
+        "no group starts while this many batches of N finished groups wait, for "
+        "verdicts or the learner; 0: only max_staleness bounds them; "
         "controller/queue.py",
     )
     batch_timeout_s: Seconds = setting(
-        3600.0, "the learner's wait for a batch, and for a sampling thread that hangs"
+        3600.0, "longest wait of the learner for a batch, or for a hung sampling thread"
     )
-    group_timeout_s: Seconds = setting(3600.0, "an older running group is dropped")
+    group_timeout_s: Seconds = setting(
+        3600.0, "a group that runs longer than this is dropped"
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loss:
-    """What a config knows of a loss; `objective.terms` has its function."""
+    """A loss as the config's checks need it; `objective.terms` has its function."""
 
-    settings: tuple[str, ...] = ()  # of the objective: the function's keywords
+    settings: tuple[str, ...] = ()  # names in ObjectiveConfig: the function's keywords
     ratio: Literal["none", "token", "sequence_mean", "sequence_sum"] = "token"
     clips: bool = False  # a token can lose its gradient
-    # The anchor of the ratio if the loss fixes it, and objective.anchor has no say.
+    # The anchor of the ratio if the loss fixes it, whatever objective.anchor is.
     anchor: Literal["behavior", "recomputed"] | None = None
     paper: str
 
@@ -461,17 +508,20 @@ class ObjectiveConfig:
     """The loss: ScaleRL's is CISPO, prompt average, batch-normalised advantages."""
 
     loss: str = setting(
-        "cispo", "formulas: docs/settings.md", "ScaleRL 3.2", choices=LOSSES
+        "cispo",
+        "loss per token: Losses in docs/settings.md",
+        "ScaleRL 3.2",
+        choices=LOSSES,
     )
     anchor: Literal["behavior", "recomputed"] = setting(
         "behavior",
-        "whose log-probabilities the ratio is over: the sampler's, or the trainer's "
-        "own of the params at the start of the window",
+        "the log-probabilities in the ratio's denominator: the sampler's, or the "
+        "trainer's, recomputed with the params at the start of the window",
     )
     clip_low: NotNegative = setting(0.0, "the ratio stays above 1 - clip_low")
     clip_high: NotNegative = setting(0.0, "the ratio stays below 1 + clip_high")
     dual_clip: NotNegative = setting(
-        0.0, "most that a punished token's ratio counts; above 1 + clip_high"
+        0.0, "bound on the ratio of a punished token; above 1 + clip_high"
     )
     max_importance_ratio: NotNegative = setting(
         5.0, "absolute cap of the ratio", "ScaleRL finds 4, 5 and 8 alike"
@@ -481,20 +531,25 @@ class ObjectiveConfig:
     )
     allow_sampling_filters: bool = setting(
         False,
-        "allow a ratio over the sampler's log-probabilities beside top-k, top-p or "
-        "min-p, whose share of the distribution it then is",
+        "allow top-k, top-p or min-p with a ratio over the sampler's "
+        "log-probabilities, which then are of the filtered distribution",
     )
     correction_cap: NotNegative = setting(
         0.0,
-        "beside a recomputed anchor: cap of recomputed over behavior (TIS); 0: none",
+        "with a recomputed anchor: cap of the weight recomputed / behavior (TIS); 0: "
+        "no weight",
     )
-    mask_low: NotNegative = setting(0.0, "DPPO: most that a probability may fall")
-    mask_high: NotNegative = setting(0.0, "DPPO: most that a probability may rise")
+    mask_low: NotNegative = setting(0.0, "DPPO: largest fall of a probability")
+    mask_high: NotNegative = setting(0.0, "DPPO: largest rise of a probability")
     aggregation: Literal["constant", "prompt", "sample", "token"] = setting(
-        "prompt", "what counts alike; algo/advantages.py", "ScaleRL 3.2"
+        "prompt",
+        "unit that has equal weight in the loss; algo/advantages.py",
+        "ScaleRL 3.2",
     )
     advantage: Literal["critic", "group_mean", "leave_one_out"] = setting(
-        "group_mean", "what is taken off a reward; algo/advantages.py", "ScaleRL 2"
+        "group_mean",
+        "baseline subtracted from a reward; algo/advantages.py",
+        "ScaleRL 2",
     )
     advantage_normalization: Literal[
         "batch", "none", "prompt", "reward_std", "running"
@@ -504,18 +559,22 @@ class ObjectiveConfig:
         True, "drop groups of equal verdicts", "ScaleRL 3.2"
     )
     kl_coefficient: NotNegative = setting(
-        0.0, "of KL(policy || reference); 0: no reference is held"
+        0.0, "weight of KL(policy || reference); 0: no reference is held"
     )
     kl_estimator: Literal["none", "k1", "k2", "k3"] = setting(
-        "none", "per token; algo/regularizers.py", needs=_KL
+        "none", "estimator per token; algo/regularizers.py", needs=_KL
     )
-    kl_in: Literal["loss", "reward"] = setting("loss", "where the KL counts", needs=_KL)
+    kl_in: Literal["loss", "reward"] = setting(
+        "loss", "whether the KL is part of the loss or of the reward", needs=_KL
+    )
     reference_every: StepsOr0 = setting(
-        0, "between refreshes of the reference; 0: never refreshed", needs=_KL
+        0, "steps between refreshes of the reference; 0: never refreshed", needs=_KL
     )
-    entropy_coefficient: NotNegative = setting(0.0, "of the entropy bonus")
+    entropy_coefficient: NotNegative = setting(0.0, "weight of the entropy bonus")
     regularize: Literal["all", "easy"] = setting(
-        "all", "prompts that have KL and entropy bonus", "easy: IsoCompute, 2603.12151"
+        "all",
+        "prompts to which KL and entropy bonus apply",
+        "easy: IsoCompute, 2603.12151",
     )
     regularize_from_pass_rate: ShareOr0 = setting(
         0.0,
@@ -534,55 +593,59 @@ class ObjectiveConfig:
     )
     cut_off_completions: Literal["keep", "mask", "wrong"] = setting(
         "keep",
-        "completions without EOS; mask: no loss on them, and their group's baseline "
-        "still counts them; wrong: their reward is that of a wrong answer",
+        "completions without EOS; mask: they have no loss, but count in their group's "
+        "baseline; wrong: their reward is that of a wrong answer",
     )
     routing_replay: Literal["off", "on"] = setting(
         "off",
-        "on: the learner sends each token to the experts that the sampler chose for "
-        "it; of mixtures only",
+        "on: the learner routes each token to the experts that the sampler chose; "
+        "mixtures only",
         "R3, 2510.11370",
     )
     expert_balance: NotNegative = setting(
         0.0,
-        "of an auxiliary loss that evens out how many tokens a mixture's experts take, "
-        "in each microbatch; it alone depends on how a batch is cut into these",
+        "weight of the load-balancing loss of a mixture's experts, per microbatch; the "
+        "only loss that depends on how a batch is cut into microbatches",
         "Switch Transformers, 2101.03961: 0.01",
     )
     expert_bias_rate: NotNegative = setting(
         0.0,
-        "what a step adds to, or takes from, the bias with which an expert is chosen, "
-        "by how many tokens it took; 0: there is no bias",
+        "what a step adds to the router's bias of an underloaded expert and takes from "
+        "an overloaded one's; 0: no bias",
         "DeepSeek-V3, 2412.19437: 0.001",
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class CriticConfig:
-    """PPO's learned value function; settings that it lacks are the policy's.
+    """PPO's learned value function; all other settings are the policy's.
 
     "ORZ" is Open-Reasoner-Zero, https://arxiv.org/abs/2503.24290, section 2.
     """
 
-    learning_rate: Positive = setting(5e-6, "on the policy's schedule", "ORZ")
-    warmup_steps: StepsOr0 = setting(50, "of the critic's own", "ORZ")
+    learning_rate: Positive = setting(
+        5e-6, "the critic's learning rate, on the policy's schedule", "ORZ"
+    )
+    warmup_steps: StepsOr0 = setting(50, "warm-up of the critic's rate", "ORZ")
     minibatches: Count = setting(
         1,
-        "parts of a batch, an optimizer step of the critic on each, for one of the "
-        "policy",
+        "the critic's optimizer steps per step of the policy, each on one part of the "
+        "batch",
         "ORZ: 12",
     )
     pretrain_steps: StepsOr0 = setting(
-        0, "first steps, which change the critic alone", "VAPO, 2504.05118, 4.1: 50"
+        0, "first steps, which change only the critic", "VAPO, 2504.05118, 4.1: 50"
     )
     value_clip: NotNegative = setting(
         0.0,
-        "most that a value may move from what it was at the start of its window, in "
-        "the unit of the reward; 0: no limit",
+        "largest change of a value from the start of its window, in the unit of the "
+        "reward; 0: no limit",
         "ORZ's code: 0.2",
     )
     gamma: ShareOr0 = setting(1.0, "discount per token", "ORZ")
-    gae_lambda: ShareOr0 = setting(1.0, "of GAE; 0.95 forgets over long ones", "ORZ")
+    gae_lambda: ShareOr0 = setting(
+        1.0, "lambda of GAE; 0.95 forgets over long completions", "ORZ"
+    )
 
 
 _TEACHER = With("teacher.checkpoint", words="given")
@@ -590,26 +653,26 @@ _TEACHER = With("teacher.checkpoint", words="given")
 
 @dataclasses.dataclass(frozen=True)
 class TeacherConfig:
-    """A policy that teaches: at each token that the student sampled, the KL to it.
+    """On-policy distillation: a KL to a teacher at each token the student sampled.
 
-    On-policy distillation: Agarwal et al., https://arxiv.org/abs/2306.13649; Lu, "On-
-    Policy Distillation", Thinking Machines Lab, 2025.
+    Agarwal et al., https://arxiv.org/abs/2306.13649; Lu, "On-Policy Distillation",
+    Thinking Machines Lab, 2025.
     """
 
     checkpoint: str = setting(
         "",
-        "whose log-probabilities teach: a Hugging Face directory or GGUF file with the "
-        "policy's tokenizer; empty: there is no teacher; docs/distillation.md",
+        "the teacher: a Hugging Face directory or GGUF file with the policy's "
+        "tokenizer; empty: no teacher; docs/distillation.md",
     )
     coefficient: Positive = setting(
         1.0,
-        "of log p(teacher) - log p(behavior), which a token's advantage gets",
+        "weight of log p(teacher) - log p(behavior), added to a token's advantage",
         "Lu 2025",
         needs=_TEACHER,
     )
     alone: bool = setting(
         False,
-        "rewards give no advantage: verdicts are metrics alone",
+        "rewards give no advantage: verdicts are only metrics",
         needs=_TEACHER,
     )
 
@@ -619,46 +682,60 @@ _COSINE = With("optimizer.schedule", "cosine")
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW with linear warm-up, then constant or falling along a cosine."""
+    """AdamW with a linear warm-up, then a constant rate or a cosine decay."""
 
-    learning_rate: Positive = setting(5e-7, "after the warm-up", "ScaleRL")
-    warmup_steps: StepsOr0 = setting(100, "of a rate that grows from 0", "ScaleRL")
+    learning_rate: Positive = setting(5e-7, "rate after the warm-up", "ScaleRL")
+    warmup_steps: StepsOr0 = setting(100, "linear warm-up from 0", "ScaleRL")
     schedule: Literal["constant", "cosine"] = setting(
-        "constant", "of the rate after the warm-up", "ScaleRL"
+        "constant", "the rate after the warm-up", "ScaleRL"
     )
     decay_steps: StepsOr0 = setting(
-        0, "until the cosine's end; 0: train.num_steps", needs=_COSINE
+        0, "step at which the cosine ends; 0: train.num_steps", needs=_COSINE
     )
-    final_share: ShareOr0 = setting(0.0, "of the rate, from there on", needs=_COSINE)
+    final_share: ShareOr0 = setting(
+        0.0, "share of learning_rate after the cosine's end", needs=_COSINE
+    )
     base_rollouts: CountOr0 = setting(
         0,
-        "rollouts of the batch that learning_rate is meant for: it is scaled by the "
-        "square root of num_prompts * group_size over them; 0: as it stands",
+        "rollouts per batch that learning_rate is meant for: the rate is multiplied by "
+        "sqrt(num_prompts * group_size / base_rollouts); 0: unchanged",
         "IsoCompute: 1024",
     )
-    beta1: Decay = setting(0.9, "of AdamW's first moment", "not ScaleRL; MiniMax-M1")
-    beta2: Decay = setting(0.95, "of AdamW's second moment", "not ScaleRL; MiniMax-M1")
-    eps: Positive = setting(1e-15, "of AdamW", "ScaleRL")
-    weight_decay: NotNegative = setting(0.01, "of AdamW", "ScaleRL")
-    max_grad_norm: NotNegative = setting(
-        1.0, "global; 0: no clipping", "not in ScaleRL"
+    beta1: Decay = setting(
+        0.9, "decay of AdamW's first moment", "not ScaleRL; MiniMax-M1"
     )
-    stochastic_rounding: bool = setting(False, "of params narrower than float32")
+    beta2: Decay = setting(
+        0.95, "decay of AdamW's second moment", "not ScaleRL; MiniMax-M1"
+    )
+    eps: Positive = setting(1e-15, "AdamW's epsilon", "ScaleRL")
+    weight_decay: NotNegative = setting(0.01, "AdamW's weight decay", "ScaleRL")
+    max_grad_norm: NotNegative = setting(
+        1.0, "bound on the global norm; 0: no clipping", "not in ScaleRL"
+    )
+    stochastic_rounding: bool = setting(
+        False, "round params narrower than float32 stochastically"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """The loop, and when it must stop."""
+    """The training loop, and when it stops with an error."""
 
     num_steps: Steps = setting(1000, "optimizer steps of the run")
     max_skipped_steps: Steps = setting(
-        10, "in a row without a gradient, or not finite: the run stops"
+        10,
+        "the run stops after this many steps in a row without a gradient or with one "
+        "that is not finite",
     )
     max_mismatch_nats: Positive = setting(
-        0.02, "mean |behavior - trainer| at the start; for bfloat16: float32 meets 1e-4"
+        0.02,
+        "largest mean |behavior - trainer| at the start; the default is for bfloat16, "
+        "float32 stays below 1e-4",
     )
     cut_off_warning_share: Share = setting(
-        0.1, "of the completions: a sign of collapse", "ScaleRL 4"
+        0.1,
+        "share of completions cut off above which the run warns of a collapse",
+        "ScaleRL 4",
     )
 
 
@@ -666,72 +743,80 @@ class TrainConfig:
 class EvalConfig:
     """Pass rate on fixed held-out prompts at a pinned version."""
 
-    every: Steps = setting(100, "between two evaluations", "ScaleRL")
+    every: Steps = setting(100, "steps between two evaluations", "ScaleRL")
     sets: tuple[str, ...] = setting(
-        (), "names like `data.tasks`, each asked whole; empty: held out from those"
+        (),
+        "names as in `data.tasks`, whose prompts are all asked; empty: prompts held "
+        "out from data.tasks",
     )
-    num_prompts: Prompts = setting(1000, "held out, in equal parts per task", "ScaleRL")
+    num_prompts: Prompts = setting(
+        1000, "held-out prompts, in equal parts per task", "ScaleRL"
+    )
     samples_per_prompt: Count = setting(16, "completions of each prompt", "ScaleRL")
-    temperature: Positive = setting(1.0, "as in training")
-    logged_rollouts: CountOr0 = setting(4, "to read, of each evaluation")
+    temperature: Positive = setting(1.0, "sampling temperature, as in training")
+    logged_rollouts: CountOr0 = setting(4, "rollouts of each evaluation to log")
     concurrent: bool = setting(
         False,
-        "the run goes on meanwhile; generators then hold the params of that version "
-        "beside the newest, and take turns",
+        "train during an evaluation; generators then hold the evaluated version's "
+        "params beside the newest, and alternate between them",
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class ScalingConfig:
-    """The run's own scaling curve, fitted beside the training; scaling/live.py."""
+    """The run's own scaling curve, fitted during training; scaling/live.py."""
 
-    live: bool = setting(False, "fit again after each evaluation, in a thread")
+    live: bool = setting(False, "fit after each evaluation, in a thread")
     stop: Literal["never", "alarm", "plateau"] = setting(
         "never",
-        "end the run: at an alarm, or at its plateau",
+        "when to end the run: at an alarm, or at its plateau",
         needs=With("scaling.live", True),
     )
-    patience: Count = setting(3, "in a row outside the forecast's band: an alarm")
+    patience: Count = setting(
+        3, "evaluations in a row outside the forecast's band that raise an alarm"
+    )
     min_gain: NotNegative = setting(
-        0.01, "pass rate that twice the compute must still promise"
+        0.01, "plateau: gain in pass rate forecast for twice the compute is below this"
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-    """When the whole state of a run is saved, and how many saves are kept."""
+    """Checkpoints of a run's whole state: how often, and how many are kept."""
 
-    every: Steps = setting(50, "between two checkpoints")
-    keep: Count = setting(3, "newest ones")
+    every: Steps = setting(50, "steps between two checkpoints")
+    keep: Count = setting(3, "newest checkpoints to keep")
     background: bool = setting(
-        True, "written beside the run, which waits for the copy on the host only"
+        True, "write in the background; training waits only for the copy to the host"
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class TrackingConfig:
-    """Places to look at a run, beside the display and the files of its directory."""
+    """Trackers of a run, beside the display and the files of its directory."""
 
-    wandb_project: str = setting("", "at Weights & Biases; extra [wandb]")
+    wandb_project: str = setting(
+        "", "project at Weights & Biases; needs the extra [wandb]"
+    )
     profile_steps: tuple[int, ...] = setting(
         (),
-        "first and last optimizer step of a profiler's trace, for TensorBoard and "
-        "Perfetto; empty: none",
+        "first and last optimizer step of a profiler trace, for TensorBoard and "
+        "Perfetto; empty: no trace",
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """Devices of the learner by axis."""
+    """The learner's devices by mesh axis."""
 
     data: DevicesOr0 = setting(
-        1, "replicas of the learner's state; 0: what mesh.fsdp = 0 leaves over"
+        1, "replicas of the learner's state; 0: on the devices that fsdp = 0 leaves"
     )
     fsdp: DevicesOr0 = setting(1, "shards of that state; 0: as many as fit")
     expert: Devices = setting(
         1,
-        "parts that the experts of a mixture are in, each on other ones of the shards; "
-        "a divisor of fsdp; 1: every shard has a part of each expert",
+        "parts into which a mixture's experts are divided, each on its own shards; a "
+        "divisor of fsdp; 1: every shard has a part of each expert",
     )
     context: Devices = setting(1, "shards of the tokens of a row")
     tensor: DevicesOr0 = setting(
@@ -739,104 +824,104 @@ class MeshConfig:
         "shards of heads and hidden units; 0: on TPUs the fewest with which the "
         "learner fits, else 1",
     )
-    chip: str = setting("", "name in the ledger; empty: as JAX names the device")
+    chip: str = setting("", "chip's name in the ledger; empty: JAX's device name")
     processes: Devices = setting(
         1,
-        "of the learner, each with an even share of its devices; with --ray; on TPUs "
-        "one on each host of its chips, for which 1 stands too",
+        "learner processes, each with an equal share of its devices; with --ray; on "
+        "TPUs one on each host of its chips, which 1 also means",
     )
 
     @property
     def num_devices(self) -> int:
-        """Devices of the learner; 0 where `fsdp` is left to what there is."""
+        """Return the number of the learner's devices; 0 if an axis is 0."""
         return self.data * self.fsdp * self.context * self.tensor
 
 
 @dataclasses.dataclass(frozen=True)
 class GeneratorsConfig:
-    """Replicas that generate, each with an engine and verifiers of its own."""
+    """Replicas that generate, each with its own engine and verifiers."""
 
     count: CountOr0 = setting(
         1,
-        "replicas; 0: as many as the devices allow, on TPUs in the split with the "
-        "shortest step; planning/chooser.py",
+        "replicas; 0: as many as the devices allow, on TPUs those of the split with "
+        "the shortest step; planning/chooser.py",
     )
     devices: DevicesOr0 = setting(
         0,
-        "of each replica, a divisor of the kv heads, or of a mixture's experts; 0: "
-        "mesh.tensor, or, on TPUs with "
-        "count = 0, what is best",
+        "devices of each replica, a divisor of the kv heads, or of a mixture's "
+        "experts; 0: mesh.tensor, or, on TPUs with count = 0, the best number",
     )
     placement: Literal["auto", "apart", "shared"] = setting(
         "auto",
-        "apart: on the last of the device list; shared: on the learner's own, one "
-        "program after the other; auto: apart where generators.devices is set and "
-        "there are enough",
+        "apart: on the last devices of the list; shared: on the learner's devices, one "
+        "program after the other; auto: apart if generators.devices is set and there "
+        "are enough",
     )
     processes: Devices = setting(
         1,
-        "of each replica, each with an even share of its devices; with --ray; on TPUs "
-        "one on each host of its chips, for which 1 stands too",
+        "processes of each replica, each with an equal share of its devices; with "
+        "--ray; on TPUs one on each host of its chips, which 1 also means",
     )
     versions: Versions = setting(
         2,
-        "of the params that a replica's devices hold; 2: that in use and the next; 1: "
-        "the next takes its place between two steps, from the host's memory, with "
-        "--ray; 0: what makes a step shorter on TPUs of several hosts, else 2",
+        "versions of the params on a replica's devices; 2: the one in use and the "
+        "next; 1: the next replaces it between two decode calls, from host memory, "
+        "with --ray; 0: on TPUs of several hosts the one with the shorter step, else 2",
     )
-    start_timeout_s: Seconds = setting(600.0, "the wait for a replica to come up")
+    start_timeout_s: Seconds = setting(600.0, "longest wait for a replica to start")
     silence_timeout_s: Seconds = setting(
-        120.0, "a replica that does not answer for so long is replaced"
+        120.0, "a replica that does not answer for this long is replaced"
     )
     reissue_after_s: SecondsOr0 = setting(
-        0.0, "an older group is begun again by a free replica; 0: never"
+        0.0, "a group older than this is started again on a free replica; 0: never"
     )
     base_every: Count = setting(
         20,
-        "versions from one that is published in full to the next, the others as what "
-        "has changed; with --ray",
+        "one in this many versions is published in full, the others as deltas; with "
+        "--ray",
     )
     channel: Literal["directory", "objects"] = setting(
         "directory",
-        "of published params, with --ray; directory: files in --workdir; objects: "
-        "Ray's object store, and files where it has no room",
+        "transport of published params, with --ray; directory: files in --workdir; "
+        "objects: Ray's object store, and files if it has no room",
     )
     losses: Count = setting(
-        5, "replicas lost in a row, with no group finished between: the run ends"
+        5,
+        "replicas that may be lost in a row without a finished group in between; one "
+        "more ends the run",
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class DebugConfig:
-    """Looks into a run that seems wrong; each costs time."""
+    """Diagnostics of a run that seems wrong; each costs time."""
 
     trace_prompt: PromptOrNone = setting(
         -1,
-        "number of a training prompt, from 0: its first rollout is printed at each of "
-        "its stops, whenever it is trained on; controller/tracing.py; -1: none is",
+        "number of a training prompt, from 0, whose first rollout is printed at each "
+        "stage, whenever it is trained on; -1: none; controller/tracing.py",
     )
 
 
-PACKAGES = "env:"  # begins the name of a package's environment, and of its prompts
+PACKAGES = "env:"  # prefix of the name of a package's environment and prompts
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
     """A whole run."""
 
-    seed: Large = setting(0, "of prompts' order, sampling and random weights")
+    seed: Large = setting(0, "seed of the prompts' order, sampling and random weights")
     environment: str = setting(
         "",
-        "reward functions of your own, FILE.py:FUNCTION or several, "
-        "FILE.py:FUNCTION,FUNCTION; or what makes an environment of several turns, "
-        "FILE.py:MAKER, or its name, such as tools; or prompts and rewards of a "
-        "package for verifiers, env:PACKAGE(setting=value); empty: each prompt's own "
-        "verifier; "
+        "your own reward functions, FILE.py:FUNCTION or FILE.py:FUNCTION,FUNCTION; or "
+        "an environment of several turns: FILE.py:MAKER, or a built-in name, such as "
+        "tools; or a package for `verifiers` with prompts and rewards, "
+        "env:PACKAGE(setting=value); empty: each prompt's own verifier; "
         "docs/environments.md",
     )
     compile_cache: str = setting(
         "~/.cache/scalerl_jax/programs",
-        "directory of compiled programs, for faster starts; empty: none are kept",
+        "directory of compiled programs, for faster starts; empty: no cache",
     )
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
@@ -863,7 +948,7 @@ class Config:
 
     @property
     def steps_per_window(self) -> int:
-        """Optimizer steps on the rollouts that are taken together."""
+        """Return the number of optimizer steps on one window of rollouts."""
         batched = self.queue.mode == "batched"
         return self.queue.max_staleness if batched else self.batch.epochs
 

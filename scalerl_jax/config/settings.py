@@ -1,10 +1,10 @@
-"""Declaration of a setting: a field of a dataclass that says all about itself.
+"""Declaration of a setting: a dataclass field with type, range, default and text.
 
     max_prompt_tokens: Tokens = setting(2048, "longest prompt", "ScaleRL")
 
-The annotation has the type, and of a number the `ValueRange` and unit; `setting` has
+The annotation has the type and, for a number, its `ValueRange` and unit; `setting` has
 the default, what the setting is and where the default is from.  Checks of single
-settings, `--help` and docs/settings.md come from there.
+settings, `--help` and docs/settings.md are derived from these.
 """
 
 import contextlib
@@ -28,8 +28,8 @@ _ENDS: dict[str, tuple[str, Callable[[float, float], bool]]] = {
 class ValueRange:
     """The unit and the range of a number; an end that is None is open.
 
-    Upper ends of counts are more than any run has: past them is a slip of the hand,
-    which would be found out after hours.
+    Upper ends of counts are above what any run needs: a larger value is a typing error,
+    which would otherwise fail only after hours.
     """
 
     unit: str = ""
@@ -46,12 +46,12 @@ class ValueRange:
 
 
 class With:
-    """A condition under which alone a setting is read: what another setting must be."""
+    """The condition for a setting to be read: the values another setting must have."""
 
     def __init__(self, setting: str, *values: Any, words: str = "above 0") -> None:
-        """Take the values, one of which it must be; none: anything but its "off".
+        """Store the values, one of which it must have; none: any value that is not off.
 
-        Off is 0, or an empty text; `words` say what it is otherwise.
+        Off is 0 or an empty text; `words` describe any other value.
         """
         self.setting, self.values, self._words = setting, values, words
 
@@ -68,14 +68,14 @@ class With:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setting:
-    """All that is known of a setting."""
+    """The full declaration of a setting."""
 
-    name: str = ""  # with its section
+    name: str = ""  # dotted, with its section
     kind: Any = None  # the type; a Literal for a choice
     default: Any = None
     limits: ValueRange = ValueRange()
     text: str = ""
-    source: str = ""  # of the default, or of what may be set
+    source: str = ""  # paper or code that the default, or another value, is from
     needs: With | None = None
 
     def check(self, value: Any, *, given: str = "") -> None:
@@ -99,8 +99,8 @@ def setting(
 ) -> T:
     """Return a field: its default, what it is, and where the default is from.
 
-    `choices` are those of a name that no Literal has.  With `needs` the setting must
-    keep its default where the condition does not hold, for nothing would read it.
+    `choices` are the values of a text whose annotation is no Literal.  With `needs` the
+    setting must keep its default unless the condition holds, since nothing reads it.
     """
     kind = Literal[tuple(choices)] if choices else None
     said = Setting(kind=kind, text=text, source=source, needs=needs)
@@ -134,7 +134,7 @@ def settings_of(
 
 
 def build(cls: type, values: dict[str, Any], *, prefix: str = "") -> Any:
-    """Return a dataclass of settings from nested values; names and types are checked.
+    """Return a dataclass of settings from nested values, with names and types checked.
 
     Raises:
         ValueError: names the setting, its value and what it must be.
@@ -159,7 +159,7 @@ def build(cls: type, values: dict[str, Any], *, prefix: str = "") -> Any:
 
 
 def _typed(kind: Any, value: Any, *, setting: str) -> Any:
-    """Return the value as what the setting's type says."""
+    """Return the value as the setting's type, or refuse it."""
     inner = typing.get_args(kind)
     if typing.get_origin(kind) is Literal:
         if value not in inner:

@@ -1,25 +1,25 @@
-"""The rule by which groups are dealt out to replicas, in runs and in simulated ones."""
+"""The rule that assigns groups to replicas, in runs and in simulations."""
 
 from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
 from typing import Protocol, TypeVar
 
 
 class Roomy(Protocol):
-    """A replica that groups can be given to."""
+    """A replica to which groups can be assigned."""
 
     @property
     def up(self) -> bool:
-        """Return whether the replica has answered."""
+        """Return whether the replica has reported."""
         ...
 
     @property
     def room(self) -> int:
-        """Groups that the replica could begin now."""
+        """Number of groups that the replica can start now."""
         ...
 
     @property
     def version(self) -> int:
-        """Policy version with which the replica would begin its next group."""
+        """Policy version with which the replica starts its next group."""
         ...
 
 
@@ -28,7 +28,7 @@ class Ticketed(Protocol):
 
     @property
     def ticket(self) -> int:
-        """Return the number that its queue has given it."""
+        """Return the number that the queue has given to it."""
         ...
 
 
@@ -58,20 +58,20 @@ def deal(
     reissue: Callable[[int, int], tuple[T, int]],
     takes: Callable[[R, int], bool] = lambda replica, ticket: True,
 ) -> Iterator[tuple[R, T, int]]:
-    """Yield who gets which group, admitted with which version, while any may start.
+    """Yield (replica, group, admission version) for every group that may start now.
 
-    The caller gives it to the replica before it asks for the next.  Groups of lost
-    replicas come first, then new ones; each goes to the replica with the most room.  A
-    new one is admitted with the version in use there; if that is too old, with the
-    newest version, and it waits at the replica until its params come.
+    The caller assigns a group to its replica before it requests the next.  Groups of
+    lost replicas come first, then new ones; each goes to the replica with the most
+    room.  A new group is admitted with the version in use at that replica; if that is
+    too old, with the newest version, for whose params it waits at the replica.
 
     Args:
-        again: tickets of lost replicas; those dealt out are removed.
-        newest: version that is published.
-        by_ticket: groups go to replicas in turn, whichever is free, with `newest`.
+        again: tickets of lost replicas; the assigned ones are removed.
+        newest: the published version.
+        by_ticket: assign groups to replicas in turn, free or not, with `newest`.
         admit: returns a new group for a version; None: no group may start.
-        reissue: returns the group of a ticket and the version it is admitted with.
-        takes: whether a replica may have the group of a ticket of a lost one.
+        reissue: returns the group of a ticket and its admission version.
+        takes: whether a replica may get the group of a lost replica's ticket.
     """
     for ticket in list(again):
         if by_ticket:

@@ -1,15 +1,15 @@
-"""The controller's books of its replicas: assignments, reports, and losses.
+"""The dispatch of work to replicas: assignments, reports, and losses.
 
-`turn` reads the reports that have come, replaces lost replicas, and hands out new
-orders, jobs and params.  Replicas may come and go at any time.  A lost replica's groups
-are sampled again by others, from the same prompts and keys; late results of the lost
-one are refused, as their tickets are no longer assigned to it.
+`turn` reads the reports that have arrived, replaces lost replicas, and sends new
+orders, jobs and params.  Replicas may start and end at any time.  A lost replica's
+groups are sampled again by others, from the same prompts and keys; its late results are
+refused, since their tickets are no longer assigned to it.
 
 Without staleness a group's replica depends on its ticket alone (`by_ticket`), so that
 a run does not depend on which replica is faster.
 
 The file is above 400 lines: reports, bad groups, losses and orders change the same
-books, under one lock.
+records, under one lock.
 """
 
 import collections
@@ -40,15 +40,15 @@ _MOST_REFUSALS = 3  # publications that a replica may refuse in a row
 
 
 class ReplicaLost(Exception):  # noqa: N818  the message is the cause, in one line
-    """A replica is gone, or must be replaced."""
+    """A replica has ended, or must be replaced."""
 
 
 class ReplicaLeaves(ReplicaLost):
-    """A replica has announced that it will end soon; this is no failure."""
+    """A replica has announced its end, which is no failure."""
 
 
 class Dispatcher:
-    """The books of the replicas.  One thread calls `turn`, any thread the others."""
+    """The records of all replicas.  One thread calls `turn`, any thread the rest."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Dispatcher:
     ) -> None:
         """Make one replica for each of `pools`; `connect(number)` starts one.
 
-        `by_ticket` deals groups out in turn, whichever replica is free.
+        `by_ticket` assigns groups to replicas in turn, free or not.
         `wake` is called when a turn is due.
         """
         self._orders = orders
@@ -81,7 +81,7 @@ class Dispatcher:
             KnownReplica(number=at, pool=pool) for at, pool in enumerate(pools)
         ]
         self._publication: Publication | None = None
-        self._version = -1  # of the publication
+        self._version = -1  # version of the publication
         self._ordering = False
         self._again: collections.deque[int] = collections.deque()  # of lost replicas
         self._jobs = JobBoard()
@@ -93,12 +93,12 @@ class Dispatcher:
     # Called by other threads.
 
     def order(self) -> None:
-        """Begin to hand out orders."""
+        """Start to assign orders."""
         with self._lock:
             self._ordering = True
 
     def publish(self, publication: Publication, policy_version: int) -> None:
-        """Hand over params for all that is sampled from now on."""
+        """Publish params for all further sampling."""
         with self._lock:
             self._publication, self._version = publication, policy_version
 
@@ -110,12 +110,12 @@ class Dispatcher:
             return self._jobs.submit(job, number)
 
     def withdraw(self, jobs: Iterable[ReplicaJob]) -> None:
-        """Cancel these jobs, as far as they are not done yet."""
+        """Cancel those of these jobs that are not done yet."""
         with self._lock:
             self._jobs.withdraw(jobs, self.replicas)
 
     def in_flight(self) -> dict[int, int]:
-        """Return the tickets under way, and how many tokens each has so far."""
+        """Return the tokens that each ticket under way has so far."""
         with self._lock:
             return {
                 ticket: replica.tokens.get(ticket, 0)
@@ -126,7 +126,7 @@ class Dispatcher:
     # A turn.
 
     def turn(self) -> None:
-        """Read reports, replace lost replicas, hand out orders, jobs and params.
+        """Read reports, replace lost replicas, send orders, jobs and params.
 
         Raises:
             QueueClosed: the run is over.
@@ -151,7 +151,7 @@ class Dispatcher:
                 self._send(replica)
 
     def end(self, timeout_s: float) -> None:
-        """End every replica; one that does not answer is left behind."""
+        """End every replica; do not wait for one that does not answer."""
         with self._lock:
             links = [replica.link for replica in self.replicas if replica.link]
             calls = [link.exchange(Instructions(over=True), 0.0) for link in links]
@@ -162,7 +162,7 @@ class Dispatcher:
     # Under the lock.
 
     def _hear(self, replica: KnownReplica) -> None:
-        """Read the answer of a replica, or start it if it is not there."""
+        """Read the answer of a replica, or start it if it has no link."""
         now = self._clock()
         if replica.link is None:
             self._await(replica, now)
@@ -182,10 +182,10 @@ class Dispatcher:
         self._withdraw_late(replica, now)
 
     def _withdraw_late(self, replica: KnownReplica, now: float) -> None:
-        """Assign groups that take too long to a free replica, which begins them again.
+        """Move groups that take too long to a free replica, which starts them again.
 
-        A replica that had the ticket before gets it again only once it has reported
-        that it no longer samples it.
+        A replica from which a ticket was withdrawn can get it again only after it has
+        reported that it no longer samples it.
         """
         limit = self._limits.reissue_after_s
         if not limit or self._by_ticket:
@@ -201,14 +201,14 @@ class Dispatcher:
                 self._reissue(ticket)
 
     def _await(self, replica: KnownReplica, now: float) -> None:
-        """Start a replica, or check whether it has come up."""
+        """Start a replica, or check whether it has started."""
         if replica.coming is None:
             replica.coming, replica.since_s = self._connect(replica.number), now
             replica.coming.add_done_callback(lambda _: self._wake())
         elif replica.coming.done():
             coming, replica.coming = replica.coming, None
             if isinstance(error := coming.exception(), ValueError):
-                raise error  # a mistake in the settings: every replica would fail so
+                raise error  # a wrong setting: every replica would fail like this
             if error:
                 raise ReplicaLost(f"it did not start: {first_line(error)}") from error
             replica.link, replica.since_s = coming.result(), now
@@ -219,7 +219,7 @@ class Dispatcher:
             )
 
     def _take(self, replica: KnownReplica, report: ReplicaReport) -> None:
-        """Enter a report in the books; results of tickets withdrawn are refused."""
+        """Record a report; refuse results of withdrawn tickets."""
         if report.failure is not None:
             if replica.link and not replica.link.replaceable:
                 raise report.failure
@@ -270,7 +270,7 @@ class Dispatcher:
                 replica.withdrawn.discard(ticket)
                 self._ledger.count(wasted_tokens=count_tokens(group))
                 continue
-            fault = f"it is of ticket {ticket}, which it was not given"
+            fault = f"its ticket {ticket} is not assigned to the replica"
             if ticket in own:
                 fault = self._orders.take(group, newest=replica.newest_version)
             if fault:
@@ -285,10 +285,10 @@ class Dispatcher:
                 self._orders.drop(ticket, reason)
 
     def _refuse_group(self, replica: KnownReplica, group: Any, fault: str) -> None:
-        """Reissue a bad group; replace a replica that made too many.
+        """Reissue a bad group; replace a replica that made too many of them.
 
-        One that hands in what it was not given is replaced at once: it is not known
-        what it does with its orders.
+        A replica that returns a group not assigned to it is replaced at once, since its
+        other orders may be mixed up, too.
         """
         self._orders.refused += 1
         replica.bad_groups += 1
@@ -317,7 +317,7 @@ class Dispatcher:
         replica.refusals += 1
         replica.sent_version = -1
         self._note(
-            f"warning: replica {replica.number} on {replica.where} goes on with the "
+            f"warning: replica {replica.number} on {replica.where} continues with the "
             f"params of version {replica.used_version}: {reason}"
         )
         if replica.refusals >= _MOST_REFUSALS:
@@ -329,16 +329,16 @@ class Dispatcher:
         where = replica.where
         self._replace(replica, f"is lost ({cause})", event="lost")
         if self._in_row > self._limits.losses:
-            # Logits that are not finite in any replica are the params' fault.
+            # Logits that are not finite are caused by the params, not by the replica.
             unfit = isinstance(cause.__cause__, FloatingPointError)
             raise (FloatingPointError if unfit else RuntimeError)(
-                f"{self._in_row} replicas were lost without a finished group between, "
-                f"the limit is generators.losses = {self._limits.losses}; the last was "
-                f"replica {replica.number} on {where}: {cause}"
+                f"{self._in_row} replicas were lost without a finished group in "
+                f"between, the limit is generators.losses = {self._limits.losses}; the "
+                f"last was replica {replica.number} on {where}: {cause}"
             )
 
     def _replace(self, replica: KnownReplica, what: str, *, event: str) -> None:
-        """Give a replica's work to others, and start another in its place."""
+        """Reassign a replica's work, and start another replica in its place."""
         self.events[event] += 1
         tickets = sorted(replica.assignments)
         self._note(
@@ -361,7 +361,7 @@ class Dispatcher:
         self._again.append(ticket)
 
     def _deal(self) -> None:
-        """Assign orders, first the ones of lost replicas."""
+        """Assign orders, first those of lost replicas."""
         for replica, order, version in deal(
             self.replicas,
             self._again,
@@ -374,7 +374,7 @@ class Dispatcher:
             replica.give(Assignment(order=order, version=version), self._clock())
 
     def _send(self, replica: KnownReplica) -> None:
-        """Call a replica if there is something new, or no call is under way."""
+        """Call a replica if it has new instructions, or no call is under way."""
         if replica.link is None:
             return
         instructions = self._instructions(replica)

@@ -1,6 +1,6 @@
-"""How a run makes its evaluations: in the loop, or with `eval.concurrent` beside it.
+"""The two ways to make a run's evaluations: in the loop, or beside it.
 
-The monitor is given one of the two, says when an evaluation is due, and writes it.
+`eval.concurrent` chooses.  The monitor decides when an evaluation is due and writes it.
 """
 
 import contextlib
@@ -13,21 +13,21 @@ from scalerl_jax.controller.mismatch import MismatchCheck
 from scalerl_jax.generation.evaluation import Evaluation
 from scalerl_jax.process.background import Background
 
-_START_S = 1.0  # for the thread of the evaluation before, whose result is collected
+_START_S = 1.0  # wait for the thread of the last evaluation, whose result is collected
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluationPoint:
-    """Where a run stands when an evaluation of its params begins."""
+    """The state of a run when an evaluation of its params starts."""
 
     version: int
     publication: Publication
-    report: dict[str, float]  # the ledger's
+    report: dict[str, float]  # the ledger's report
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MadeEvaluation:
-    """An evaluation that has ended, and the mismatch if it was measured."""
+    """A finished evaluation, and the mismatch if it was measured."""
 
     point: EvaluationPoint
     result: Evaluation
@@ -39,18 +39,20 @@ class Evaluations(Protocol):
 
     @property
     def beside(self) -> bool:
-        """Return whether training goes on meanwhile, with the params pinned."""
+        """Return whether training continues meanwhile, with the params pinned."""
         ...
 
     @property
     def under_way(self) -> int | None:
-        """Return the version whose evaluation has begun and is not collected yet."""
+        """Return the version whose evaluation has started and is not collected yet."""
         ...
 
     def begin(
         self, point: EvaluationPoint, state: State, *, stopped: Callable[[], bool]
     ) -> MadeEvaluation | None:
-        """Make an evaluation, or begin it and return None; none is under way.
+        """Make an evaluation, or start it and return None.
+
+        No other evaluation may be under way.
 
         Raises:
             Abandoned: `stopped` has become true.
@@ -62,14 +64,14 @@ class Evaluations(Protocol):
         """Return the evaluation under way once it has ended; else None.
 
         Raises:
-            Abandoned: see `begin`; so with all that ended it.
+            Abandoned: as in `begin`; any other error that ended it is raised, too.
         """
         ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InLoop:
-    """Evaluations that the loop waits for; each measures the mismatch too."""
+    """Evaluations for which the loop waits; each also measures the mismatch."""
 
     generators: Generators
     mismatch: MismatchCheck
@@ -95,13 +97,13 @@ class InLoop:
 class BesideRun:
     """Evaluations that do not stop the run, and measure no mismatch.
 
-    The params of one stay pinned until the next one.
+    Their params stay pinned until the next evaluation.
     """
 
     beside = True
 
     def __init__(self, generators: Generators) -> None:
-        """Begin with none under way."""
+        """Start with no evaluation under way."""
         self._generators = generators
         self._thread = Background("evaluation")
         self._made: MadeEvaluation | None = None
@@ -110,8 +112,8 @@ class BesideRun:
     def begin(
         self, point: EvaluationPoint, state: State, *, stopped: Callable[[], bool]
     ) -> None:
-        """Begin an evaluation; it is lost if the run stops meanwhile."""
-        assert self.under_way is None, "the evaluation before is not collected"
+        """Start an evaluation; it is lost if the run stops meanwhile."""
+        assert self.under_way is None, "the last evaluation is not collected"
 
         def work() -> None:
             result, _ = self._generators.evaluate(

@@ -13,13 +13,13 @@ from scalerl_jax.controller.dispatch import Dispatcher
 from scalerl_jax.generation.evaluation import Abandoned, Probed, never
 from scalerl_jax.run.progress import Progress
 
-_TICK_S = 0.5  # between two turns of `Dispatcher.turn` in which nothing happens
+_TICK_S = 0.5  # between two calls of `Dispatcher.turn` if nothing happens
 _POLL_S = 0.2  # between two checks whether an evaluation must stop
-_END_S = 10.0  # for replicas to say that they have ended
+_END_S = 10.0  # for replicas to report that they have ended
 
 
 class Fleet:
-    """The `contract.Generators` of replicas; a thread calls `Dispatcher.turn`."""
+    """Replicas as `contract.Generators`; a thread calls `Dispatcher.turn`."""
 
     def __init__(
         self,
@@ -31,9 +31,10 @@ class Fleet:
         job_timeout_s: float,
         progress: Progress,
     ) -> None:
-        """Make the dispatcher; `make_dispatcher` gets a function that asks for a turn.
+        """Make the dispatcher and start the thread.
 
-        `summarize` turns judged prompts into an `Evaluation`.
+        `make_dispatcher` gets a function that requests a turn.  `summarize` turns
+        judged prompts into an `Evaluation`.
         """
         self._due = threading.Event()
         self.dispatcher = make_dispatcher(self._due.set)
@@ -43,25 +44,25 @@ class Fleet:
         self._job_timeout_s = job_timeout_s
         self._progress = progress
         self._numbers = itertools.count()
-        self._version = -1  # the last published one
+        self._version = -1  # the last published version
         self._over = False
         self._thread = threading.Thread(target=self._run, name="fleet", daemon=True)
         self._thread.start()
 
     def start(self) -> None:
-        """Begin to hand out orders."""
+        """Start to assign orders."""
         self.dispatcher.order()
         self._due.set()
 
     def stop(self, timeout_s: float) -> None:
-        """End every replica; one that does not answer is left behind."""
+        """End every replica; do not wait for one that does not answer."""
         self._over = True
         self._due.set()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
     def publish(self, publication: Publication, *, policy_version: int) -> None:
-        """Hand over params for all that is sampled from now on."""
+        """Publish params for all further sampling."""
         self._version = policy_version
         self.dispatcher.publish(publication, policy_version)
         self._due.set()
@@ -81,13 +82,13 @@ class Fleet:
         stopped: Callable[[], bool],
         beside: bool = False,
     ) -> tuple[Any, list[Probed]]:
-        """Return the pass rate at a version, and completions to compare with.
+        """Return the evaluation at a version, and completions for the mismatch.
 
-        With `beside` the sampling goes on, with newer params, and no completions are
+        With `beside` sampling continues, with newer params, and no completions are
         returned.
 
         Raises:
-            Abandoned: `stopped` said so.
+            Abandoned: `stopped` has returned True.
         """
         jobs = self._parts(publication, policy_version, beside=beside)
         if beside:
@@ -107,7 +108,7 @@ class Fleet:
         self, publication: Publication, policy_version: int, *, beside: bool
     ) -> list[ReplicaJob[Publication]]:
         """Return the jobs into which an evaluation is cut."""
-        parts = 2 * len(self.dispatcher.replicas)  # so that a slow replica may do less
+        parts = 2 * len(self.dispatcher.replicas)  # so that a slow replica does fewer
         return [
             self._job(
                 "evaluate",
@@ -124,7 +125,7 @@ class Fleet:
         return self._summarize(everything, policy_version=policy_version)
 
     def hang(self) -> str:
-        """Return number, host and report of each replica that hangs; "": none does."""
+        """Return which replicas hang, and where in the code; "": none does."""
         return "; ".join(
             f"in replica {replica.number} ({replica.where}) {replica.hang}"
             for replica in list(self.dispatcher.replicas)
@@ -132,12 +133,12 @@ class Fleet:
         )
 
     def in_flight(self) -> dict[int, int]:
-        """Return the tickets under way, and how many tokens each has so far."""
+        """Return the tokens that each ticket under way has so far."""
         return self.dispatcher.in_flight()
 
     @property
     def metrics(self) -> dict[str, int]:
-        """Return the samplers' figures, summed over replicas, and replica counts."""
+        """Return the samplers' metrics, summed over replicas, and replica counts."""
         total: Counter[str] = Counter()
         replicas = list(self.dispatcher.replicas)
         for replica in replicas:
@@ -164,7 +165,7 @@ class Fleet:
 
     @property
     def verifier_restarts(self) -> int:
-        """Count the verifier processes that have been replaced."""
+        """Return the number of verifier processes that have been replaced."""
         return sum(
             replica.verifier_restarts for replica in list(self.dispatcher.replicas)
         )
@@ -203,7 +204,7 @@ class Fleet:
                 if time.monotonic() - since > self._job_timeout_s:
                     hang = self.hang()
                     raise TimeoutError(
-                        f"replicas ended no part of an evaluation in "
+                        f"replicas finished no part of an evaluation in "
                         f"queue.batch_timeout_s = {self._job_timeout_s:g}"
                         f"{f': {hang}' if hang else ''}"
                     )

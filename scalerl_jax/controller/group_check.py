@@ -1,7 +1,7 @@
-"""The check of finished groups where they enter a run's books.
+"""The check of finished groups before the controller accepts them.
 
-A generator may be another machine, with a fault of its own.  What it hands in is held
-against the order that it was given and the limits of the run, before anything uses it.
+A generator may be another, faulty machine.  Its groups are compared with their orders
+and with the limits of the run before anything uses them.
 """
 
 import dataclasses
@@ -17,10 +17,10 @@ from scalerl_jax.environments.verdict import Status
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.types import Group, Prompt, Rollout, Turn
 
-MOST_BAD = 3  # bad groups of one replica; then it is replaced
+MOST_BAD = 3  # bad groups of one replica, after which it is replaced
 
 _STATUSES = frozenset(typing.get_args(Status))
-_MOST_LOGPROB = 1e-3  # nats; what rounding may leave above 0
+_MOST_LOGPROB = 1e-3  # nats; largest log-probability above 0 by rounding
 _ARRAYS = {
     "completion_tokens": np.dtype(np.int32),
     "completion_mask": np.dtype(np.bool_),
@@ -33,17 +33,17 @@ _FLAGS = ("cut_off", "interrupted", "passed", "judged")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GroupCheck:
-    """Limits that every group of a run keeps."""
+    """The limits that every group of a run must keep."""
 
     arch: Architecture
     group_size: int
-    length_limit: Callable[[int], int]  # version at which it began -> tokens
-    with_experts: bool = False  # of a mixture whose routing is replayed
+    length_limit: Callable[[int], int]  # version at the group's start -> tokens
+    with_experts: bool = False  # True: a mixture's routing is replayed
 
     def fault(self, group: Any, order: Order, *, oldest: int, newest: int) -> str:
-        """Return the first fault of the group of an order; "": it has none.
+        """Return the first fault of an order's group; "": it has none.
 
-        Its tokens may be of the policy versions `oldest` to `newest`.
+        Its tokens' policy versions must be from `oldest` to `newest`.
         """
         try:
             return next(self._faults(group, order, oldest, newest), "")
@@ -53,7 +53,7 @@ class GroupCheck:
     def _faults(
         self, group: Any, order: Order, oldest: int, newest: int
     ) -> Iterator[str]:
-        """Yield faults; each is looked for only if there was none before."""
+        """Yield faults; the caller stops at the first, so later checks may fail."""
         rollouts = group.rollouts
         yield from _faults_of_prompt(group.prompt, order.prompt)
         if type(rollouts) is not tuple or len(rollouts) != self.group_size:
@@ -107,7 +107,7 @@ class GroupCheck:
             return
         mixture = self.arch.experts
         if mixture is None:
-            raise ValueError("routing is replayed for a mixture alone")
+            raise ValueError("routing is replayed only for a mixture")
         shape, dtype = (length, self.arch.num_layers, mixture.top_k), mixture.id_dtype
         if type(experts) is not np.ndarray:
             yield f"its experts are a {type(experts).__name__} and no array"
@@ -122,7 +122,7 @@ class GroupCheck:
     def _faults_of_numbers(
         self, rollouts: tuple[Rollout, ...], oldest: int, newest: int
     ) -> Iterator[str]:
-        """Look at the arrays of all rollouts end to end: a few passes for a group."""
+        """Check the arrays of all rollouts laid end to end, in few passes."""
         tokens, _, logprobs, versions = (
             np.concatenate([getattr(each, name) for each in rollouts])
             for name in _ARRAYS
@@ -133,7 +133,7 @@ class GroupCheck:
                 f"token ids from {tokens.min()} to {tokens.max()}; the vocabulary has "
                 f"0 to {vocabulary - 1}"
             )
-        # Written so that a NaN is refused too.
+        # `not`, so that a NaN is refused, too.
         if not (logprobs.min() > -np.inf and logprobs.max() <= _MOST_LOGPROB):
             yield (
                 f"log-probabilities from {logprobs.min():.3g} to {logprobs.max():.3g}; "
@@ -141,14 +141,14 @@ class GroupCheck:
             )
         if versions.min() < oldest or versions.max() > newest:
             yield (
-                f"policy versions from {versions.min()} to {versions.max()}; it was "
-                f"given {oldest} to {newest}"
+                f"policy versions from {versions.min()} to {versions.max()}; they must "
+                f"be from {oldest} to {newest}"
             )
         falls = np.diff(versions) < 0
         ends = np.cumsum([len(each.policy_versions) for each in rollouts])[:-1] - 1
         falls[ends] = False
         if falls.any():
-            yield "the policy versions of a rollout fall along its tokens"
+            yield "the policy versions of a rollout decrease along its tokens"
 
 
 def _faults_of_prompt(given: Any, prompt: Prompt) -> Iterator[str]:
@@ -161,7 +161,7 @@ def _faults_of_prompt(given: Any, prompt: Prompt) -> Iterator[str]:
     tokens = given.tokens
     if type(tokens) is not np.ndarray or tokens.dtype != prompt.tokens.dtype:
         yield f"its prompt's tokens are no array of {prompt.tokens.dtype}"
-    # Its end is left out where an environment's opening stands before that.
+    # The prompt may lack its end if an environment's opening comes before that.
     if not len(tokens) or not np.array_equal(tokens, prompt.tokens[: len(tokens)]):
         yield f"its prompt differs in tokens from prompt {prompt.prompt_id}"
 
@@ -175,7 +175,7 @@ def _faults_of_turns(rollout: Rollout) -> Iterator[str]:
             yield f"turn {number} is {turn!r}"
         if turn.start != place or turn.end < place or turn.sampled is sampled:
             yield (
-                f"turn {number} is from {turn.start} to {turn.end}, behind one that "
+                f"turn {number} is from {turn.start} to {turn.end}, after a turn that "
                 f"ends at {place}"
             )
         if not turn.sampled and rollout.completion_mask[turn.start : turn.end].any():
@@ -212,7 +212,7 @@ def _faults_of_verdict(rollout: Rollout) -> Iterator[str]:
 
 
 def ticket_of(group: Any) -> int | None:
-    """Return the ticket of what a replica handed in; None if it is no group."""
+    """Return the ticket of an object from a replica; None if it is no group."""
     good = type(group) is Group and type(group.ticket) is int
     return group.ticket if good else None
 

@@ -1,8 +1,8 @@
-"""The check that sampler and learner agree at equal version, before a run is paid for.
+"""The check, at the start of a run, that sampler and learner agree at equal version.
 
 Most broken RL runs have a sampler that is not the policy being trained: other padding,
-an ignored temperature, a head that was not loaded.  The log-probabilities that are
-compared are at the sampler's temperature, before its filters: the learner has none.
+an ignored temperature, a head that was not loaded.  Log-probabilities are compared at
+the sampler's temperature, before its filters, since the learner has no filters.
 """
 
 import dataclasses
@@ -23,18 +23,18 @@ class Mismatch:
 
     mean_abs: float
     max_abs: float
-    kl: float  # k3 estimator of KL(sampler || learner), of tokens that filters leave
+    kl: float  # k3 estimator of KL(sampler || learner), on tokens that filters keep
     tokens: int
-    # Mean difference without routing replay; None unless replayed and asked for.
+    # The differences without routing replay; None unless replayed, by `require`.
     unreplayed: "Mismatch | None" = None
 
     def metrics(self) -> dict[str, float]:
-        """Return the figures by metric name."""
+        """Return the values by metric name."""
         names = ("mean_abs", "max_abs", "kl", "tokens")
         return {f"mismatch/{name}": getattr(self, name) for name in names}
 
     def __str__(self) -> str:
-        """Return a sentence that says how far apart sampler and learner are."""
+        """Return a sentence about the difference of sampler and learner."""
         said = (
             f"sampler and learner differ by {self.mean_abs:.1e} nats on average, "
             f"{self.max_abs:.1e} at most, over {self.tokens} tokens"
@@ -50,7 +50,7 @@ class Mismatch:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MismatchCheck:
-    """Compares log-probabilities of sampled tokens with the learner's own."""
+    """A comparison of sampled tokens' log-probabilities with the learner's."""
 
     score: Callable[[State, PackedBatch], Float[np.ndarray, "M R S"]]
     row_tokens: int
@@ -60,17 +60,17 @@ class MismatchCheck:
     def require(
         self, state: State, sampled: Sequence[tuple[Prompt, Completion]]
     ) -> Mismatch:
-        """Return the difference, but refuse a sampler that is not the policy.
+        """Return the difference; refuse a sampler that is not the policy.
 
-        If completions carry experts, these are replayed, and the difference without
-        replay is measured too.
+        If completions have experts, these are replayed, and the difference without
+        replay is also measured.
 
         Raises:
-            RuntimeError: the mean difference passes the limit.
+            RuntimeError: the mean difference is above the limit.
         """
         mismatch = self(state, sampled)
         limit = self.max_mismatch_nats
-        # Written so that a NaN is refused too.
+        # `not`, so that a NaN is refused, too.
         if not mismatch.mean_abs <= limit:
             raise RuntimeError(
                 f"the sampler's and the learner's log-probabilities differ by "
@@ -107,7 +107,7 @@ class MismatchCheck:
 
 
 def as_sequence(prompt: Prompt, completion: Completion) -> TrainSequence:
-    """Return a completion as a train sequence whose log-probabilities are scored."""
+    """Return a completion as a train sequence, for scoring."""
     length = len(completion.tokens)
     return TrainSequence(
         tokens=np.concatenate([prompt.tokens, completion.tokens]),

@@ -1,7 +1,7 @@
 """The loop's bookkeeping (`RunMonitor`) of the parts of a run (`RunState`).
 
-The file is above 400 lines: it holds all counts, waits, warnings and display lines of
-a step, the watch over failing verifiers, and when evaluations are made and written.
+The file is above 400 lines: it has all counts, waits, warnings and display lines of a
+step, the watch on failing verifiers, and the schedule of evaluations.
 """
 
 import collections
@@ -26,29 +26,29 @@ from scalerl_jax.run.metrics import MetricsWriter
 from scalerl_jax.run.tracking import StepProfile
 from scalerl_jax.types import Group
 
-_BATCHES = 10  # batches over which the share of unjudged rollouts is taken
-_POLL_S = 1.0  # between two looks for SIGTERM while waiting for groups
-_COLLECT_S = 0.05  # between two looks for the end of an evaluation
+_BATCHES = 10  # batches over which the share of unjudged rollouts is computed
+_POLL_S = 1.0  # between two checks for SIGTERM while waiting for groups
+_COLLECT_S = 0.05  # between two checks for the end of an evaluation
 
 
 class UnjudgedWatch:
-    """Counts rollouts without a verdict; `reason` says why the run cannot go on.
+    """A count of rollouts without a verdict; `reason` tells why the run must stop.
 
-    Leaving out a few is harmless; many mean a broken verifier, and whatever breaks it
-    then selects the rollouts that training still sees.
+    Leaving out a few is harmless.  Many mean that a verifier is broken, and training
+    sees only the rollouts on which it does not fail.
     """
 
     def __init__(self, *, max_share: float, num_prompts: int, group_size: int) -> None:
-        """Begin empty; a batch has `num_prompts` groups of `group_size` rollouts."""
+        """Start at 0; a batch has `num_prompts` groups of `group_size` rollouts."""
         self._max_share = max_share
         self._recent: collections.deque[tuple[int, str]] = collections.deque(
             maxlen=_BATCHES * num_prompts
         )
         self._most = max_share * _BATCHES * num_prompts * group_size  # rollouts
-        self.reason: str | None = None  # None: it may go on
+        self.reason: str | None = None  # None: the run may continue
 
     def add(self, groups: Sequence[Group]) -> None:
-        """Count training groups as they are taken from the queue."""
+        """Count training groups when they are taken from the queue."""
         for group in groups:
             failed = sum(
                 lacks_verdict(rollout.status, judged=rollout.judged)
@@ -65,7 +65,7 @@ class UnjudgedWatch:
     def evaluated(
         self, share: float, details: Iterable[str], *, no_figure: bool
     ) -> None:
-        """Note the share of an evaluation's samples that are unjudged, and why.
+        """Record the unjudged share of an evaluation's samples, and the reasons.
 
         `no_figure`: there is no verdict at all, and so no pass rate.
         """
@@ -80,7 +80,7 @@ class UnjudgedWatch:
         why = f", most often with: {often[0][0]}" if often else ""
         self.reason = (
             f"{what}, more than reward.max_unjudged_share = {self._max_share}{why}. "
-            f"Mend that, or raise the limit, and start again with the same --workdir"
+            f"Fix that, or raise the limit, and start again with the same --workdir"
         )
 
 
@@ -95,7 +95,7 @@ class RunMonitor:
         preemption: Preemption,
         evaluated: Callable[[], None],
     ) -> None:
-        """Begin when a run starts or resumes.
+        """Take the counts of a run that starts or resumes.
 
         `evaluated` is called after an evaluation has been written to evals.jsonl.
         """
@@ -108,11 +108,11 @@ class RunMonitor:
             self._profile = StepProfile(steps, writer.tensorboard)
         self._skipped = 0  # steps in all
         self._dead = 0  # dead experts at the last step
-        self._answered = True  # until it is said once that nothing is
+        self._answered = True  # False once the user is warned that no answer is found
         self._skipped_in_row = 0
         self._pass_rate = float("nan")
         self._last_s = time.monotonic()
-        report = run.ledger.report()  # not 0 in a resumed run
+        report = run.ledger.report()  # not all 0 in a resumed run
         self._last_tokens = report["compute/generated_tokens"]
         self._times: dict[str, float] = {}
         self._mismatch: dict[str, float] = {}  # as last measured
@@ -127,7 +127,7 @@ class RunMonitor:
 
     @property
     def must_stop(self) -> bool:
-        """Return whether verifiers fail too often for the run to go on."""
+        """Return whether verifiers fail too often for the run to continue."""
         return self._unjudged.reason is not None
 
     def close(self) -> None:
@@ -136,16 +136,17 @@ class RunMonitor:
             self._profile.close()
 
     def require_verdicts(self) -> None:
-        """Save the state and end the run if verifiers fail too often.
+        """Raise an error, which ends the run, if verifiers fail too often.
 
         Raises:
-            RuntimeError: verifiers fail too often; the message says how.
+            RuntimeError: verifiers fail too often; the message has the most frequent
+                failure.
         """
         if self._unjudged.reason is not None:
             raise RuntimeError(self._unjudged.reason)
 
     def require_no_mismatch(self, state: State, publication: Publication) -> None:
-        """Refuse to train on a sampler that is not the policy; compiles the engine."""
+        """Refuse to train if the sampler is not the policy; compile the engine."""
         run = self._run
         with run.activity("startup"), self._progress.bar("compiling the sampler"):
             sampled = run.generators.sample(publication)
@@ -158,11 +159,11 @@ class RunMonitor:
     ) -> Publication:
         """Send a copy of the params; if that fails, generators keep the older ones.
 
-        They are pinned if they are to be evaluated beside the run.
+        The copy is pinned if it is evaluated beside the run.
         """
         run = self._run
         pinned = self._evaluations.beside and self.lacks_evaluation(version)
-        if pinned:  # they replace the params pinned for the last evaluation
+        if pinned:  # it replaces the copy pinned for the last evaluation
             self.await_evaluation()
         with run.activity(activity), explained("publishing params", self._config):
             publication = run.learner.publish(state, pinned=pinned)
@@ -188,7 +189,7 @@ class RunMonitor:
                     f"{f'{hang}; ' if hang else ''}{timeout}"
                 ) from timeout
             self._times["time/wait_s"] = time.monotonic() - started
-            # Counted here, so that the moment at which a verdict comes does not matter.
+            # Counted here, so that the time of a verdict does not matter.
             for group in groups:
                 passed = sum(rollout.passed for rollout in group.rollouts)
                 self._run.stream.record(
@@ -199,7 +200,7 @@ class RunMonitor:
         return None
 
     def open(self, groups: list[Group], state: State, version: int) -> Window:
-        """Return the batches of the groups, ready for their steps."""
+        """Return the window of the groups: batches ready for their steps."""
         run, batch = self._run, self._config.batch
         window = open_window(
             groups,
@@ -213,7 +214,7 @@ class RunMonitor:
             self._progress.note(
                 f"warning: {useful} of {run.queue.taken} groups have reward "
                 f"variance, after {len(groups)} were generated (batch.max_refills = "
-                f"{batch.max_refills}); the step goes with those"
+                f"{batch.max_refills}); the step uses those"
             )
         started = time.monotonic()
         with run.activity("train"), explained("the train step", self._config):
@@ -264,8 +265,8 @@ class RunMonitor:
             raise RuntimeError(
                 f"{self._skipped_in_row} optimizer steps in a row were skipped, the "
                 f"limit train.max_skipped_steps = {limit}; the last because {reason}. "
-                f"Prompts that are all too easy or too hard want another data.tasks; "
-                f"numbers that are not finite want a lower optimizer.learning_rate"
+                f"If all prompts are too easy or too hard, choose another data.tasks; "
+                f"if numbers are not finite, lower optimizer.learning_rate"
             )
 
     def log(
@@ -275,7 +276,7 @@ class RunMonitor:
         assembled: Batch,
         metrics: dict[str, float],
     ) -> None:
-        """Write an evaluation that has ended, then the step's row; show the step."""
+        """Write an evaluation that has ended, then the step's row; display the step."""
         self._collect()
         run, now = self._run, time.monotonic()
         elapsed_s, self._last_s = now - self._last_s, now
@@ -286,8 +287,8 @@ class RunMonitor:
         row: dict[str, Any] = metrics | group_metrics(groups, learner_version=step - 1)
         row |= assembled.expert_load
         if not metrics["mismatch/tokens"] or self._config.sampler.filters:
-            # The mismatch of the last evaluation: this batch has no token of the
-            # learner's own version, or ratios that the sampler's filters lower.
+            # Use the mismatch of the last evaluation: this batch has no token of the
+            # learner's own version, or the sampler's filters lower its ratios.
             row |= self._mismatch
         row |= {
             "train/tokens": assembled.train_tokens,
@@ -330,7 +331,7 @@ class RunMonitor:
             self._mismatch = {name: metrics[name] for name in self._mismatch}
 
     def _show(self, step: int, row: dict[str, Any]) -> None:
-        """Show the step's line; a narrow display cuts off its last figures first."""
+        """Display the step's line; a narrow display cuts off its last values first."""
         # The pass rate is unknown between a resumption and the next evaluation.
         rate = "-" if math.isnan(self._pass_rate) else f"{self._pass_rate:.3f}"
         speed = row["throughput/generated_tokens_per_s"]
@@ -340,7 +341,7 @@ class RunMonitor:
             "length": f"{row['completion/mean_tokens']:.0f}",
             "staleness": f"{row['staleness/mean']:.1f}",
         }
-        # A sampler without a new token in the whole step had nothing to do.
+        # A sampler that made no token in the whole step was idle.
         facts |= (
             {"tokens/s": f"{speed:.0f}"}
             if speed
@@ -368,7 +369,7 @@ class RunMonitor:
             self._progress.note(
                 f"warning: {dead:.0f} experts, of all layers, took no token of this "
                 f"batch (experts/dead in metrics.jsonl); objective.expert_bias_rate or "
-                f"objective.expert_balance would bring them back"
+                f"objective.expert_balance would balance the load"
             )
         self._dead = dead
 
@@ -382,17 +383,17 @@ class RunMonitor:
             )
 
     def lacks_evaluation(self, version: int) -> bool:
-        """Return whether one is due at this version, not begun and not yet on file."""
+        """Return whether an evaluation is due at this version and not yet started."""
         last = version == self._config.train.num_steps
         due = last or version % self._config.eval.every == 0
         begun = self._evaluations.under_way == version
         return due and not begun and not self._writer.has_eval(version)
 
     def evaluate(self, state: State, publication: Publication, version: int) -> None:
-        """Make the evaluation at this version, or begin it beside the run.
+        """Make the evaluation at this version, or start it beside the run.
 
-        One beside the run begins once the one before it has ended.  It is never written
-        if the run stops meanwhile or loses its verifiers.
+        An evaluation beside the run starts after the last one has ended.  It is never
+        written if the run stops meanwhile or loses its verifiers.
         """
         point = EvaluationPoint(
             version=version, publication=publication, report=self._run.ledger.report()
@@ -404,7 +405,7 @@ class RunMonitor:
                 self._write_evaluation(made)
 
     def await_evaluation(self, *, before: int | None = None) -> None:
-        """Wait for the evaluation under way; only if its version is < `before`.
+        """Wait for the evaluation under way, if its version is below `before`.
 
         The wait is not counted as training time.
         """
@@ -412,12 +413,13 @@ class RunMonitor:
         version = self._evaluations.under_way
         if version is not None and (before is None or version < before):
             with self._run.activity("eval"):
-                while self._evaluations.under_way is not None:  # generators have limits
+                # Bounded, since the generators have time limits.
+                while self._evaluations.under_way is not None:
                     time.sleep(_COLLECT_S)
                     self._collect()
 
     def _collect(self) -> None:
-        """Write the evaluation under way to the files, if it has ended."""
+        """Write the evaluation under way, if it has ended."""
         version = self._evaluations.under_way
         if version is not None:
             with self._given_up(version):
@@ -427,12 +429,12 @@ class RunMonitor:
 
     @contextlib.contextmanager
     def _given_up(self, version: int) -> Iterator[None]:
-        """Report an evaluation that was given up, or had no verdicts, and go on."""
+        """Report an evaluation that was abandoned or had no verdicts; do not raise."""
         try:
             yield
         except Abandoned:
             why = " for SIGTERM" if self._stopped() else ""
-            self._progress.note(f"the evaluation at step {version} is given up{why}")
+            self._progress.note(f"the evaluation at step {version} is abandoned{why}")
         except NoVerifierError as failure:
             self._unjudged.reason = f"an evaluation had no verdicts: {failure}"
 
@@ -472,7 +474,7 @@ class RunMonitor:
 
 
 def _without_gradient(groups: Sequence[Group]) -> str:
-    """Return the message for a batch in which no rollout is trained on."""
+    """Return the message for a batch of which no rollout is trained on."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     equal = sum(not group.has_reward_variance for group in groups)
     cut_off = sum(rollout.cut_off for rollout in rollouts)

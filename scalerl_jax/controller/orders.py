@@ -1,8 +1,8 @@
-"""The order book: where generators get their orders, and hand in groups.
+"""The order book: gives orders to generators, and takes their groups.
 
-Queue, prompts and open orders are kept under one lock, so that a checkpoint needs no
-pause of the generators: in it every ticket is an open order or a finished group, and
-every prompt that was drawn has a ticket.
+Queue, prompts and open orders are kept under one lock, so that generators continue
+during a checkpoint: in it every ticket is an open order or a finished group, and every
+prompt that was drawn has a ticket.
 """
 
 import collections
@@ -18,7 +18,7 @@ from scalerl_jax.types import Group
 
 
 class OrderBook:
-    """Orders out, groups in; the `contract.Orders` of one run."""
+    """The `contract.Orders` of one run: gives orders, takes groups."""
 
     def __init__(
         self,
@@ -30,26 +30,26 @@ class OrderBook:
     ) -> None:
         """Draw prompts from `stream` whenever `queue` admits a group.
 
-        `check` judges the groups that are handed in; `note` says that one is refused.
+        `check` checks the groups that are put; `note` reports a refused one.
         """
         self._queue = queue
         self._check = check
         self._note = note
         self.refused = 0  # bad groups of all generators
-        # Methods that concern no prompts are the queue's own.
+        # Methods that need no prompts are the queue's.
         self.sampled, self.fail = queue.sampled, queue.fail
         self.wait, self.wake = queue.wait, queue.wake
         self.raise_if_over = queue.raise_if_over
         self._stream = stream
         self._lock = threading.Lock()
         self._open: dict[int, Order] = {}
-        # Open orders to be handed out again: of a checkpoint, or of a bad group.
+        # Open orders to give out again: from a checkpoint, or of a bad group.
         self._again: collections.deque[Order] = collections.deque()
 
     def admit(self, used_version: int) -> Order | None:
         """Return a group that may start now with params of that version, or None.
 
-        Orders that are to be sampled again come first.
+        Orders to sample again come first.
 
         Raises:
             QueueClosed: the run is over.
@@ -73,12 +73,12 @@ class OrderBook:
             return order
 
     def put(self, group: Group) -> bool:
-        """Take a finished and judged group; return whether it is good.
+        """Take a finished and judged group; return whether it is valid.
 
-        A bad one is refused, and its order is handed out again.
+        A bad group is refused, and its order is given out again.
 
         Raises:
-            RuntimeError: the group is bad, and so were others before it.
+            RuntimeError: the group is bad, and the limit of bad groups is reached.
         """
         fault = self.take(group, newest=self._queue.version)
         if not fault:
@@ -96,9 +96,9 @@ class OrderBook:
         return False
 
     def take(self, group: Any, *, newest: int) -> str:
-        """Take a group if it is good; return what is wrong with it ("": nothing).
+        """Take a group if it is valid; return its fault ("": it has none).
 
-        Its generator has been given no params newer than version `newest`.
+        Its generator has received no params newer than version `newest`.
         """
         with self._lock:
             fault = self._fault(group, newest)
@@ -119,20 +119,20 @@ class OrderBook:
         return fault and f"ticket {ticket}: {fault}"
 
     def drop(self, ticket: int, reason: str) -> None:
-        """End a group without a result; its place is given back."""
+        """End a group without a result, and free its place in the window."""
         with self._lock:
             self._queue.drop(ticket, reason)
             del self._open[ticket]
 
     def withdrawn(self) -> tuple[int, ...]:
-        """Return (): a generator that asks this book directly keeps all its orders."""
+        """Return (): a generator that calls this book directly keeps all its orders."""
         return ()
 
     def reissue(self, ticket: int, used_version: int) -> tuple[Order, int]:
-        """Return an open order, to be sampled again from its prompt by another replica.
+        """Return an open order, for another replica to sample again from its prompt.
 
-        The second result is the policy version that it may begin with: the larger of
-        `used_version` and the version at which it first began.
+        The second result is the policy version with which it may start: the larger of
+        `used_version` and the version at its first start.
         """
         with self._lock:
             version = self._queue.restart(ticket, used_version)
@@ -141,7 +141,7 @@ class OrderBook:
     def snapshot(
         self, in_flight: Mapping[int, int]
     ) -> tuple[dict[str, Any], tuple[Group, ...]]:
-        """Return the books as JSON values, and the finished groups.
+        """Return the order book's state as JSON values, and the finished groups.
 
         `in_flight` maps the tickets under way to the tokens sampled so far.
         """
@@ -168,9 +168,9 @@ class OrderBook:
     def restore(
         self, books: dict[str, Any], groups: tuple[Group, ...], *, version: int
     ) -> int:
-        """Go on from a snapshot; its open orders are sampled again from their prompts.
+        """Restore a snapshot; its open orders are sampled again from their prompts.
 
-        Return how many tokens were generated for them before, and are wasted.
+        Return the number of tokens generated for them before, which are wasted.
         """
         self._stream.restore(books["stream"])
         self._queue.restore(

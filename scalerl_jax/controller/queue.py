@@ -2,32 +2,33 @@
 
 The queue decides when a group may start and when a window of groups may be taken, so
 that no group is more than max_staleness optimizer steps old at any gradient, and none
-is thrown away for its age (which would favour short completions).  The file is above
-400 lines: it has the books, kept between threads under one lock, the arithmetic of the
-bounds, and the proof that the queue never stalls.
+is discarded for its age (which would favour short completions).  The file is above 400
+lines: it has the state, shared by threads under one lock, the arithmetic of the bounds,
+and the proof that the queue never stalls.
 
 The learner takes a window of groups and makes E = epochs steps on each of its batches
-of N groups.  Let v be the version at which the window in hand, or the next one, opens;
+of N groups.  Let v be the version at which the current window, or the next one, opens;
 w the version of the worker's params; and let outstanding count the groups that are
 running, buffered, or taken but not yet used up.  Then
 
     windows(m) = floor((m + k + 1 - v) / E)
 
-is the number of windows, that one included, which can use a group of version m within
-k = max_staleness, since the last gradient of the n-th window is at v + n * E - 1.
+is the number of windows, including the current one, that can use a group of version m
+within k = max_staleness, since the last gradient of the n-th window is at
+v + n * E - 1.
 
     admission:  start a group only if      outstanding < windows(w) * N
     pacing:     take a window only if, for every version m, the groups it leaves with
                 oldest version <= m number  at most (windows(m) - 1) * N
 
 Both rules preserve  (outstanding with oldest version <= m) <= windows(m) * N,  and a
-skipped step only raises the right-hand side.  Hence no group of version m is left when
-no window can use it, and once everything running has finished, a window of the N
-oldest can be taken.  Admission goes by the worker's version: by the learner's, a late
-publish would let groups in that are too old.  k = E - 1 is the synchronous loop.
+skipped step only raises the right-hand side.  Hence every group of version m is used
+while a window can use it, and once all running groups have finished, a window of the N
+oldest can be taken.  Admission uses the worker's version: with the learner's, a late
+publish would admit groups that are too old.  k = E - 1 is the synchronous loop.
 
-Batched mode (PPO-off-policy-k) generates all that k optimizer steps need at one
-version, k / E batches of N groups, takes them together, and then starts the next:
+Batched mode (PPO-off-policy-k) generates all groups of k optimizer steps at one
+version, k / E batches of N groups, takes them together, and then starts the next ones:
 
     admission:  outstanding < k / E * N, and w >= v
     pacing:     take only when all of them are buffered
@@ -39,28 +40,28 @@ that wait, for verdicts or to be taken, are bounded as well, with W = max_waitin
     admission:  ... and    waiting < max(W * N, groups of a window)        (W = 0: any)
 
 This bounds starts, not groups already running: when the last admitted group has
-started and R groups, that one included, are being sampled,
+started and R groups, including that one, are being sampled,
 
     waiting <= W * N - 1 + R
 
 until the next group starts, and R is at most the slots of the sampler.  A judged group
-is thus taken with one of the next ceil((W * N - 1 + R) / N) windows, as groups that
+is thus taken with one of the next ceil((W * N - 1 + R) / N) windows, since groups that
 start later are taken later.  Only k bounds the staleness from its time in flight.
 
 Both inequalities above stay true, because W only ever denies a start.  And W denies
 one only while a whole window is finished: once its groups are judged, the learner can
-take it, by the argument above, or some groups have given their places back (refills);
-either makes room, and must wake the worker.  This also holds if groups wait from the
+take it, by the argument above, or some groups have freed their places (refills).
+Either makes room, and must wake the worker.  This also holds if groups wait from the
 start, as after a restore.  In batched mode, and with k = E - 1, at most one window is
 ever outstanding, and W changes nothing.  PipelineRL's generators have such a bounded
 queue, https://arxiv.org/abs/2509.19128, algorithm 2.
 
-With refills (dynamic sampling), a finished group whose rewards are all equal gives its
-place back, for at most `max_refills` groups per place of a window; after that such a
-group keeps its place like any other, so that a window always fills.  The bounds treat
-a group that gave its place back as if it had never existed.  In the synchronous loop a
-window has the same groups whichever finishes first; but a refill begins when a verdict
-comes, so that the number of sequences decoded together, and with it the last bit of a
+With refills (dynamic sampling), a finished group whose rewards are all equal frees its
+place, for at most `max_refills` groups per place of a window; after that such a group
+keeps its place like any other, so that a window always fills.  The bounds treat a group
+that freed its place as if it had never existed.  In the synchronous loop a window has
+the same groups whichever finishes first; but a refill starts when a verdict arrives, so
+that the number of sequences decoded together, and with it the last bit of a
 log-probability, may differ from run to run.
 """
 
@@ -84,7 +85,7 @@ class Pacing:
     num_prompts: int  # N
     max_staleness: int  # k
     mode: Mode
-    max_waiting: int = 0  # W, batches of N finished groups; 0: no bound of its own
+    max_waiting: int = 0  # W, batches of N finished groups; 0: only k bounds them
     epochs: int = 1  # E
     num_steps: int | None = None  # no group starts for a later step
 
@@ -97,7 +98,7 @@ class Pacing:
     ) -> bool:
         """Return whether a group may start with params of `version`.
 
-        `waiting` of the `outstanding` groups are wholly sampled and not yet taken.
+        `waiting` of the `outstanding` groups are fully sampled and not yet taken.
         """
         if outstanding >= self._places(version, opened=opened):
             return False
@@ -107,7 +108,7 @@ class Pacing:
         return not self.max_waiting or waiting < most
 
     def _places(self, version: int, *, opened: int) -> int:
-        """Return the most outstanding groups at which one of `version` may start."""
+        """Return the number of outstanding groups below which `version` may start."""
         if self.mode == "batched":
             return self.window_groups(opened=opened) if version >= opened else 0
         windows = min(
@@ -116,7 +117,7 @@ class Pacing:
         return windows * self.num_prompts
 
     def window_groups(self, *, opened: int) -> int:
-        """Return the number of groups of the window that begins at version `opened`."""
+        """Return the number of groups of the window that opens at version `opened`."""
         batches = 1
         if self.mode == "batched":
             whole = self.max_staleness // self.epochs
@@ -133,7 +134,7 @@ class Pacing:
     ) -> bool:
         """Return whether groups of these versions can all be used within the bound.
 
-        `windows_gone` windows from `opened` on are taken already.
+        `windows_gone` windows from `opened` on have been taken.
         """
         if self.mode == "batched":
             left = 0 if windows_gone else self.window_groups(opened=opened)
@@ -157,31 +158,31 @@ class QueueState:
 
     version: int  # optimizer steps applied
     next_ticket: int
-    buffered: tuple[Group, ...]  # in ticket order, refilled ones included
+    buffered: tuple[Group, ...]  # in ticket order, including refilled ones
     running: tuple[tuple[int, int], ...]  # (ticket, oldest version), to be restarted
     dropped: dict[str, int]  # groups by reason
 
 
 class RolloutQueue:
-    """Admits groups, holds finished ones, hands out windows of N or more."""
+    """The queue: admits groups, holds finished ones, returns windows of N or more."""
 
     def __init__(self, pacing: Pacing, *, max_refills: int = 0) -> None:
-        """Begin empty at version 0."""
+        """Start empty at version 0."""
         self._pacing = pacing
         self._max_refills = max_refills
         self._changed = threading.Condition()
         self.version = 0  # optimizer steps applied
-        self._opened = 0  # version at which the window in hand, or the next, begins
+        self._opened = 0  # version at which the current window, or the next, opens
         self._next_ticket = 0
         self._running: dict[int, int] = {}  # ticket -> oldest version
         self._sampled: set[int] = set()  # running tickets that await their verdicts
         self._lost: set[int] = set()  # running before a restore, not yet restarted
         self._buffered: dict[int, Group] = {}
-        self._refilled: list[Group] = []  # gave their places back since the last take
+        self._refilled: list[Group] = []  # freed their places since the last take
         self.taken = 0  # groups with a place in the window that is not used up
         self._dropped: dict[str, int] = {}
-        self._changes = 0  # count of changes that may let the worker go on
-        self._seen = 0  # the count when the worker last asked
+        self._changes = 0  # count of changes after which `admit` may admit a group
+        self._seen = 0  # the count at the worker's last call
         self.failure: BaseException | None = None  # the first error given to `fail`
         self._closed = False
         self._listener: Callable[[], None] = lambda: None
@@ -227,7 +228,7 @@ class RolloutQueue:
             return version
 
     def sampled(self, ticket: int) -> None:
-        """Note that a running group lacks only its verdicts; it counts as waiting."""
+        """Record that a running group lacks only its verdicts; it counts as waiting."""
         with self._changed:
             assert ticket in self._running, f"ticket {ticket} is not running"
             self._sampled.add(ticket)
@@ -235,14 +236,14 @@ class RolloutQueue:
     def oldest_of(self, ticket: int) -> int | None:
         """Return the oldest version that a ticket's tokens may have.
 
-        None: it is not running, or was before a restore and is not restarted yet.
+        None: it is not running, or was restored and is not restarted yet.
         """
         with self._changed:
             return None if ticket in self._lost else self._running.get(ticket)
 
     def put(self, group: Group) -> None:
         """Buffer a finished and judged group, which the order book has checked."""
-        oldest_version = group.oldest_version  # computed before there is a lock
+        oldest_version = group.oldest_version  # computed outside of the lock
         with self._changed:
             ticket = group.ticket
             assert ticket in self._running, f"ticket {ticket} is not running"
@@ -259,7 +260,7 @@ class RolloutQueue:
                 self._changed.notify_all()
 
     def drop(self, ticket: int, reason: str) -> None:
-        """End a running group without a result; its place is given back."""
+        """End a running group without a result, and free its place."""
         with self._changed:
             assert ticket in self._running, f"ticket {ticket} is not running"
             del self._running[ticket]
@@ -269,7 +270,7 @@ class RolloutQueue:
             self._note_change()
 
     def wait(self, timeout_s: float) -> None:
-        """Sleep until `admit` may answer differently, at most `timeout_s`.
+        """Sleep until `admit` may give another answer, at most `timeout_s`.
 
         Raises:
             QueueClosed: after `close`.
@@ -279,16 +280,16 @@ class RolloutQueue:
             self._seen = self._changes
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Set the function to call, under the lock, when `admit` may answer anew."""
+        """Set the function to call, under the lock, when `admit` may admit a group."""
         self._listener = listener
 
     def wake(self) -> None:
-        """End the worker's `wait`, as something else changed, such as its params."""
+        """End the worker's `wait`: something else changed, such as its params."""
         with self._changed:
             self._note_change()
 
     def fail(self, error: BaseException) -> None:
-        """Hand the error that ended one thread to the other; keep only the first."""
+        """Pass the error that ended one thread to the other; keep only the first."""
         with self._changed:
             if self.failure is None:
                 self.failure = error
@@ -300,7 +301,7 @@ class RolloutQueue:
         """Return the groups of a window in ticket order, for steps from `version` on.
 
         They are N groups, in batched mode N per batch, and in addition the groups that
-        have given their places back since the last call.
+        have freed their places since the last call.
 
         Raises:
             TimeoutError: no window could be taken within `timeout_s`.
@@ -323,7 +324,7 @@ class RolloutQueue:
             return _by_ticket([*chosen, *refilled])
 
     def applied(self, *, last: bool = True) -> None:
-        """Note that a step on the current window made a new version.
+        """Record that a step on the current window made a new version.
 
         `last`: it was the window's last step.  Call this before publishing.
         """
@@ -333,7 +334,7 @@ class RolloutQueue:
             self._end_pass(last)
 
     def skipped(self, *, last: bool = True) -> None:
-        """Note that a step on the current window made no new version."""
+        """Record that a step on the current window made no new version."""
         with self._changed:
             assert self.taken, "no window was taken"
             self._end_pass(last)
@@ -367,7 +368,7 @@ class RolloutQueue:
             )
 
     def restore(self, state: QueueState) -> None:
-        """Go on from `state`; each of its running tickets must then be restarted.
+        """Restore `state`; each of its running tickets must then be restarted.
 
         Until then a running ticket keeps its place and its version, so that no new
         group can take the place.
@@ -382,8 +383,8 @@ class RolloutQueue:
             self._next_ticket = state.next_ticket
             self._running = dict(state.running)
             self._lost = set(self._running)
-            # Refill the oldest zero-variance groups: no other choice leaves more room
-            # to the groups that keep their places.
+            # Refill the oldest zero-variance groups: this leaves the most room to the
+            # groups that keep their places.
             for group in sorted(state.buffered, key=lambda each: each.oldest_version):
                 if self._may_refill(group):
                     self._refilled.append(group)
@@ -398,23 +399,23 @@ class RolloutQueue:
                     f"groups cannot all be used from step {self.version + 1} on with "
                     f"queue.mode = {pacing.mode!r}, queue.max_staleness = "
                     f"{pacing.max_staleness}, batch.epochs = {pacing.epochs} and "
-                    f"batch.num_prompts = {pacing.num_prompts}; go on with the "
-                    f"settings it was saved with"
+                    f"batch.num_prompts = {pacing.num_prompts}; resume with the "
+                    f"settings with which it was saved"
                 )
 
     @property
     def running(self) -> int:
-        """Groups that are being sampled or judged."""
+        """Number of groups that are being sampled or judged."""
         return len(self._running)
 
     @property
     def buffered(self) -> int:
-        """Finished groups that wait for the learner."""
+        """Number of finished groups that wait for the learner."""
         return len(self._buffered)
 
     @property
     def dropped(self) -> dict[str, int]:
-        """Groups that ended without a result, by reason."""
+        """Number of groups that ended without a result, by reason."""
         with self._changed:
             return dict(self._dropped)
 
@@ -473,7 +474,7 @@ class RolloutQueue:
             f"verifiers, oldest running version={oldest}, "
             f"buffered={len(self._buffered)}, refilled={len(self._refilled)}, "
             f"dropped={self._dropped}); raise queue.batch_timeout_s if groups only "
-            f"need longer"
+            f"need more time"
         )
 
 

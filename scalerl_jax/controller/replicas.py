@@ -1,6 +1,6 @@
 """The controller's records of replicas and of their jobs.
 
-A job is a part of an evaluation, or a probe, and is done by one replica.
+A job is a part of an evaluation, or a probe; one replica does it.
 """
 
 import dataclasses
@@ -20,29 +20,29 @@ from scalerl_jax.contract import (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FleetLimits:
-    """Time limits for replicas, and how many may be lost in a row."""
+    """Time limits for replicas, and the limit of losses in a row."""
 
-    start_timeout_s: float = 600.0  # for a replica to come up; 0 or more
+    start_timeout_s: float = 600.0  # for a replica to start; 0 or more
     silence_timeout_s: float = 60.0  # for an answer of a replica that is up
-    reissue_after_s: float = 0.0  # an older group goes to another replica; 0: never
-    losses: int = 5  # losses in a row, with no group finished between, end the run
-    poll_s: float = 5.0  # that a replica may hold a call while it has no news
+    reissue_after_s: float = 0.0  # an older group moves to another replica; 0: never
+    losses: int = 5  # more losses in a row, without a finished group, end the run
+    poll_s: float = 5.0  # longest wait of a call for something to report
 
 
 @dataclasses.dataclass(kw_only=True)
 class KnownReplica:
-    """The place of one replica, and the work of the replica that now has it."""
+    """The record of replica `number`, and of its work since it was last replaced."""
 
     number: int
     pool: str  # its pool in the ledger
     link: Link | None = None
     coming: Future[Link] | None = None  # a link that is not up yet
-    since_s: float = 0.0  # when its start began, or when it answered last
+    since_s: float = 0.0  # time of its start, or of its last answer
     calls: list[Future[ReplicaReport]] = dataclasses.field(default_factory=list)
-    losses: int = 0  # replicas lost in this place so far
+    losses: int = 0  # replicas lost under this number so far
     used_version: int = -1
-    sent_version: int = -1  # of the newest publication it has been given
-    newest_version: int = -1  # the same, and a refused publication counts too
+    sent_version: int = -1  # version of the newest publication sent to it
+    newest_version: int = -1  # the same, not reset by a refused publication
     capacity: int = 0
     assignments: dict[int, Assignment] = dataclasses.field(default_factory=dict)
     given_s: dict[int, float] = dataclasses.field(default_factory=dict)
@@ -59,55 +59,55 @@ class KnownReplica:
     new_jobs: list[ReplicaJob] = dataclasses.field(default_factory=list)
     to_withdraw: list[int] = dataclasses.field(default_factory=list)
     abandoned: list[int] = dataclasses.field(default_factory=list)
-    refusals: int = 0  # of publications, in a row
-    bad_groups: int = 0  # handed in so far
+    refusals: int = 0  # publications refused in a row
+    bad_groups: int = 0  # returned so far
 
     @property
     def where(self) -> str:
-        """Return the replica's host, to be shown."""
+        """Return the replica's host, for messages."""
         return self.link.where if self.link else "no host yet"
 
     @property
     def up(self) -> bool:
-        """Return whether the replica has answered."""
+        """Return whether the replica has reported."""
         return self.link is not None and self.capacity > 0
 
     @property
     def room(self) -> int:
-        """Groups that it could begin now."""
+        """Number of groups that it can start now."""
         return self.capacity - len(self.assignments.keys() - self.sampled)
 
     @property
     def version(self) -> int:
-        """Policy version with which the replica would begin its next group."""
+        """Policy version with which the replica starts its next group."""
         return self.used_version if self.used_version >= 0 else self.sent_version
 
     def give(self, assignment: Assignment, now_s: float) -> None:
-        """Note an assignment, to be sent with the next call."""
+        """Record an assignment, to send with the next call."""
         ticket = assignment.order.ticket
         self.assignments[ticket] = assignment
         self.given_s[ticket] = now_s
         self.assigned.append(assignment)
 
     def give_job(self, job: ReplicaJob) -> None:
-        """Note a job, to be sent with the next call."""
+        """Record a job, to send with the next call."""
         self.jobs.add(job.number)
         self.new_jobs.append(job)
 
     def forget(self, ticket: int) -> None:
-        """Remove an assignment from the replica's books."""
+        """Remove an assignment from the replica's record."""
         del self.assignments[ticket], self.given_s[ticket]
         self.sampled.discard(ticket)
         self.tokens.pop(ticket, None)
 
     def withdraw(self, ticket: int) -> None:
-        """Take an assignment away, and tell the replica with the next call."""
+        """Withdraw an assignment, and tell the replica with the next call."""
         self.forget(ticket)
         self.withdrawn.add(ticket)
         self.to_withdraw.append(ticket)
 
     def take_new(self) -> dict[str, Any]:
-        """Return and clear the contents of the next call, fields of `Instructions`."""
+        """Return and clear the next call's contents, as fields of `Instructions`."""
         said = dict(
             assignments=tuple(self.assigned),
             withdrawn=tuple(self.to_withdraw),
@@ -121,7 +121,7 @@ class KnownReplica:
 
 @dataclasses.dataclass(kw_only=True)
 class _Wanted:
-    """A job to be done by the replica of a given number, or by any."""
+    """A job for replica `number`, or for any (None)."""
 
     job: ReplicaJob[Publication]
     number: int | None
@@ -133,7 +133,7 @@ class JobBoard:
     """The jobs that are not done yet.  Not thread-safe: the caller holds a lock."""
 
     def __init__(self) -> None:
-        """Begin without jobs."""
+        """Start without jobs."""
         self._wanted: list[_Wanted] = []
 
     def submit(self, job: ReplicaJob[Publication], number: int | None) -> Future[Any]:
@@ -145,7 +145,7 @@ class JobBoard:
     def withdraw(
         self, jobs: Iterable[ReplicaJob], replicas: Iterable[KnownReplica]
     ) -> None:
-        """Cancel these jobs, as far as they are not done yet."""
+        """Cancel those of these jobs that are not done yet."""
         numbers = {job.number for job in jobs}
         self._wanted = [each for each in self._wanted if each.job.number not in numbers]
         for replica in replicas:
@@ -154,7 +154,7 @@ class JobBoard:
             replica.abandoned += sorted(numbers)  # a replica may hold params for them
 
     def hand_out(self, replicas: Sequence[KnownReplica]) -> None:
-        """Give each job that no replica has to a replica without a job."""
+        """Assign each waiting job to a replica without a job."""
         for wanted in self._wanted:
             able = [
                 each
@@ -173,22 +173,22 @@ class JobBoard:
                 able[0].give_job(dataclasses.replace(job, publication=own))
 
     def give_back(self, numbers: Iterable[int]) -> None:
-        """Put jobs that a replica had taken back on the board, for another replica."""
+        """Make the jobs of a replica available to another replica again."""
         for wanted in self._wanted:
             if wanted.job.number in numbers:
                 wanted.taken = False
 
     def is_beside(self, number: int) -> bool:
-        """Return whether a job uses pinned params, not those its replica samples with.
+        """Return whether a job uses pinned params, not those of the sampling.
 
-        Failing to get pinned params is then no fault of the replica.
+        If a replica cannot get pinned params, that is no fault of the replica.
         """
         return any(
             wanted.job.number == number and wanted.job.beside for wanted in self._wanted
         )
 
     def end(self, result: JobResult) -> None:
-        """Pass a job's result on; without its params, it goes to any replica."""
+        """Deliver a job's result; a job that lacked its params goes to any replica."""
         if result.without_params:
             self.give_back([result.number])
             return

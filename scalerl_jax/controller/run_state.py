@@ -1,4 +1,4 @@
-"""The parts of a run, as the loop gets them from `wiring`."""
+"""The parts of a run that `wiring` makes for the loop."""
 
 import contextlib
 import dataclasses
@@ -20,7 +20,7 @@ from scalerl_jax.run.progress import Progress
 
 @dataclasses.dataclass(kw_only=True)
 class RunState:
-    """The roles of a run and the controller's books, as the loop gets them."""
+    """The roles of a run and the controller's records, for the loop."""
 
     learner: Learner
     generators: Generators
@@ -30,16 +30,16 @@ class RunState:
     assemble: Assembler
     mismatch: MismatchCheck
     evaluations: Evaluations
-    trace: Tracer | None  # with debug.trace_prompt
+    trace: Tracer | None  # None without debug.trace_prompt
     flops: LearnerFlops
-    learning_rates: Callable[[int], Any]  # version -> rate of the step from there
-    why_no_answers: Callable[[], str]  # what to say if no completion holds one
-    length_limit: Callable[[int], int]  # version -> tokens of completions begun at it
+    learning_rates: Callable[[int], Any]  # version -> learning rate of the next step
+    why_no_answers: Callable[[], str]  # message if no completion holds an answer
+    length_limit: Callable[[int], int]  # version at a completion's start -> tokens
     ledger: Ledger
     learner_pool: str
     verifier_restarts: Callable[[], int]  # processes that have been replaced
     progress: Progress
-    # The newest state and its version.
+    # The newest train state and its version.
     state: State
     version: int = 0
     close: Callable[[], None] = lambda: None

@@ -1,8 +1,8 @@
-"""A printout of one rollout at each stop of the run, for `debug.trace_prompt`.
+"""A printout of one rollout at each stage of the run, for `debug.trace_prompt`.
 
 It shows log-probabilities of sampler and learner side by side, the best way to find
-ones that are off by a token.  The figures come from the run's own records; the learner
-computes the rollout's part of the step once more, and makes no step.
+ones that are shifted by a token.  The numbers come from the run's own records; the
+learner computes the rollout's part of the step once more, without a step.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ _SHOWN = 12  # tokens in the table
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tracer:
-    """Writes how the first rollout of a prompt went through the run."""
+    """The printer of a prompt's first rollout at each stage of the run."""
 
     prompt_id: int
     learner: Learner
@@ -33,8 +33,8 @@ class Tracer:
     def __call__(self, window: Window, state: State) -> list[str]:
         """Return a text for each of the prompt's groups in a window.
 
-        `state` is the train state that the window's first step starts from; the window
-        is completed.
+        `state` is the train state before the window's first step; the window is
+        completed.
         """
         return [
             self._one(batch, number, state, version=window.version, step=step)
@@ -111,7 +111,7 @@ class Tracer:
 
 
 def _alone(batch: Batch, rollout: int) -> PackedBatch:
-    """Return the microbatch of a rollout, in which nothing else has any weight."""
+    """Return the microbatch of a rollout, with weight 0 for all other rollouts."""
     assert batch.packed is not None and batch.rewards is not None, "it is packed"
     own = batch.rewards.rollout == rollout
     here = slice(first := int(own.any(axis=(1, 2)).argmax()), first + 1)
@@ -122,7 +122,7 @@ def _alone(batch: Batch, rollout: int) -> PackedBatch:
 
 
 def _turns(rollout: Rollout) -> list[str]:
-    """Return a line with the turns of an episode, if there are several."""
+    """Return a line with the turns of an episode; of a single turn, no line."""
     parts = [
         f"{turn.start} to {turn.end} {'sampled' if turn.sampled else 'observed'}"
         + ("" if turn.reward is None else f" (reward {turn.reward:g})")

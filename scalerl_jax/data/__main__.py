@@ -42,7 +42,7 @@ from scalerl_jax.formats.reading import is_remote, local_file
 from scalerl_jax.process.ending import Parser, answer
 from scalerl_jax.process.printing import to_stdout
 
-# Its part stands above this package, and is imported when it is asked for.
+# This command is in a layer above, and is imported when it is requested.
 _DIFFICULTY = "scalerl_jax.evaluate.difficulty"
 _CHUNK = 512  # texts tokenised together
 _SHOWN = 2000  # characters of a reference; tests can have millions
@@ -62,7 +62,7 @@ def make_parser() -> Parser:
         type=a_directory,
         default=DEFAULT_DIRECTORY,
         metavar="DIR",
-        help="where prepared data sets lie, as data.directory (default: %(default)s)",
+        help="with prepared data sets, as data.directory (default: %(default)s)",
     )
     both = [_which(), everywhere]
     preparing = commands.add_parser(
@@ -71,13 +71,13 @@ def make_parser() -> Parser:
         help="fetch or read a data set, and write it as records",
     )
     preparing.add_argument(
-        "--overwrite", action="store_true", help="prepare it again if it is there"
+        "--overwrite", action="store_true", help="prepare it again if it exists"
     )
     preparing.add_argument(
         "--upload",
         metavar="gs://BUCKET/PATH",
-        help="copy it there, too: data.directory of runs on other machines; of "
-        "jsonl:FILE and the like the file",
+        help="also copy it there, as data.directory of runs on other machines; for "
+        "jsonl:FILE and the like copy the file",
     )
     inspecting = commands.add_parser(
         "inspect",
@@ -95,7 +95,7 @@ def make_parser() -> Parser:
 
 
 def _which() -> Parser:
-    """The flags that say which data set, and which rows of it are left out."""
+    """Return the flags that choose a data set and the rows to leave out."""
     which = Parser(add_help=False)
     which.add_argument(
         "--dataset",
@@ -109,8 +109,8 @@ def _which() -> Parser:
         action="append",
         default=[],
         metavar="PART=COLUMN",
-        help="the column of a part of the question, where it has another than a usual "
-        f"name; parts: {', '.join(PARTS)}; a field in a column is COLUMN.FIELD; no "
+        help="the column of a part of the question, if it does not have a usual name; "
+        f"parts: {', '.join(PARTS)}; a field in a column is COLUMN.FIELD; no "
         "COLUMN: not read. May be given several times; in data.tasks of a run write "
         "NAME?PART=COLUMN&PART=COLUMN",
     )
@@ -131,20 +131,20 @@ def _which() -> Parser:
         "--max-bad-rows",
         type=a_count,
         metavar="N",
-        help="rows that are broken or not in the data set's form, and are skipped "
+        help="most rows to skip that are broken or not in the data set's form "
         "(default: 1 %% of the rows, at least 10)",
     )
     which.add_argument(
         "--no-check",
         action="store_true",
-        help="do not try the tests of programs; without it those are dropped that pass "
-        "without a solution",
+        help="do not try the tests of programs; otherwise tests that pass without a "
+        "solution are dropped",
     )
     return which
 
 
 def _add_view(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say which questions are shown, and how."""
+    """Add the flags that choose the questions to show, and their form."""
     add, shown = parser.add_argument, "(default: %(default)s)"
     add(
         "--tokenizer",
@@ -160,13 +160,13 @@ def _add_view(parser: argparse.ArgumentParser) -> None:
     add("--system-prompt", default="", help="as data.system_prompt")
     add("--user-template", default="{question}", help="as data.user_template")
     add("--no-thinking", action="store_true", help="as data.enable_thinking = False")
-    add("--rows", type=a_count, default=3, help=f"how many are shown {shown}")
-    add("--start", type=a_count, default=0, help=f"the first {shown}")
+    add("--rows", type=a_count, default=3, help=f"number of questions to show {shown}")
+    add("--start", type=a_count, default=0, help=f"first question to show {shown}")
     add("--ids", action="store_true", help="show token ids too")
 
 
 def a_directory(text: str) -> Path:
-    """Read a directory of this machine."""
+    """Parse a local directory."""
     if is_remote(text):
         raise argparse.ArgumentTypeError(
             f"{text!r} is in a bucket: data sets are prepared on this machine, and "
@@ -176,7 +176,7 @@ def a_directory(text: str) -> Path:
 
 
 def a_count(text: str) -> int:
-    """Read a whole number of at least 0."""
+    """Parse a whole number of at least 0."""
     if not text.isdecimal() or len(text) > 9:
         raise argparse.ArgumentTypeError(f"{text!r}: give a whole number from 0")
     return int(text)
@@ -197,13 +197,13 @@ def prepare_data(flags: argparse.Namespace) -> None:
                 f"--upload={flags.upload}: of {flags.dataset} write Parquet first, "
                 f"to_parquet() of `datasets`, and upload parquet:FILE"
             )
-        # To prepare may take long.
+        # Check the bucket first: preparing may take long.
         remote.open_path(flags.upload, setting="--upload=")
     for split in splits:
         choose_split(data_set, split)
         target = prepared_path(flags.dataset, split, flags.directory)
         if is_prepared(target) and not flags.overwrite:
-            _say(f"It is there already; --overwrite prepares it again: {target}")
+            _say(f"Already prepared; --overwrite prepares it again: {target}")
             report = read_report(target)
         else:
             report = prepare(
@@ -229,7 +229,7 @@ def prepare_data(flags: argparse.Namespace) -> None:
 
 
 def inspect_data(flags: argparse.Namespace) -> None:
-    """Show what is dropped, some questions, and a table of all."""
+    """Show the dropped rows, some questions, and a table of all."""
     split = choose_split(find(flags.dataset), flags.split)
     place = flags.directory
     with tempfile.TemporaryDirectory() as made:
@@ -303,7 +303,7 @@ class View:
             self._unit = "tokens"
 
     def lines(self, place: int, question: Question, *, ids: bool) -> list[str]:
-        """Return a question as text for people."""
+        """Return a question as lines of text."""
         text = self._render(question)
         (length,) = self._lengths([text])
         reference = json.dumps(question.reference, ensure_ascii=False)

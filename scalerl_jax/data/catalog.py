@@ -26,7 +26,7 @@ from scalerl_jax.formats.reading import is_hub_id, local_file
 
 VERSION = "1.1.0"  # of the prepared form and of what is dropped; part of its path
 
-# Columns behind a name: "jsonl:FILE?prompt=text&reference=gold".
+# Columns after a name: "jsonl:FILE?prompt=text&reference=gold".
 _COLUMNS = re.compile(r"\?((?:[a-z]+=[^?&=/@]*)(?:&[a-z]+=[^?&=/@]*)*)(?=@|$)")
 
 
@@ -34,17 +34,17 @@ _COLUMNS = re.compile(r"\?((?:[a-z]+=[^?&=/@]*)(?:&[a-z]+=[^?&=/@]*)*)(?=@|$)")
 class DataSet:
     """A data set: what it is, where it is from, and how its rows are read.
 
-    One of which nobody says more is in one of the forms that `own` reads.
+    By default its rows are in one of the forms that `own` reads.
     """
 
     name: str
     title: str
-    sources: Mapping[str, Source]  # by split; the first is the one meant by default
+    sources: Mapping[str, Source]  # by split; the first is the default
     homepage: str = ""
     citation: str = ""
     license: str = "not stated"  # as its publisher states it
     read: Reader = read_own
-    # The split that a row is of, where a file holds all splits.
+    # Returns the split of a row, if one file holds all splits.
     split_of: Callable[[Row], str] | None = None
 
     @property
@@ -198,10 +198,10 @@ def is_on_hub(name: str) -> bool:
 
 
 def columns_of(name: str) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """Return a name without the columns behind it, and these: (part, column), ...
+    """Return a name without its columns, and the columns: (part, column), ...
 
     Raises:
-        ValueError: a part of a question is not called so.
+        ValueError: a part of a question is unknown.
     """
     found = _COLUMNS.search(name)
     if not found:
@@ -224,10 +224,10 @@ def columns_of(name: str) -> tuple[str, tuple[tuple[str, str], ...]]:
 
 
 def with_columns(name: str, columns: Sequence[str]) -> str:
-    """Return the name of a data set whose parts are in columns: "prompt=text", ...
+    """Return the name of a data set with its columns added: "prompt=text", ...
 
     Raises:
-        ValueError: one is not written so, or the data set has a form of its own.
+        ValueError: a column is not written so, or the name has columns already.
     """
     if not columns:
         return name
@@ -251,7 +251,7 @@ def find(name: str) -> DataSet:
     """Return a data set by its name, its id on the hub, or as a file "jsonl:FILE".
 
     Raises:
-        ValueError: there is none of this name.
+        ValueError: no data set has this name.
     """
     if name in DATA_SETS:
         return DATA_SETS[name]
@@ -288,5 +288,5 @@ def find(name: str) -> DataSet:
 
 
 def _sources_of(path: Path) -> dict[str, Source]:
-    """The splits of a file, or of a folder that `datasets` saved."""
+    """Return the splits of a file, or of a folder that `datasets` saved."""
     return saved_splits(path) if path.is_dir() else {SPLITS[0]: Local(path)}

@@ -17,7 +17,7 @@ from scalerl_jax.formats.bounded import read_text
 from scalerl_jax.formats.model_files import local_directory
 
 _FILE, _CONFIG = "chat_template.jinja", "tokenizer_config.json"
-_PROCESS = TemplateProcess()  # that all templates run in
+_PROCESS = TemplateProcess()  # runs all templates
 
 
 class NoTemplate(ValueError):
@@ -25,7 +25,7 @@ class NoTemplate(ValueError):
 
 
 class TemplateRefused(ValueError):
-    """A template that will not write these messages, by its own words."""
+    """A template that refuses these messages with its own error."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,14 +44,14 @@ class ChatTemplate:
         tools: list[dict[str, Any]] | None = None,
         replied_to: bool = True,
     ) -> str:
-        """Return the text of messages {"role", "content"} and of how a reply begins.
+        """Return the text of messages {"role", "content"} and of the start of a reply.
 
         Equals `apply_chat_template(messages, add_generation_prompt=replied_to, tokenize
-        =False, tools=tools, **options)` of `transformers`.  What nobody defines is
-        empty.  A template may write today's date, as Llama 3.2's does.
+        =False, tools=tools, **options)` of `transformers`.  Undefined names are empty.
+        A template may write today's date, as Llama 3.2's does.
 
         Raises:
-            Refused: the template refuses the messages.
+            TemplateRefused: the template refuses the messages.
             ValueError: the template is malformed, or fails.
         """
         found = _PROCESS.render(
@@ -90,12 +90,12 @@ def chat_renderer(
     The user's message is data.user_template with the question in place of
     "{question}".  Before it comes a system message, if there is one:
     data.system_prompt, else the question's own.  `source` is a directory or file as
-    `read_chat_template` takes it.  `tools`, and those of a question itself, are listed
-    as the template does it.
+    `read_chat_template` takes it.  The template lists `tools`, and those of a question,
+    in its own form.
 
     Raises:
         ValueError: a template is missing or malformed, refuses a question with these
-            settings, or shows none.
+            settings, or does not show it.
     """
     check_place("data.user_template", data.user_template)
     chat = read_chat_template(source)
@@ -119,13 +119,13 @@ def chat_renderer(
 
 
 def read_chat_template(path: str | Path) -> ChatTemplate:
-    """The chat template of a Hugging Face directory, a `tokenizer.json`, or a GGUF.
+    """Read the chat template of a Hugging Face directory, `tokenizer.json`, or GGUF.
 
-    `chat_template.jinja`, else "chat_template" of `tokenizer_config.json`: a template,
-    or a list of named ones, of which "default" is taken.
+    It is `chat_template.jinja`, else "chat_template" of `tokenizer_config.json`: a
+    template, or a list of named ones, of which "default" is taken.
 
     Raises:
-        NoTemplate: there is none.
+        NoTemplate: the model has no chat template.
         ValueError: a file is malformed.
     """
     directory = local_directory(path)

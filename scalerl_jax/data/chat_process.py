@@ -1,10 +1,10 @@
-"""Chat templates in a process of their own, in a sandbox, with little memory and time.
+"""Chat templates in a separate process, in a sandbox, with limited memory and time.
 
-A template comes from a stranger: it may read what it is given and write text, and
-nothing else.  jinja's sandbox, set up as `transformers.utils.chat_template_utils` does,
-keeps it from files and from Python, but not from a loop without end or a text without
-end.  One process serves every template; one that takes too long is killed, and the next
-template gets another.
+A template is untrusted: it may read its inputs and write text, and nothing else.
+jinja's sandbox, set up as `transformers.utils.chat_template_utils` does, keeps it from
+files and from Python, but not from an endless loop or an endless text.  One process
+serves every template; if a template takes too long, the process is killed, and the next
+template gets a new one.
 """
 
 import atexit
@@ -37,10 +37,10 @@ _START_TIMEOUT_S = 120.0  # of the process, on a machine that is busy
 
 
 class TemplateProcess:
-    """Asks the process; several threads may."""
+    """Client of the process, for several threads."""
 
     def __init__(self) -> None:
-        """Start nothing before there is something to render."""
+        """Start no process before the first text is rendered."""
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         atexit.register(self.close)
@@ -62,7 +62,7 @@ class TemplateProcess:
             except OSError as error:
                 self.close()
                 return {"failed": f"it ended its process ({error})"}
-            except BaseException:  # Ctrl-C: a reply that nobody reads would be the next
+            except BaseException:  # Ctrl-C: the next call would read an old reply
                 self.close()
                 raise
         return json.loads(reply)
@@ -89,7 +89,7 @@ class TemplateProcess:
 
 
 def _line_of(process: subprocess.Popen[bytes], timeout_s: float) -> bytes:
-    """The next line that the process writes."""
+    """Return the next line that the process writes."""
     assert process.stdout is not None, "a pipe was asked for"
     end, found = time.monotonic() + timeout_s, bytearray()
     while not found.endswith(b"\n"):
@@ -138,7 +138,7 @@ def _compiled(source: str) -> jinja2.Template:
 
 @functools.cache
 def _sandbox() -> ImmutableSandboxedEnvironment:
-    """The sandbox, with the names that templates are written for."""
+    """Return the sandbox, with the names that templates use."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
@@ -163,7 +163,7 @@ def _refuse(message: str) -> None:
 
 
 class _Generation(jinja2.ext.Extension):
-    """{% generation %}: around what the model says, to train on; here just text."""
+    """The tag {% generation %}, around text of the model to train on; here a no-op."""
 
     tags = {"generation"}
 
@@ -177,7 +177,7 @@ class _Generation(jinja2.ext.Extension):
 
 
 class _Dict:
-    """`dict`, less the type, whose methods could change what a template is given."""
+    """`dict` without the type, whose methods could change a template's inputs."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -187,7 +187,7 @@ class _Dict:
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """`namespace`, less the names with which Python reaches its own workings."""
+    """`namespace` without the names that give access to Python's internals."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, *rest = args  # so that an attribute may be called "self"

@@ -20,8 +20,8 @@ _MOST_INDEX = 4  # of questions with four or five choices
 def read_choices(row: Row) -> list[str] | None:
     """Return the texts of a row's choices in their order, or None without any.
 
-    They are a list of texts or numbers, {"A": text, ...}, or {"label": [...], "text":
-    [...]}, that of ARC; any of them also as JSON.
+    They are a list of texts or numbers, {"A": text, ...}, or ARC's {"label": [...],
+    "text": [...]}; each form may also be a JSON text.
     """
     given = from_text(first(row, *COLUMNS))
     if isinstance(given, dict):
@@ -42,7 +42,7 @@ def read_choices(row: Row) -> list[str] | None:
 
 
 def _bare(choice: str, letter: str) -> str:
-    """A choice without the letter that it may begin with."""
+    """Return a choice without the letter that it may begin with."""
     label = _LABEL.match(choice)
     return choice[label.end() :] if label and label.group(1) == letter else choice
 
@@ -78,7 +78,7 @@ def letter_of(row: Row, choices: list[str], answer: Any) -> str:
 
 
 def _places(written: str, texts: list[Any]) -> list[int]:
-    """Where a text stands in a list."""
+    """Return the indices of a text in a list."""
     return [place for place, each in enumerate(texts) if str(each).strip() == written]
 
 
@@ -96,10 +96,9 @@ def show(text: str, choices: list[str]) -> str:
 
 
 def check_no_index(row: Row, text: str, answer: Any) -> None:
-    """Refuse a number that can only be the index of a choice.
+    """Raise Unusable for a number that can only be the index of a choice.
 
-    Numbers in the place of texts are meant: an answer to such a question of mathematics
-    is written as a text.
+    Texts are not checked: an answer to such a question of mathematics is a text.
     """
     emptied = any(name in row for name in COLUMNS)
     asks = emptied or _WHICH.search(text)

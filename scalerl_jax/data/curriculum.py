@@ -1,6 +1,6 @@
 """The order of prompts by difficulty, and the file of measured pass rates it may read.
 
-Few runs have one, and load this module.
+Only runs with a curriculum load this module.
 """
 
 import dataclasses
@@ -24,11 +24,11 @@ class Curriculum:
 
     With `open_steps` = 0 all are open and come sorted, the easiest first, without a
     shuffle, epoch after epoch: Tan et al., https://arxiv.org/abs/2509.25300, who sort
-    by a model's pass rate.  Else those of the easiest share
+    by a model's pass rate.  Otherwise the easiest share
 
         open(step) = min(1, open_share + (1 - open_share) * step / open_steps)
 
-    come in a shuffled order, the linear competence of Platanios et al.,
+    is open, in a shuffled order: the linear competence of Platanios et al.,
     https://arxiv.org/abs/1903.09848, equation 6, with open_share for c_0.
     """
 
@@ -51,9 +51,9 @@ class Curriculum:
 
 
 def easiest_first(pass_rates: np.ndarray) -> np.ndarray:
-    """Return the places of pass rates, the highest first; unmeasured (NaN) ones last.
+    """Return the indices of pass rates, highest first; unmeasured (NaN) ones last.
 
-    Equal ones keep the order in which they are given.
+    Equal pass rates keep their order.
     """
     return np.argsort(-pass_rates, kind="stable")
 
@@ -61,11 +61,11 @@ def easiest_first(pass_rates: np.ndarray) -> np.ndarray:
 class CurriculumStream(PromptStream):
     """Prompts in the order of a curriculum.
 
-    Each epoch is sorted by difficulty, and the hardest of the prompts that are not left
-    out are closed.  Where the run measures the difficulty itself, the first epoch is
-    shuffled and open, and each later one sorted by the history at its start.  The next
-    prompt is the one that was drawn least often among the open ones, so that one that
-    opens in the middle of an epoch comes at once.
+    Each epoch is sorted by difficulty, and the hardest of the prompts that are not
+    retired are closed.  If the run measures the difficulty itself, the first epoch is
+    shuffled and open, and each later one is sorted by the history at its start.  The
+    next prompt is the open one that was drawn least often, so that a prompt that opens
+    in the middle of an epoch comes at once.
     """
 
     def __init__(
@@ -78,19 +78,19 @@ class CurriculumStream(PromptStream):
     ) -> None:
         """Begin epoch 0 with no history."""
         self._curriculum = curriculum
-        self._difficulty = curriculum.pass_rates  # that this epoch is sorted by
-        self._easiest = np.empty(0, np.int64)  # those left, the easiest first
+        self._difficulty = curriculum.pass_rates  # this epoch is sorted by these
+        self._easiest = np.empty(0, np.int64)  # prompts left, the easiest first
         super().__init__(prompts, seed=seed, max_pass_rate=max_pass_rate)
 
     def state(self) -> dict[str, Any]:
-        """Return the place, the history and the difficulty, as JSON values."""
+        """Return the position, the history and the difficulty, as JSON values."""
         if self._difficulty is None:
             return super().state()
         rates = [None if rate != rate else rate for rate in self._difficulty.tolist()]
         return super().state() | {"difficulty": rates}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from `state`.
+        """Resume from `state`.
 
         Raises:
             ValueError: it was saved with other prompts or in another order.
@@ -129,7 +129,7 @@ def make_streams(
     seed: int,
     max_pass_rate: float | None,
 ) -> list[CurriculumStream]:
-    """Return a stream of each of the parts that `prompts` are in, end to end.
+    """Return a stream for each part; `prompts` are the parts laid end to end.
 
     Raises:
         ValueError: data.difficulty is not a file of the prompts' pass rates.
@@ -153,7 +153,7 @@ def make_streams(
 
 
 def text_digest(text: str) -> str:
-    """Return the SHA-256 by which a file of pass rates knows a prompt's text."""
+    """Return the SHA-256 by which a file of pass rates names a prompt's text."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -164,10 +164,10 @@ def read_pass_rates(path: Path, prompts: Sequence[Prompt]) -> np.ndarray:
         {"sha256": "9f86d081...", "pass_rate": 0.25}
 
     The second form names a prompt by the SHA-256 of its text in UTF-8, template
-    included.  Other keys are left alone, and so are texts that no prompt has.
+    included.  Other keys are ignored, and so are texts that no prompt has.
 
     Raises:
-        ValueError: with the line that is wrong, or the first prompt that has none.
+        ValueError: names the invalid line, or the first prompt without a pass rate.
     """
     by_text = {text_digest(prompt.text): place for place, prompt in enumerate(prompts)}
     rates = np.full(len(prompts), np.nan)
@@ -195,7 +195,7 @@ def read_pass_rates(path: Path, prompts: Sequence[Prompt]) -> np.ndarray:
 def _read_line(
     line: bytes, by_text: dict[str, int], *, num_prompts: int
 ) -> tuple[int | None, float]:
-    """Place and pass rate; no place if the text is that of no prompt."""
+    """Return a prompt's index and pass rate; the index is None if no prompt matches."""
     row = parse_json(line)
     if not isinstance(row, dict):
         raise ValueError(f"{row!r} is not an object with a pass_rate")

@@ -1,9 +1,9 @@
-"""Bytes that each token adds to a text: the one source of every text of tokens.
+"""Bytes that each token adds to a text: the only source of text from tokens.
 
-The text of tokens is the UTF-8 of their bytes laid end to end, with U+FFFD where these
-are none.  It depends on how the tokens are written and not on which they are, so that
-a text can be looked for in tokens as they come: a `Marker` on the device, with every
-token.  Merges join the end of a marker with what follows it (Llama 3 has a token
+The text of tokens is their bytes laid end to end and decoded as UTF-8, with U+FFFD for
+invalid bytes.  It depends on the bytes of the tokens, not on their ids, so that a text
+can be found in tokens as they are sampled, by a `Marker` on the device.  Ids would not
+do: merges join the end of a marker with the text after it (Llama 3 has a token
 ">\\n\\n"), and a policy need not write it as its tokenizer would.
 """
 
@@ -31,7 +31,7 @@ class Detokenizer:
     first: Sequence[bytes]  # where a text begins
 
     def without(self, ids: Iterable[int]) -> "Detokenizer":
-        """Return the detokenizer by which these ids add nothing to a text."""
+        """Return a detokenizer in which these ids add nothing to a text."""
         later, first = list(self.later), list(self.first)
         for each in ids:
             later[each] = first[each] = b""
@@ -49,8 +49,8 @@ class Detokenizer:
     def texts(self, ids: Iterable[int]) -> list[str]:
         """Return the text that each id adds.
 
-        An id that ends inside of a character adds "", and the one that completes it
-        all of it; what is left open in the end is the last one's.
+        An id that ends inside a character adds "", and the id that completes it adds
+        all of it; a character that is never completed belongs to the last id.
         """
         stream = TextStream(self)
         texts = [stream.add(each) for each in ids]
@@ -63,7 +63,7 @@ class TextStream:
     """The text of tokens as they come, in whole characters."""
 
     def __init__(self, detokenizer: Detokenizer) -> None:
-        """Begin a text without tokens."""
+        """Start an empty text."""
         self._detokenizer = detokenizer
         self._pieces = detokenizer.first
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -73,18 +73,18 @@ class TextStream:
         if token >= len(self._pieces):
             return ""
         piece = self._pieces[token]
-        # A space that is dropped at the beginning has begun the text all the same.
+        # A space that is dropped at the start of a text still counts as its start.
         if self._detokenizer.later[token]:
             self._pieces = self._detokenizer.later
         return self._decoder.decode(piece)
 
     def finish(self) -> str:
-        """Return U+FFFD for a character that no token completes, else nothing."""
+        """Return U+FFFD for a character that was not completed, else ""."""
         return self._decoder.decode(b"", final=True)
 
 
 def read_detokenizer(backend: Backend) -> Detokenizer:
-    """Read what the decoder of a `tokenizers` tokenizer makes of each id.
+    """Read the bytes of each id, by the decoder of a `tokenizers` tokenizer.
 
     Raises:
         ValueError: it does not decode token by token.
@@ -101,7 +101,7 @@ def read_detokenizer(backend: Backend) -> Detokenizer:
 
 
 def read_decoder(backend: Backend) -> list[dict[str, Any]]:
-    """Return the steps of a tokenizer's decoder, which `read_spelling` takes.
+    """Return the steps of a tokenizer's decoder, which `_speller` takes.
 
     Raises:
         ValueError: it does not decode token by token.
@@ -116,11 +116,11 @@ def read_decoder(backend: Backend) -> list[dict[str, Any]]:
     return steps
 
 
-_Spell = Callable[[str, bool], bytes]  # of a token, and whether it begins the text
+_Spell = Callable[[str, bool], bytes]  # token, whether it begins the text -> its bytes
 
 
 def _speller(steps: list[dict[str, Any]]) -> tuple[_Spell, bool]:
-    """The bytes of a token, and whether they differ where a text begins."""
+    """Return the function from token to bytes, and whether a text's start differs."""
     names = [step["type"] for step in steps]
     if not steps:  # the library puts a space between tokens
         return lambda token, first: (token if first else f" {token}").encode(), True
@@ -128,8 +128,8 @@ def _speller(steps: list[dict[str, Any]]) -> tuple[_Spell, bool]:
         return lambda token, first: _byte_level(token), False
     if names == ["Metaspace"]:
         return _metaspace(steps[0])
-    # A space is one character, fallen back on bytes, fused, and the first one dropped:
-    # in this order, any of them left out.
+    # A character replaced by a space, fallback to bytes, fusion, and the first space
+    # dropped: in this order, any of them left out.
     order = ("Replace", "ByteFallback", "Fuse", "Strip")
     ranks = [order.index(name) if name in order else -1 for name in names]
     by_name = dict(zip(names, steps, strict=True))
@@ -161,7 +161,7 @@ def _speller(steps: list[dict[str, Any]]) -> tuple[_Spell, bool]:
 
 
 def _metaspace(step: dict[str, Any]) -> tuple[_Spell, bool]:
-    """Spaces written as a letter, which adds none to the first token."""
+    """Return `_speller`'s result if a letter is written for each space."""
     letter, kept = step["replacement"], step["prepend_scheme"] == "never"
 
     def spell(token: str, first: bool) -> bytes:
@@ -171,13 +171,13 @@ def _metaspace(step: dict[str, Any]) -> tuple[_Spell, bool]:
 
 
 def _fallback(token: str) -> bytes:
-    """The byte that "<0x0A>" and the like stand for, else the token itself."""
+    """Return the byte that "<0x0A>" and the like stand for, else the token itself."""
     byte = _BYTE.fullmatch(token)
     return bytes.fromhex(byte[1]) if byte else token.encode()
 
 
 def _byte_letters() -> dict[int, int]:
-    """GPT-2's letters for bytes: those that can be seen, and others from U+0100 on."""
+    """Return GPT-2's letters for bytes: visible ones, and others from U+0100 on."""
     seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [byte for byte in range(256) if byte not in seen]
     return {letter: letter for letter in seen} | {
@@ -190,7 +190,7 @@ _LETTERS = frozenset(map(chr, _BYTES))
 
 
 def _byte_level(token: str) -> bytes:
-    """A byte per letter; a token with another letter, an added one, as it is."""
+    """Return a byte per letter; an added token, with other letters, as UTF-8."""
     if _LETTERS.issuperset(token):
         return token.translate(_BYTES).encode("latin-1")
     return token.encode()
@@ -198,12 +198,12 @@ def _byte_level(token: str) -> bytes:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Marker:
-    """A text to be seen in tokens, as the automaton of Knuth, Morris and Pratt.
+    """A text to be found in tokens, as the automaton of Knuth, Morris and Pratt.
 
         state = next_states[state, token]
 
-    A state is how many bytes of the marker the text so far ends with; all of them is
-    `ended`, which is never left.  Rows past it are of a text without tokens.
+    A state is the number of the marker's bytes that the text so far ends with; all of
+    them is `ended`, which is never left.  A row past it is for a text without tokens.
     """
 
     next_states: UInt[np.ndarray, "states V"]
@@ -211,7 +211,7 @@ class Marker:
     ended: int
 
     def state(self, tokens: Iterable[int]) -> int:
-        """The state after the tokens of a whole text."""
+        """Return the state after the tokens of a whole text."""
         state = self.start
         for token in tokens:
             state = int(self.next_states[state, token])
@@ -219,7 +219,7 @@ class Marker:
 
 
 def make_marker(text: str, detokenizer: Detokenizer, *, vocabulary: int) -> Marker:
-    """The marker that is `text`, for ids below `vocabulary`."""
+    """Return the marker of `text`, for ids below `vocabulary`."""
     by_byte = _states_by_byte(text.encode())
     start, ended = 0, len(by_byte) - 1
     later, first = (
@@ -236,10 +236,10 @@ def make_marker(text: str, detokenizer: Detokenizer, *, vocabulary: int) -> Mark
 
 
 def _states_by_byte(marker: bytes) -> UInt[np.ndarray, "states 256"]:
-    """The state that follows a state and a byte."""
-    # One number more is wanted where a text without tokens has a state of its own.
+    """Return the next state after each state and byte."""
+    # One more state is needed if a text without tokens has its own.
     table = np.zeros((len(marker) + 1, 256), np.min_scalar_type(len(marker) + 1))
-    shorter = 0  # the state of what has been read of the marker less its first byte
+    shorter = 0  # the state after the marker so far, without its first byte
     for place, byte in enumerate(marker):
         table[place] = table[shorter]
         table[place, byte] = place + 1
@@ -251,7 +251,7 @@ def _states_by_byte(marker: bytes) -> UInt[np.ndarray, "states 256"]:
 def _states_by_token(
     by_byte: UInt[np.ndarray, "states 256"], pieces: Sequence[bytes], vocabulary: int
 ) -> UInt[np.ndarray, "states V"]:
-    """The state that follows a state and all bytes of a token."""
+    """Return the next state after each state and all bytes of a token."""
     text = np.frombuffer(b"".join(pieces), np.uint8)
     lengths = np.array([len(piece) for piece in pieces], np.int64)
     starts = np.cumsum(lengths) - lengths

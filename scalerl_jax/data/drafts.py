@@ -1,9 +1,9 @@
-"""Drafts of questions, and what every reader of rows makes them by.
+"""Drafts of questions, and the functions with which readers of rows make them.
 
-A reader gives a `Draft`, or says why there is none: `Malformed` of a row that is not
-in the form, which hints at a wrong file, `Unusable` of one that is and cannot be judged
-or asked.  Neither says more than the reason, so that rows can be counted by it.
-`Refused` ends the reading of the file.
+A reader returns a `Draft`, or raises the reason: `Malformed` if the row is not in the
+form, which hints at a wrong file, `Unusable` if it is but cannot be asked or judged.
+The message of both is the reason alone, so that rows can be counted by it.  `Refused`
+ends the reading of the file.
 """
 
 import ast
@@ -21,20 +21,20 @@ _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})")
 # "$$" and "\boxed{}" are empty; "\{\}" is a set.
 _EMPTY = re.compile(r"(?:[\s$]|\\(?:boxed|text|mathrm|textbf)\s*\{\s*\})*")
 _SETTING = re.compile(r"\\(?:boxed|text|mathrm|textbf)\b|[\s$\\{}.]")
-# Written in the place of an answer: "proof" and "notfound" are NuminaMath-1.5's, the
-# others those of tables.  "None" is not here: it is the answer of some questions.
+# Written instead of an answer: "proof" and "notfound" in NuminaMath-1.5, the others in
+# tables.  "None" is not included: it is the answer of some questions.
 _NO_ANSWERS = frozenset(
     ("proof", "notfound", "not found", "nan", "null", "n/a", "<na>", "no answer", "?")
 )
-_NO_ANSWER = "the answer is {!r}, which is none"
-# Lists and objects as Python shows them, which tables of pandas hold.
+_NO_ANSWER = "the answer is {!r}, which is no answer"
+# Lists and objects as Python literals, as in tables of pandas.
 _PYTHON = re.compile(r"\s*[\[{]\s*[\[{]?\s*'")
 _LONGEST_PYTHON = 2**20  # characters
 _LONGEST_WORD = 40  # characters with the typesetting around it
 
 
 class Draft(NamedTuple):
-    """A question, before its reference was looked at."""
+    """A question whose reference is not checked yet."""
 
     text: str
     reference: dict[str, Any]
@@ -58,12 +58,12 @@ Reader = Callable[[Row], Draft]
 
 
 def first(row: Row, *names: str) -> Any:
-    """The first of these fields that is there; None counts as missing."""
+    """Return the first of these fields that exists; None counts as missing."""
     return next((row[name] for name in names if row.get(name) is not None), None)
 
 
 def field(row: Row, *names: str, kind: type = str) -> Any:
-    """The first of these fields, which must be there and of a type."""
+    """Return the first of these fields; raise Malformed unless it has the type."""
     found = first(row, *names)
     if found is None:
         raise Malformed(f"field {' or '.join(map(repr, names))} is missing")
@@ -76,7 +76,7 @@ def field(row: Row, *names: str, kind: type = str) -> Any:
 
 
 def identity(row: Row, *names: str) -> str:
-    """The row's own name of itself, if it has one."""
+    """Return the row's own id, or "" if it has none."""
     found = first(row, *names)
     return str(found) if isinstance(found, str | int) else ""
 
@@ -105,7 +105,7 @@ def maths(text: str, answer: Any, **more: str) -> Draft:
 
 
 def _check_answer(answer: str) -> None:
-    """Refuse what stands in the place of an answer and is none."""
+    """Raise Unusable for an empty answer, or a word that is written instead of one."""
     answer = answer.strip()
     if len(answer) > _LONGEST_WORD:
         return
@@ -124,7 +124,7 @@ def program(text: str, tests: dict[str, Any], **more: str) -> Draft:
 
 
 def worked_answer(worked: str) -> str | None:
-    r"""The answer behind a worked solution's last "####", else in its last \boxed{}."""
+    r"""Return a solution's answer: after its last "####", else in its last \boxed{}."""
     _, found, answer = worked.rpartition("####")
     if found:
         return _THOUSANDS.sub("", answer)
@@ -132,7 +132,7 @@ def worked_answer(worked: str) -> str | None:
 
 
 def from_json(text: Any, reason: str) -> Any:
-    """The value of a JSON text; a row in which it is none is unusable."""
+    """Return the value of a JSON text; raise Unusable(reason) if it is invalid."""
     try:
         return parse_json(text)
     except (ValueError, TypeError) as error:
@@ -140,9 +140,9 @@ def from_json(text: Any, reason: str) -> Any:
 
 
 def from_text(given: Any) -> Any:
-    """The list or object that a text holds, as JSON or as Python shows it.
+    """Return the list or object in a text, written as JSON or as a Python literal.
 
-    Anything else is returned as it is.
+    Anything else is returned unchanged.
     """
     if not isinstance(given, str) or given.lstrip()[:1] not in ("[", "{"):
         return given
@@ -154,7 +154,7 @@ def from_text(given: Any) -> Any:
 
 
 def _from_python(text: str) -> Any:
-    """The value of literals of Python, or None where it is not made of them."""
+    """Return the value of a Python literal, or None if the text is not one."""
     if len(text) > _LONGEST_PYTHON or not _PYTHON.match(text):
         return None
     try:

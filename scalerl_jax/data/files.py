@@ -1,7 +1,8 @@
 """Rows of local files: JSON lines, JSON arrays, CSV, Parquet and Arrow.
 
-The form is told by the content, that of CSV by the name: FILE.csv or, with tabs,
-FILE.tsv.  Texts may be gzipped.  Rows come one by one; only an array is read whole.
+The content decides the form, except for CSV, which is known by the name: FILE.csv or,
+with tabs, FILE.tsv.  Text files may be gzipped.  Rows are read one by one; only an
+array is read whole.
 """
 
 import csv
@@ -18,7 +19,7 @@ from scalerl_jax.formats.reading import parse_json
 
 Row = dict[str, Any]
 
-# With what such files begin; Arrow's are a file's or a stream's.
+# The first bytes of such files; Arrow has a file format and a stream format.
 _PARQUET, _GZIP = b"PAR1", b"\x1f\x8b"
 _ARROW_FILE, _ARROW_STREAM = b"ARRO", b"\xff\xff\xff\xff"
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -29,7 +30,7 @@ _ROW, _ARRAY = 2**28, 2**32  # bytes of a row, and of an array of them, at most
 
 
 class FoundRow(NamedTuple):
-    """A row, or why there is none in its place."""
+    """A row, or the reason why it cannot be read."""
 
     place: str  # "train.jsonl, line 12"
     row: Row | None
@@ -37,7 +38,7 @@ class FoundRow(NamedTuple):
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal; it is never held whole."""
+    """Return the SHA-256 of a file, in hexadecimal, without reading it whole."""
     with open_regular(path) as file:
         # Files of the kernel have no size, and may have no end.
         if not os.fstat(file.fileno()).st_size and file.peek(1):
@@ -73,7 +74,7 @@ def read_rows(path: Path) -> Iterator[FoundRow]:
 
 
 def _read_json(path: Path, file: IO[bytes] | gzip.GzipFile) -> Iterator[FoundRow]:
-    before = True  # any row
+    before = True  # no row was read yet
     for number, line in enumerate(lines_of(file, path, most=_ROW), start=1):
         if number == 1:
             line = line.removeprefix(_BYTE_ORDER_MARK)
@@ -112,7 +113,7 @@ def _read_array(path: Path, content: bytes) -> Iterator[FoundRow]:
         rows = parse_json(content)
     except ValueError as error:
         raise ValueError(
-            f"{path} begins as a JSON array and is none: {error}"
+            f"{path} begins as a JSON array and is not one: {error}"
         ) from error
     for number, row in enumerate(rows, start=1):
         yield _as_row(f"{path.name}, row {number}", row)
@@ -121,7 +122,7 @@ def _read_array(path: Path, content: bytes) -> Iterator[FoundRow]:
 def _read_csv(
     path: Path, file: IO[bytes] | gzip.GzipFile, delimiter: str
 ) -> Iterator[FoundRow]:
-    """The rows below a head of names; an empty cell is a field that is missing."""
+    """Yield the rows below a header of names; an empty cell is a missing field."""
     csv.field_size_limit(_CELL)
     lines = (line.decode("utf-8-sig") for line in lines_of(file, path, most=_ROW))
     rows = csv.DictReader(lines, delimiter=delimiter, strict=True)
@@ -129,7 +130,7 @@ def _read_csv(
         for row in rows:
             place = f"{path.name}, line {rows.line_num}"
             if None in row or None in row.values():
-                yield FoundRow(place, None, "other than as many cells as the head")
+                yield FoundRow(place, None, "not as many cells as the header")
             else:
                 yield FoundRow(
                     place, {name: each or None for name, each in row.items()}
@@ -152,7 +153,7 @@ def _read_parquet(path: Path) -> Iterator[FoundRow]:
 
 
 def _read_arrow(path: Path, *, stream: bool) -> Iterator[FoundRow]:
-    """The rows of a file of `datasets`, mapped and hence never held whole."""
+    """Yield the rows of a file of `datasets`, which is mapped, not read whole."""
     import pyarrow
 
     try:
@@ -168,13 +169,13 @@ def _read_arrow(path: Path, *, stream: bool) -> Iterator[FoundRow]:
 
 
 def _checked(batch: Any) -> Any:
-    """A batch whose offsets were looked at: it is not copied, and may be damaged."""
+    """Return a batch after checking its offsets: it is mapped, and may be damaged."""
     batch.validate(full=True)
     return batch
 
 
 def _rows_of(path: Path, batches: Iterable[Any]) -> Iterator[FoundRow]:
-    """The rows of record batches of pyarrow."""
+    """Yield the rows of record batches of pyarrow."""
     number = 0
     for batch in batches:
         for place in range(batch.num_rows):

@@ -1,7 +1,7 @@
 """Any data set of reasoning_gym as a task: "gym:NAME", "gym:NAME@2(min_terms=3)".
 
 A level is one of the package's curriculum for this data set, and sets what the
-curriculum sets; settings in parentheses go over it.  The verifier's process imports
+curriculum sets; settings in parentheses override it.  The verifier's process imports
 this module: no JAX here.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 PREFIX = "gym:"
 _NAME = re.compile(r"gym:(?P<dataset>\w+)(?:@(?P<level>\d{1,3}))?(?P<settings>\(.*\))?")
 _MOST_CHARACTERS = 500  # of a task's name
-_OWN = ("seed", "size")  # of a data set: the run's own to set
+_OWN = ("seed", "size")  # settings of a data set that the run itself sets
 
 _NO_ANSWER = "it gives no answer of its own that could show that its score is right"
 REFUSED: Mapping[str, str] = {
@@ -31,12 +31,12 @@ REFUSED: Mapping[str, str] = {
     "rush_hour": _NO_ANSWER,
 }
 
-# Data sets without one "answer" show one in their metadata.
+# Data sets without a single "answer" have an example in their metadata.
 _EXAMPLES = ("possible_answer", "example_answer", "example_correct_answer")
 
-# Of these, reasoning_gym gives the answer's text to Python's eval(), for lists ...
+# reasoning_gym passes answers to these to Python's eval(), for lists ...
 LISTS = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"})
-# ... and of these to SymPy's parse_expr(), which is one too.
+# ... and answers to these to SymPy's parse_expr(), which is an eval() too.
 FORMULAS = frozenset(
     {
         "countdown",
@@ -61,11 +61,11 @@ class GymTask(NamedTuple):
 
 @functools.cache
 def read_task(task: str) -> GymTask:
-    """Return what a name "gym:NAME@LEVEL(setting=value, ...)" stands for.
+    """Parse the name of a task, "gym:NAME@LEVEL(setting=value, ...)".
 
     Raises:
-        ValueError: there is no such data set, level or setting, or the data set cannot
-            be used, or does not take the value; in one line.
+        ValueError: the data set, level or setting does not exist, or the data set
+            cannot be used or rejects the value; the message is one line.
     """
     where = f"data.tasks holds {task[:_MOST_CHARACTERS]!r}"
     found = _NAME.fullmatch(task) if len(task) <= _MOST_CHARACTERS else None
@@ -97,7 +97,7 @@ def make_data_set(task: GymTask, *, seed: int, size: int) -> "ProceduralDataset"
 def reference_of(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the verifier needs of an entry, as JSON values.
 
-    Tuples become lists now, and not first when a checkpoint is read.
+    Tuples become lists here, as they would when a checkpoint is read.
     """
     metadata, answer = entry["metadata"], entry["answer"]
     if answer is None:
@@ -123,10 +123,10 @@ def score(
 
 
 def is_answer(name: str, answer: str, reference: Mapping[str, Any]) -> bool:
-    """Return whether an answer may be scored, as reading it runs no program.
+    """Return whether an answer may be scored: parsing it runs no program.
 
-    No question is asked whose own answer may not: SymPy leaves some integrals as
-    "Integral(...)", which would be a right answer to every question.
+    Questions whose own answer may not be scored are not used: SymPy leaves some
+    integrals as "Integral(...)", which would be a right answer to every question.
     """
     if name in LISTS:
         return answer == reference["answer"] or _is_literal(answer)
@@ -136,7 +136,7 @@ def is_answer(name: str, answer: str, reference: Mapping[str, Any]) -> bool:
 def is_formula(answer: str) -> bool:
     """Return whether a text is a formula: numbers, letters, known functions, signs.
 
-    What SymPy reads of it then holds no attribute, no string and no other name.
+    SymPy then finds no attribute, no string and no other name in it.
     """
     if not _FORMULA.fullmatch(answer) or _ATTRIBUTE.search(answer):
         return False
@@ -153,7 +153,7 @@ def _is_literal(answer: str) -> bool:
 
 
 def _config_type(dataset: str) -> type:
-    """Return the class of a data set's settings, where it is known and usable."""
+    """Return the class of a data set's settings; raise if it is unknown or unusable."""
     from reasoning_gym import factory  # it brings SymPy and Matplotlib
 
     _refuse_unknown("data set", dataset, factory.DATASETS)
@@ -175,7 +175,7 @@ def _make(
 
 
 def _of_level(dataset: str, level: int) -> dict[str, Any]:
-    """Return the settings of a level, of whose parts some may have fewer levels."""
+    """Return the settings of a level; some of its attributes may have fewer levels."""
     from reasoning_gym import factory  # it brings SymPy and Matplotlib
 
     if not factory.has_curriculum(dataset):

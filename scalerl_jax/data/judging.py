@@ -1,7 +1,7 @@
 """Judging the completions of a file: `scalerl judge FILE`.
 
 Rows have a `completion`, and an `answer` or `tests` as rows of prompts have them, or
-what a reward function of the user's takes.  The verdicts are those of a run with the
+the arguments of the user's reward function.  The verdicts are those of a run with the
 same settings.
 """
 
@@ -31,7 +31,7 @@ _AHEAD = 64  # rows submitted and not judged, for each process
 
 
 class _Row(NamedTuple):
-    """A completion, where it stands, and what to judge it by."""
+    """A completion, its location in the file, and its reference."""
 
     place: str
     completion: str
@@ -46,14 +46,14 @@ class _Judged(NamedTuple):
     verdict: Verdict
 
     def shown(self) -> str:
-        """Return it as a line to read."""
+        """Return the verdict as a line of text."""
         status, detail, reward, parts = self.verdict
         rewards = {**({} if reward is None else {"reward": reward}), **parts}
         numbers = [f"{name} {_number(each)}" for name, each in rewards.items()]
         return "  ".join(filter(None, (self.place, status, *numbers, detail)))
 
     def values(self) -> dict[str, Any]:
-        """Return it as JSON values; a reward and its parts where there is one."""
+        """Return the verdict as JSON values, with reward and parts if there are any."""
         row: dict[str, Any] = {
             "place": self.place,
             "status": self.verdict.status,
@@ -114,7 +114,7 @@ def make_parser() -> Parser:
 
 
 def _add_own(judge: argparse.ArgumentParser) -> None:
-    """Add the flags of reward functions of the user's."""
+    """Add the flags of the user's reward functions."""
     judge.add_argument(
         "--environment",
         default="",
@@ -203,10 +203,10 @@ def _summary(verdicts: Sequence[Verdict]) -> str:
 
 
 def _read(path: Path, *, own: bool) -> list[_Row]:
-    """The rows of a file.
+    """Read the rows of a file.
 
     Raises:
-        ValueError: one of them cannot be judged, or there are none.
+        ValueError: a row cannot be judged, or there are no rows.
     """
     rows = []
     for place, row, reason in read_rows(path):
@@ -234,7 +234,7 @@ def _completion(row: dict[str, Any]) -> str:
 
 
 def _reference(row: dict[str, Any]) -> dict[str, Any]:
-    # Its completion is what is judged.
+    # The completion is judged, so it is no reference.
     told = {name: each for name, each in row.items() if name != "completion"}
     verifier, judged_by = read_reference(told)
     if verifier == "math":
@@ -251,7 +251,7 @@ def _judged(
     *,
     answer_after: str,
 ) -> Iterator[_Judged]:
-    """The verdicts on rows, in their order."""
+    """Yield the verdicts on rows, in the order of the rows."""
     found: dict[int, _Judged] = {}
     submitted = 0
     with contextlib.closing(make_pool(reward, unnamed="math", own=own)) as pool:

@@ -1,6 +1,6 @@
-"""Several streams of prompts, each sampled at a share of its own, or opened in turn.
+"""Mixture of several streams of prompts, sampled at their shares or opened in turn.
 
-Few runs have more than one, and load this module.
+Only runs with several streams load this module.
 """
 
 import bisect
@@ -31,14 +31,14 @@ class MixtureStream:
     After n draws a task with share w has had  floor(w n) <= draws <= ceil(w n)  of
     them, for every n: the next task is, of those with  draws < w (n + 1),  the one with
     the smallest  (draws + 1) / w,  the quota method of Balinski and Young, "The Quota
-    Method of Apportionment", American Mathematical Monthly 82 (1975).  Where a task has
-    no prompt left to sample, the others take its draws.
+    Method of Apportionment", American Mathematical Monthly 82 (1975).  If a task has no
+    prompt left to sample, the others take its draws.
 
     With `levels`, only the first task is open at first.  The next one opens once the
     last open one is passed, or has no prompt left, and draws are counted anew: open
     tasks share them by their weights from then on.
 
-    Each stream has epochs and a history of its own.  A prompt's id is its place in the
+    Each stream has its own epochs and history.  A prompt's id is its index in the
     streams' prompts laid end to end.
     """
 
@@ -49,7 +49,7 @@ class MixtureStream:
         weights: Sequence[float],
         levels: Levels | None = None,
     ) -> None:
-        """Begin; weights are relative, one for each stream."""
+        """Start with no draws; weights are relative, one for each stream."""
         assert len(streams) == len(weights), (len(streams), weights)
         self._levels = levels
         self._open = 1 if levels else len(streams)  # the first ones
@@ -59,7 +59,7 @@ class MixtureStream:
         )
         self._lock = threading.Lock()  # of the draws, which an opening counts anew
         self._streams = tuple(streams)
-        # Exact as they are written: 0.1 is a tenth, which no float is.
+        # Exact as written: 0.1 is a tenth, which no float equals.
         exact = [Fraction(str(weight)) for weight in weights]
         scale = math.lcm(*(each.denominator for each in exact))
         self._weights = [int(each * scale) for each in exact]
@@ -96,7 +96,7 @@ class MixtureStream:
         return self._named(prompt, place)
 
     def prompt(self, prompt_id: int, epoch: int) -> Prompt:
-        """Return a prompt that was drawn before, to be sampled again as it was."""
+        """Return a prompt that was drawn before, to be sampled again unchanged."""
         place, own_id = self._find(prompt_id)
         return self._named(self._streams[place].prompt(own_id, epoch), place)
 
@@ -123,7 +123,7 @@ class MixtureStream:
             self._newest.clear()
 
     def state(self) -> dict[str, Any]:
-        """Return the place and the history of each stream, as JSON values."""
+        """Return the position and the history of each stream, as JSON values."""
         with self._lock:
             return {
                 "weights": self._weights,
@@ -134,7 +134,7 @@ class MixtureStream:
             }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from `state`.
+        """Resume from `state`.
 
         Raises:
             ValueError: it was saved with other weights, prompts or another order.
@@ -161,7 +161,7 @@ class MixtureStream:
         ]
         while with_prompts and with_prompts[0] >= self._open:
             self._open_next()
-        # None left: the first says which setting is to blame.
+        # None left: the first stream raises, naming the setting at fault.
         left = [place for place in with_prompts if place < self._open] or [0]
         total, turn = sum(self._weights[: self._open]), sum(self._draws) + 1
         behind = [
@@ -175,7 +175,7 @@ class MixtureStream:
         )
 
     def _find(self, prompt_id: int) -> tuple[int, int]:
-        """The stream of a prompt, and its id there."""
+        """Return the stream of a prompt, and its id there."""
         place = bisect.bisect_right(self._offsets, prompt_id) - 1
         return place, prompt_id - self._offsets[place]
 

@@ -1,13 +1,13 @@
-"""The tokens between two turns: the end of one, what was said to it, a beginning.
+"""Tokens between two turns: a turn's end, the observation, the start of a reply.
 
-They are made once, when the environment has answered, and appended to the tokens that
-were sampled, which are never read again: an episode grows, and nothing of it is
-rendered or tokenised a second time.  Where a chat template would write earlier turns
-otherwise (Qwen3 leaves their thinking out), the episode keeps what was sampled.
+They are made once, when the environment has answered, and appended to the sampled
+tokens: an episode only grows, and nothing of it is rendered or tokenised twice.  Where
+a chat template would write earlier turns differently (Qwen3 leaves out their thinking),
+the episode keeps what was sampled.
 
-An observation is a text of somebody else's: no token of it is one that the tokenizer
-knows by name, such as the end of a turn or of a thinking.  So is what an environment
-says before the first turn, which stands behind the prompt, before a reply begins.
+An observation is untrusted text: it has none of the tokenizer's named tokens, such as
+the end of a turn or of thinking.  The same holds for what an environment says before
+the first turn; that follows the prompt, before a reply begins.
 """
 
 import dataclasses
@@ -25,14 +25,14 @@ from scalerl_jax.data.questions import PLACE as QUESTION
 from scalerl_jax.data.tokenizer import Tokenizer
 
 PLACE = "{observation}"
-# Texts that stand for a turn and an observation while a template is looked at.
+# Texts that stand for a turn and an observation when a template is probed.
 _TURN, _SAID = "\ue000turn\ue001", "\ue000said\ue001"
 _PROBE = "a b"
 
 
 @dataclasses.dataclass(frozen=True)
 class Frame:
-    """What stands before and behind an observation."""
+    """Text before and after an observation."""
 
     before: str
     after: str
@@ -40,26 +40,26 @@ class Frame:
 
 @dataclasses.dataclass(frozen=True)
 class OpeningFrame:
-    """What stands around the messages that open an episode, behind its prompt."""
+    """Text around the messages that open an episode, after its prompt."""
 
-    replaced: str  # the end of the prompt, where a reply begins, which they come before
-    around: tuple[str, ...]  # before the first one, between two, behind the last
+    replaced: str  # the end of the prompt, which begins a reply; messages replace it
+    around: tuple[str, ...]  # before the first one, between two, after the last
 
 
 class Framing(Protocol):
-    """What is written around the messages of an environment, by their roles."""
+    """Text around the messages of an environment, by their roles."""
 
     def turn(self, role: str) -> Frame:
-        """Return the frame of an observation behind a turn."""
+        """Return the frame of an observation after a turn."""
         ...
 
     def opening(self, roles: tuple[str, ...]) -> OpeningFrame:
-        """Return the frame of messages behind a prompt."""
+        """Return the frame of messages after a prompt."""
         ...
 
 
 class PlainFraming:
-    """The framing of a text with a place for the observation, whatever its role."""
+    """Framing by a text with a placeholder for the observation, for every role."""
 
     def __init__(self, between: str, template: str) -> None:
         """Frame with `between`; prompts are written by `template`, with a question."""
@@ -79,16 +79,16 @@ class PlainFraming:
 
 
 class ChatFraming:
-    """The framing that a chat template writes around messages of their roles."""
+    """Framing by a chat template, according to the roles of messages."""
 
     def __init__(self, chat: ChatTemplate, options: Mapping[str, Any]) -> None:
-        """Ask the template when a role comes for the first time."""
+        """Probe the template when a role is used for the first time."""
         self._chat, self._options = chat, options
         self.turn = functools.cache(self._turn)
         self.opening = functools.cache(self._opening)
 
     def _render(self, *messages: tuple[str, str], replied_to: bool = True) -> str:
-        """Return the text of a question and messages behind it.
+        """Return the text of a question and the messages after it.
 
         Raises:
             ValueError: the template refuses such a conversation.
@@ -106,11 +106,11 @@ class ChatFraming:
             ) from error
 
     def _turn(self, role: str) -> Frame:
-        """Return what the template writes behind a turn, around a message.
+        """Return what the template writes after a turn, around a message.
 
         Raises:
-            ValueError: it refuses such a conversation, or does not write it behind the
-                turn as it is.
+            ValueError: it refuses such a conversation, or does not write the message
+                after the unchanged turn.
         """
         text = self._render(("assistant", _TURN), (role, _SAID))
         _, turn, rest = text.rpartition(_TURN)
@@ -124,11 +124,11 @@ class ChatFraming:
         return Frame(before, after)
 
     def _opening(self, roles: tuple[str, ...]) -> OpeningFrame:
-        """Return what the template writes behind a question, around messages.
+        """Return what the template writes after a question, around messages.
 
         Raises:
-            ValueError: it refuses such a conversation, or does not write it behind the
-                question as it is.
+            ValueError: it refuses such a conversation, or does not write the messages
+                after the unchanged question.
         """
         question = self._render(replied_to=False)
         replied_to = self._render()
@@ -145,10 +145,10 @@ class ChatFraming:
 
 
 class ObservationWriter:
-    """Makes the tokens that follow a turn, of what an environment says to it."""
+    """Writer of the tokens that follow a turn, from an environment's message."""
 
     def __init__(self, tokenizer: Tokenizer, framing: Framing) -> None:
-        """Write with a tokenizer that has no name for any token.
+        """Make a copy of the tokenizer without named tokens.
 
         Raises:
             ValueError: the tokenizer adds something to each text that it is given.
@@ -156,7 +156,7 @@ class ObservationWriter:
         self._tokenizer, self._framing = tokenizer, framing
         named = tokenizer.backend.get_added_tokens_decoder()
         self._plain = _without_names(tokenizer.backend)
-        # Signs that it cannot write are no names, however that token is called.
+        # The token for unknown characters does not count as named.
         unknown = tokenizer.backend.token_to_id(
             getattr(self._plain.model, "unk_token", None) or ""
         )
@@ -177,12 +177,12 @@ class ObservationWriter:
         return self._tokenizer.encode(frame.before), self._tokenizer.encode(frame.after)
 
     def __call__(self, text: str, role: str, *, last: int) -> Int[np.ndarray, " n"]:
-        """Return the tokens to append behind a turn whose last token is `last`.
+        """Return the tokens to append after a turn whose last token is `last`.
 
-        The end of the turn is left out where the policy has written it, or another one.
+        The end of the turn is left out if the policy has already written an end.
 
         Raises:
-            ValueError: the text is in no way written without a named token, or the
+            ValueError: the text cannot be written without a named token, or the
                 template has no such role.
         """
         before, after = self._frame(role)
@@ -194,13 +194,13 @@ class ObservationWriter:
     def opened(
         self, prompt: str, messages: Sequence[tuple[str, str]]
     ) -> Int[np.ndarray, " n"]:
-        """Return the tokens of a prompt and of messages (text, role) behind it.
+        """Return the tokens of a prompt and of messages (text, role) after it.
 
-        They come before the prompt's end, where a reply begins, and are followed by one
-        of their own.
+        They replace the prompt's end, which begins a reply, and are followed by such an
+        end.
 
         Raises:
-            ValueError: as above, or the prompt ends otherwise.
+            ValueError: as above, or the prompt has another end.
         """
         frame = self._framing.opening(tuple(role for _, role in messages))
         if not prompt.endswith(frame.replaced):
@@ -211,19 +211,19 @@ class ObservationWriter:
         question = prompt[: len(prompt) - len(frame.replaced)]
         first, *others = map(self._encoded, frame.around)
         if first and first[0] in self._tokenizer.eos_ids:
-            first = first[1:]  # of a turn, and there has been none
+            first = first[1:]  # it ends a turn, and there was none
         tokens = [*self._encoded(question), *first]
         for (text, _), after in zip(messages, others, strict=True):
             tokens += [*self._said(text), *after]
         return np.array(tokens, np.int32)
 
     def _said(self, text: str) -> list[int]:
-        """Return the tokens of a text of others, of which none has a name."""
+        """Return the tokens of an untrusted text, none of which is named."""
         said = self._plain.encode(text, add_special_tokens=False).ids
         if found := self._named.intersection(said):
             raise ValueError(
-                f"the observation is written with the token {min(found)}, which the "
-                f"tokenizer knows by name"
+                f"the observation is written with the token {min(found)}, which is a "
+                f"named token of the tokenizer"
             )
         return said
 

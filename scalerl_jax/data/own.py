@@ -1,20 +1,20 @@
-r"""Reader of rows in the forms that files and data sets of the hub have.
+r"""Reader of rows in the common forms of files and of data sets of the hub.
 
-A row asks by turns or a text, and is judged by tests or an answer:
+A row asks in turns or a text, and is judged by tests or an answer:
 
     "messages" | "conversations" | "prompt" | "question" | "problem"
     "tests" | "test_cases" | "input_output" | "test"
     "answer" | "final_answer" | "ground_truth" | "label",
     "reward_model" | "reward_spec": {"ground_truth"}
-    "completion" | "solution", or an assistant's turn behind the question
+    "completion" | "solution", or an assistant's turn after the question
 
-or by a reward function of the user's, which is given its "reference", whatever it is;
-with "verifier": "own" perhaps "tools", whose calls an environment of theirs answers.
-Perhaps it has "choices" or "options", "system", "id" or "unique_id", and "verifier".
-An answer that has the form of tests is tests, whatever the row says of itself; that
-of a completion, a solution or a turn follows its last "####", else is in its last
-\boxed{}, else it is all of a short text.  Rows of other tasks are told by what they
-hold, and dropped with the reason.
+or by the user's reward function, which gets its "reference" unchanged, or the user's
+environment ("verifier": "own"), which answers calls of its "tools".  It may also have
+"choices" or "options", "system", "id" or "unique_id", and "verifier".  An answer in the
+form of tests is tests, whatever else the row says.  The answer of a completion, a
+solution or a turn follows its last "####", else is in its last \boxed{}, else is all of
+a short text.  Rows of other tasks are recognised by their content, and dropped with the
+reason.
 """
 
 import re
@@ -48,7 +48,7 @@ from scalerl_jax.data.turns import PICTURES, has_picture, read_turns
 
 ANSWERS = ("answer", "final_answer", "ground_truth", "label")
 _REWARDS = ("reward_model", "reward_spec")  # verl's, SkyRL's
-OWN = "own"  # the verifier of rows that a reward function of the user's judges
+OWN = "own"  # the verifier of rows that the user's reward function judges
 _WORKED = ("completion", "solution")
 _CONSTRAINTS = ("instruction_id_list", "constraint", "constraint_type")
 _KINDS = ("ability", "dataset", "data_source", "task_type")  # say what a row asks for
@@ -112,7 +112,7 @@ def read_own(row: Row, columns: Iterable[tuple[str, str]] = ()) -> Draft:
 
 
 def _with_columns(row: Row, columns: Iterable[tuple[str, str]]) -> Row:
-    """The row under the usual names; a part of no column is left out."""
+    """Return the row under the usual names; a part without a column is left out."""
     changed = dict(row)
     for part, column in columns:
         for name in PARTS[part]:
@@ -125,7 +125,7 @@ def _with_columns(row: Row, columns: Iterable[tuple[str, str]]) -> Row:
 
 
 def _value(row: Row, column: str) -> Any:
-    """The value of a column, or of a field in it: "reward_model.ground_truth"."""
+    """Return the value of a column, or of its field: "reward_model.ground_truth"."""
     if column in row:
         return row[column]
     value: Any = row
@@ -137,11 +137,11 @@ def _value(row: Row, column: str) -> Any:
 
 
 def _check_task(row: Row) -> None:
-    """Refuse rows of which a question and its answer are not all.
+    """Raise for rows that need more than a question and its answer.
 
     Raises:
-        Refused: tools are given to the policy.
-        Unusable: it has pictures, or asks for a form of text.
+        Refused: the row gives tools to the policy.
+        Unusable: the row has pictures, or asks for a form of text.
     """
     extra = row.get("extra_info")
     kwargs = isinstance(extra, dict) and extra.get("need_tools_kwargs")
@@ -177,7 +177,7 @@ def _is_filled(value: Any) -> bool:
 
 
 def _question(row: Row) -> tuple[str, str, Any]:
-    """The question's text, what the system says, and an assistant's answer or None."""
+    """Return the question's text, the system's, and an assistant's answer or None."""
     for name in ("messages", "conversations", "prompt"):
         turns = read_turns(row.get(name), answered=name != "prompt")
         if turns is not None:
@@ -192,7 +192,7 @@ def _question(row: Row) -> tuple[str, str, Any]:
 
 
 def _naming(text: str, names: list[str]) -> str:
-    """The text, and names that the tests call if it does not say them."""
+    """Return the text, with the names that the tests call if it lacks them."""
     unsaid = [name for name in names if not re.search(rf"\b{name}\b", text)]
     return f"{text}\n\nDefine {', '.join(unsaid)}." if unsaid else text
 
@@ -230,7 +230,7 @@ def read_reference(row: Row, worked: Any = None) -> _Judged:
 
 
 def _truth(row: Row, turn: Any) -> Any:
-    """The right answer, or several, or tests, under any of its usual names."""
+    """Return the right answer, or several, or tests, under any of the usual names."""
     if reward := _reward(row):
         return _of_reward(reward)
     answer = first(row, *ANSWERS)
@@ -248,7 +248,7 @@ def _truth(row: Row, turn: Any) -> Any:
 
 
 def _of_reward(reward: dict[str, Any]) -> Any:
-    """The truth of verl's or SkyRL's column."""
+    """Return the right answer or the tests in verl's or SkyRL's column."""
     if "ground_truth" not in reward:
         raise Malformed("field 'ground_truth' of the reward's column is missing")
     truth = reward["ground_truth"]
@@ -261,7 +261,7 @@ def _of_reward(reward: dict[str, Any]) -> Any:
 
 
 def _marked(answer: Any) -> Any:
-    """The answer that is marked in a worked one, else all of it; tests are neither."""
+    """Return the marked answer in a worked one, or all of it; tests stay unchanged."""
     if not isinstance(answer, str) or are_tests(from_text(answer)):
         return answer
     found = worked_answer(answer)
@@ -269,7 +269,7 @@ def _marked(answer: Any) -> Any:
 
 
 def _answer_of(name: str, worked: Any) -> str:
-    """The answer in a completion or a solution, which may be a turn."""
+    """Return the answer in a completion or a solution, which may be a turn."""
     if isinstance(worked, list):
         turns = read_turns(worked, role="assistant")
         worked = turns and turns[0]
@@ -277,7 +277,7 @@ def _answer_of(name: str, worked: Any) -> str:
         raise Malformed(f"field {name!r} is no text")
     found = worked_answer(worked)
     if found is None and _SOURCE.search(worked):
-        return worked  # a program, and why it is dropped is said by its reader
+        return worked  # a program: its reader raises the reason to drop it
     if found is None and (
         "\n" in worked.strip() or len(worked.strip()) > _LONGEST_ANSWER
     ):

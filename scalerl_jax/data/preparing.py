@@ -1,9 +1,9 @@
-"""Preparing of data sets: from public or local files to records on disk.
+"""Preparation of data sets: from public or local files to records on disk.
 
-A prepared data set lies in DIRECTORY/NAME/SPLIT/VERSION, that of a file "jsonl:FILE" in
+A prepared data set is in DIRECTORY/NAME/SPLIT/VERSION, that of a file "jsonl:FILE" in
 DIRECTORY/jsonl/SHA-256/VERSION: records in the form of `tensorflow-datasets`, and a
-report.json.  It is made beside, and moved there when it is whole.  Columns that a name
-says are one more directory above the version's.
+report.json.  It is made in a temporary directory beside that, and moved there when it
+is complete.  Columns in a name add a directory above the version's.
 """
 
 import contextlib
@@ -46,11 +46,11 @@ _UNFINISHED = "unfinished-"  # begins the directory that is being filled
 
 
 class AlreadyPrepared(ValueError):
-    """The data set is there, and was not to be overwritten."""
+    """The data set is already prepared, and `overwrite` is off."""
 
 
 def choose_split(data_set: DataSet, split: str | None) -> str:
-    """Return a split of the data set; its first, "train" perhaps, where none is said.
+    """Return a split of the data set; by default its first, usually "train".
 
     Raises:
         ValueError: it has no such split.
@@ -66,7 +66,7 @@ def choose_split(data_set: DataSet, split: str | None) -> str:
 
 
 def prepared_path(name: str, split: str, directory: Path) -> Path:
-    """Return where a data set lies when it is prepared.
+    """Return the directory of a prepared data set.
 
     Raises:
         ValueError: a file "jsonl:FILE" cannot be read.
@@ -89,7 +89,7 @@ def prepared_path(name: str, split: str, directory: Path) -> Path:
 
 
 def _digest(path: Path, split: str) -> str:
-    """The SHA-256 of a file; of a folder's split that of its name and its files'."""
+    """Return the SHA-256 of a file, or of a split's name and the files in a folder."""
     if not path.is_dir():
         return files.sha256_of(path)
     found = saved_splits(path)[split].fetch(path)
@@ -102,10 +102,10 @@ def open_dataset(
 ) -> QuestionSource:
     """Return the questions of a data set that was prepared in `directory`.
 
-    Without a split it is the first one.  A file, "jsonl:FILE" or of another kind, is
+    The default split is the first one.  A file, "jsonl:FILE" or of another kind, is
     prepared here when it is opened for the first time, and again when its content has
-    changed.  From a directory in a bucket (a text, gs://BUCKET/PATH) a data set is
-    copied to this machine; files are prepared here.
+    changed.  From a directory in a bucket (str, gs://BUCKET/PATH) a data set is copied
+    to this machine; files are prepared here.
 
     Raises:
         ValueError: there is no such data set or split, or it is not prepared, or it is
@@ -127,7 +127,7 @@ def open_dataset(
 
 
 def _local_directory(name: str, split: str, directory: Path | str) -> Path:
-    """Return the directory of this machine in which a data set lies, if anywhere.
+    """Return the local directory that holds a data set, if it is prepared.
 
     Raises:
         ValueError: the directory is in a bucket that cannot be used.
@@ -140,7 +140,7 @@ def _local_directory(name: str, split: str, directory: Path | str) -> Path:
 
 
 def _flag(directory: Path | str) -> str:
-    """Return the flag of `prepare` by which data sets come into a directory."""
+    """Return the flag of `prepare` that puts data sets into a directory."""
     return "upload" if is_remote(directory) else "directory"
 
 
@@ -158,18 +158,18 @@ def prepare(
 
     Rows that are broken or not in the data set's form are skipped up to
     `max_bad_rows`; None: 1 % of the rows, and 10 at least.  The tests of programs are
-    tried without a solution, and dropped where they pass, unless `try_tests` is off.
+    tried without a solution, and dropped if they pass, unless `try_tests` is off.
 
     Raises:
-        ValueError: it is there already and not to be overwritten, the files are not
-            what they should be, too many rows are bad, or no question is left.
+        ValueError: it is already prepared and `overwrite` is off, the files are
+            damaged or changed, too many rows are bad, or no question is left.
         OSError: a file cannot be fetched or written.
     """
     data_set = find(name)
     split = choose_split(data_set, split)
     target = prepared_path(name, split, directory)
     if is_prepared(target) and not overwrite:
-        raise AlreadyPrepared(f"{name}, split {split!r}, is there already: {target}")
+        raise AlreadyPrepared(f"{name}, split {split!r}, is already prepared: {target}")
     directory = directory.expanduser()
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -210,7 +210,7 @@ def _drafts(
     report: PreparationReport,
     max_bad_rows: int | None,
 ) -> Iterator[tuple[str, Draft]]:
-    """The drafts of rows with their places; counts rows that give none.
+    """Yield the drafts of rows with their locations; count rows without a draft.
 
     Raises:
         ValueError: too many of them are bad.
@@ -239,20 +239,20 @@ def _drafts(
 
 
 def _names(row: files.Row) -> list[str]:
-    """The columns of a row, as far as a message can hold them."""
+    """Return the columns of a row, as far as a message can hold them."""
     return [str(name)[:_LONGEST_NAME] for name in [*row][:_MOST_NAMES]]
 
 
 def _questions(
     drafts: Iterable[tuple[str, Draft, str]], report: PreparationReport
 ) -> Iterator[Question]:
-    """The questions that can be judged, each with an id of its own."""
+    """Yield the questions that can be judged, each with a unique id."""
     identities: set[str] = set()
     seen: dict[int, int] = {}  # hashes: of a text, of its reference
     for number, (place, draft, reason) in enumerate(drafts):
         identity = draft.identity or f"{report.split}/{number}"
         if not reason and identity in identities:
-            reason = "its id was there before"
+            reason = "its id is repeated"
         if not reason and not _is_text(draft):
             reason = "it holds half a character of UTF-16"
         if reason:
@@ -276,7 +276,7 @@ def _questions(
 
 
 def _again(draft: Draft, seen: dict[int, int]) -> Iterator[str]:
-    """Yield a doubt if a question came before; it is kept: duplicates may be meant."""
+    """Yield a doubt if a question is repeated; it is kept, as that may be intended."""
     text = hash((draft.system, draft.text))
     reference = hash(json.dumps(draft.reference, sort_keys=True))
     if text in seen:
@@ -295,9 +295,9 @@ def _is_text(draft: Draft) -> bool:
 
 
 def _move(filled: Path, target: Path, *, aside: Path | None) -> None:
-    """Put a filled directory in its place, and what was there `aside`, if that is said.
+    """Move a filled directory to its target, and an old one `aside` if that is given.
 
-    Another process may have been faster with the same: then its own stays.
+    If another process has filled the same target meanwhile, that one stays.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     if aside and target.exists():

@@ -1,4 +1,4 @@
-"""Tests of programs in the forms that data sets publish them in."""
+"""Readers of tests of programs, in the forms that data sets publish."""
 
 import ast
 import re
@@ -39,10 +39,10 @@ def are_pytests(value: Any) -> bool:
 
 
 def read_pytest(text: str) -> tuple[dict[str, Any], list[str]]:
-    """Read a file of tests for pytest, and the names that it takes from `solution`.
+    """Read a file of tests for pytest, and the names that it imports from `solution`.
 
-    Its functions are called one by one; what pytest itself would have to do, for
-    fixtures or classes, is refused.
+    Its functions are called one by one.  Fixtures and classes, which need pytest
+    itself, raise Unusable.
     """
     try:
         module = ast.parse(text)
@@ -79,7 +79,7 @@ def read_pytest(text: str) -> tuple[dict[str, Any], list[str]]:
 
 
 def read_tests(given: Any, *, starter: str = "", function: str = "") -> dict[str, Any]:
-    """Read tests of several published forms, as `environments.judges.code` wants them.
+    """Read tests of several published forms, as `environments.judges.code` needs them.
 
     Its own (with "kind"); ["assert ...", ...]; {"functional": Python}, rllm's LeetCode;
     {"inputs": [...], "outputs": [...], "fn_name"?}, that of APPS and TACO;
@@ -108,7 +108,7 @@ def read_tests(given: Any, *, starter: str = "", function: str = "") -> dict[str
             outputs = [each["output"] for each in given]
             function = _function_of(given, function)
         case _:
-            raise Unusable("the tests have an unknown form, or there are none")
+            raise Unusable("the tests have an unknown form, or are missing")
     if not inputs or len(inputs) != len(outputs):
         raise Unusable("the tests have no inputs, or other than outputs")
     if function:
@@ -133,7 +133,7 @@ def _function_of(tests: Sequence[dict[str, Any]], function: str) -> str:
 def _calls(
     function: str, inputs: list[Any], outputs: list[Any], *, starter: str
 ) -> dict[str, Any]:
-    """Tests that call a function, a method of class Solution where there is one."""
+    """Return tests that call a function, or a method of class Solution if it exists."""
     if all(isinstance(each, str) for each in inputs):
         # LiveCodeBench: one argument to a line, each of them JSON.
         reason = "the arguments of a call are not JSON"
@@ -158,7 +158,7 @@ def _calls(
 
 
 def _joined(given: Any) -> str:
-    """Input or output of a program; APPS also has it as a list of lines."""
+    """Return a program's input or output as text; APPS may have a list of lines."""
     if isinstance(given, list) and all(isinstance(each, str) for each in given):
         return "\n".join(given)
     if not isinstance(given, str):

@@ -1,8 +1,8 @@
 """Prompts made from questions, and the order in which they are sampled.
 
-The shuffled order of an epoch comes from (seed, epoch) alone.  What has been drawn, and
-the history that says which prompts are left out, are saved, so that a run goes on in
-the middle of an epoch.
+The shuffled order of an epoch depends only on (seed, epoch).  The draws, and the
+history that decides which prompts are left out, are saved, so that a run resumes in the
+middle of an epoch.
 """
 
 import bisect
@@ -31,11 +31,11 @@ def build_prompts(
     render: Render,
     max_prompt_tokens: int,
 ) -> tuple[Prompt, ...]:
-    """Return the prompts of epoch 0; prompt_id is the place among `questions`.
+    """Return the prompts of epoch 0; prompt_id is the index in `questions`.
 
     Raises:
-        ValueError: there are none, or a prompt is longer than `max_prompt_tokens`, or
-            empty.
+        ValueError: there are no questions, or a prompt is longer than
+            `max_prompt_tokens`, or empty.
     """
     if not questions:
         raise ValueError("no questions: data.train_prompts and data.tasks give none")
@@ -74,7 +74,7 @@ def make_prompt(
 
 
 class JoinedPrompts(LazySequence[Prompt]):
-    """Prompts of several tasks laid end to end; prompt_id is the place in the whole."""
+    """Prompts of several tasks laid end to end; prompt_id is the index in the whole."""
 
     def __init__(self, parts: Sequence[Sequence[Prompt]]) -> None:
         """Take the parts, whose own ids begin at 0."""
@@ -100,13 +100,13 @@ class JoinedPrompts(LazySequence[Prompt]):
 
 
 class PromptStream:
-    """Prompts, epoch after epoch, less those that the policy can do already.
+    """Stream of prompts, epoch after epoch, without those that the policy solves.
 
     No-positive-resampling (ScaleRL section 3.2): a prompt is retired once  passed
     rollouts / rollouts, over all epochs so far, reaches `max_pass_rate`; None retires
-    none.  It is for good: results of rollouts that were under way may lower that rate
-    again, and bring no prompt back.  Within an epoch each prompt comes once, so none
-    is left out of the epoch that measures it first.
+    no prompt.  A retired prompt stays retired, even if rollouts that were under way
+    lower its rate again.  Within an epoch each prompt comes once, so every prompt takes
+    part in the epoch that measures it first.
 
     Two threads use it: the worker draws prompts, the learner records their results.
     """
@@ -156,7 +156,7 @@ class PromptStream:
         return self.prompt(prompt_id, epoch)
 
     def prompt(self, prompt_id: int, epoch: int) -> Prompt:
-        """Return a prompt that was drawn before, to be sampled again as it was."""
+        """Return a prompt that was drawn before, to be sampled again unchanged."""
         return dataclasses.replace(self._prompts[prompt_id], epoch=epoch)
 
     def record(self, prompt_id: int, passed: int, total: int) -> None:
@@ -188,20 +188,20 @@ class PromptStream:
             return self.num_prompts - self._left
 
     def state(self) -> dict[str, Any]:
-        """Return the place and the history, as JSON values."""
+        """Return the position and the history, as JSON values."""
         return {
             "num_prompts": len(self._prompts),
             "seed": self._seed,
             "epoch": self._epoch,
             "drawn": self._drawn.tolist(),
-            "difficulty": None,  # of a stream that goes by it
+            "difficulty": None,  # set by a stream that orders by it
             "passed": self._passed.tolist(),
             "rollouts": self._rollouts.tolist(),
             "retired": np.flatnonzero(self._retired).tolist(),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from `state`.
+        """Resume from `state`.
 
         Raises:
             ValueError: it was saved with other prompts or in another order.
@@ -221,13 +221,13 @@ class PromptStream:
         self._passed = np.array(state["passed"], np.int64)
         self._rollouts = np.array(state["rollouts"], np.int64)
         every = np.arange(self.num_prompts)
-        # A checkpoint that does not hold them: those that its history retires.
+        # An older checkpoint lacks them: take those that its history retires.
         retired = state.get("retired", every[self._passes(every)])
         self._retired = np.isin(every, retired)
         self._order_epoch()
 
     def _least_drawn(self, step: int) -> int:
-        """Return the next of those that may be sampled again; there are some."""
+        """Return the id of the next prompt; at least one is not retired."""
         return int(self._turns.argmin())
 
     def _begin_epoch(self, epoch: int) -> None:
@@ -235,11 +235,11 @@ class PromptStream:
         self._order_epoch()
 
     def _order_epoch(self) -> None:
-        """Set when each prompt comes, by this epoch's order and the history so far."""
+        """Set the turn of each prompt, by this epoch's order and the history so far."""
         places = np.empty(self.num_prompts, np.int64)
         places[self._epoch_order()] = np.arange(self.num_prompts)
-        # The least comes next: what was drawn less often, in the epoch's order.  A
-        # scan of one array finds it: 0.1 ms for 300,000 prompts.
+        # The least turn is next: fewest draws first, then the epoch's order.  A scan of
+        # one array finds it: 0.1 ms for 300,000 prompts.
         turns = self._drawn * self.num_prompts + places
         self._turns = np.where(self._retired, NEVER, turns)
         self._left = int((self._turns != NEVER).sum())

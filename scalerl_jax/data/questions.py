@@ -1,4 +1,4 @@
-"""Questions of tasks and data sets, how they are asked, and where an answer begins.
+"""Questions of tasks and data sets, their prompts, and where an answer begins.
 
 The verifier's process and the data commands import this module: no JAX here.
 """
@@ -20,7 +20,7 @@ class Question:
     """A question, and what a verifier needs to judge an answer.
 
     `reference` holds JSON values only.  That of a data set names its "verifier"
-    ("math" or "code"), has the "answer" or the "tests" that this verifier wants, and
+    ("math" or "code"), has the "answer" or the "tests" that this verifier needs, and
     "id", the data set's own name of the question.  That of a reasoning_gym task has
     "answer" and "metadata", and is judged by the task.  One whose environment answers
     calls of tools lists these as "tools", in the form that chat templates take.
@@ -29,31 +29,31 @@ class Question:
     task: str
     text: str
     reference: dict[str, Any]
-    system: str = ""  # what the data set itself says before the question
+    system: str = ""  # the data set's own system message
 
 
 class LazySequence(Sequence[T]):
-    """A sequence whose members are read when they are asked for, several together."""
+    """A sequence whose members are read on access, several together."""
 
     @abc.abstractmethod
     def read(self, places: list[int]) -> list[T]:
-        """Return the members at some places, from 0, which there are."""
+        """Return the members at these indices, which are in range and not negative."""
 
     @overload
     def __getitem__(self, place: SupportsIndex) -> T: ...
     @overload
     def __getitem__(self, place: slice) -> list[T]: ...
     def __getitem__(self, place: SupportsIndex | slice) -> T | list[T]:
-        """Return the member in a place, or those of a slice; negative: from the end.
+        """Return the member at an index, or those of a slice; negative: from the end.
 
         Raises:
-            IndexError: there is no such place.
+            IndexError: the index is out of range.
         """
         if isinstance(place, slice):
             return self.read(list(range(*place.indices(len(self)))))
         index = operator.index(place)
         if not -len(self) <= index < len(self):
-            raise IndexError(f"there is no place {index} of {len(self)}")
+            raise IndexError(f"index {index} is out of range for {len(self)} members")
         return self.read([index % len(self)])[0]
 
     def __iter__(self) -> Iterator[T]:
@@ -73,16 +73,16 @@ def take(members: Sequence[T], places: list[int]) -> list[T]:
 
 
 class Renderer:
-    """The text of a question's prompt, and what ends the thinking that follows it."""
+    """Writer of a question's prompt, with the tag that ends the thinking after it."""
 
     def __init__(
         self, write: Callable[[Question], str], template: str, *, dated: bool = False
     ) -> None:
-        """Write an example: what is wrong with a template shows here.
+        """Write an example, so that an invalid template raises here.
 
         Args:
-            write: gives the text of a question's prompt.
-            template: says which family of models it is written for.
+            write: returns the text of a question's prompt.
+            template: shows which family of models it is written for.
             dated: whether the template asks for today's date.
 
         Raises:
@@ -98,13 +98,13 @@ class Renderer:
         """Return the prompt's text.
 
         Raises:
-            ValueError: the template refuses the question, or has no place for it.
+            ValueError: the template refuses the question, or its system message.
         """
         return self.write(question)
 
 
 def plain_renderer(template: str) -> Renderer:
-    """Make the renderer that puts a question in place of "{question}" in data.template.
+    """Make the renderer that replaces "{question}" in data.template.
 
     Raises:
         ValueError: the template shows no question.
@@ -124,7 +124,7 @@ def plain_renderer(template: str) -> Renderer:
 
 
 def check_place(setting: str, template: str, otherwise: str = "") -> None:
-    """Refuse a template without a place for the question."""
+    """Raise ValueError for a template without a placeholder for the question."""
     if PLACE not in template:
         raise ValueError(
             f"{setting} = {template!r} must hold {PLACE!r}, where the question "
@@ -152,11 +152,11 @@ THINKING_TAGS = (
 
 
 def end_of_thinking(prompt: str, template: str) -> str:
-    """Return the tag that ends the thinking after a prompt; "" where there is none.
+    """Return the tag that ends the thinking after a prompt; "" without thinking.
 
-    The prompt may leave a thinking open, or close an empty one and so switch it off.
-    Where it does neither, a template that names a family's tags is that of a model
-    which opens its thinking by itself.
+    The prompt may leave thinking open, or switch it off by closing an empty one.  If it
+    does neither, a template that contains a family's tags is that of a model which
+    opens its thinking by itself.
     """
     text = prompt.rstrip()
     for tags in THINKING_TAGS:
@@ -168,9 +168,9 @@ def end_of_thinking(prompt: str, template: str) -> str:
 
 
 def find_answer(text: str, *, answer_after: str) -> int | None:
-    """Return where an answer begins in a completion: behind the last `answer_after`.
+    """Return where an answer begins in a completion: after the last `answer_after`.
 
-    None where the text does not hold it; an empty `answer_after` is before the text.
+    None if the text does not contain it; an empty `answer_after` is at the start.
     """
     place = text.rfind(answer_after) if answer_after else 0
     return None if place < 0 else place + len(answer_after)

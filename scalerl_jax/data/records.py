@@ -1,8 +1,8 @@
-"""Prepared questions on disk: records, and a report on what became of the rows.
+"""Prepared questions on disk: records, and a report of kept and dropped rows.
 
 The records have the form of `tensorflow-datasets`, without TensorFlow.  They are
-written in their order, and read by their place.  In a bucket they are brought there
-once, and fetched by each machine.
+written in order and read by index.  They are uploaded to a bucket once, and each
+machine fetches them.
 """
 
 import dataclasses
@@ -29,11 +29,11 @@ _CLASSES = {
     "tensorflow_datasets.core.features.text_feature.Text",
 }
 REPORT = "report.json"
-_LEAST_BAD_ROWS, _BAD_SHARE = 10, 0.01  # that are skipped where no limit is given
+_LEAST_BAD_ROWS, _BAD_SHARE = 10, 0.01  # bad rows that are skipped by default
 
 
 class Tally(dict[str, dict[str, Any]]):
-    """Counts of rows by reason, and the place of the first."""
+    """Counts of rows by reason, with the location of the first."""
 
     def add(self, reason: str, place: str) -> None:
         """Count one more."""
@@ -41,7 +41,7 @@ class Tally(dict[str, dict[str, Any]]):
 
     @property
     def total(self) -> int:
-        """Rows of all reasons."""
+        """Number of rows, over all reasons."""
         return sum(each["count"] for each in self.values())
 
 
@@ -53,8 +53,8 @@ class PreparationReport:
     split: str
     rows: int = 0  # of this split, broken ones too
     kept: int = 0
-    # By reason, {"count": ..., "first": where}: rows that are well formed and cannot be
-    # asked or judged; broken ones; kept ones whose verdicts are to be doubted.
+    # By reason, {"count": ..., "first": where}: well-formed rows that cannot be asked
+    # or judged; broken rows; kept rows whose verdicts may be wrong.
     dropped: Tally = dataclasses.field(default_factory=Tally)
     bad: Tally = dataclasses.field(default_factory=Tally)
     doubtful: Tally = dataclasses.field(default_factory=Tally)
@@ -62,7 +62,7 @@ class PreparationReport:
     columns: list[str] = dataclasses.field(default_factory=list)  # of the first row
 
     def lines(self) -> list[str]:
-        """Return it as a table."""
+        """Return the report as a table."""
         counts = [("rows", self.rows, ""), ("kept", self.kept, "")]
         for kind, tally in self._tallies():
             for reason, each in tally.items():
@@ -75,17 +75,17 @@ class PreparationReport:
         ]
 
     def write(self, prepared: Path) -> None:
-        """Write it beside the records: they are whole now."""
+        """Write the report beside the records, which marks them as complete."""
         (prepared / REPORT).write_text(json.dumps(dataclasses.asdict(self), indent=1))
 
     @property
     def usual_limit(self) -> int:
-        """Number of bad rows that are skipped where nothing else is said."""
+        """Number of bad rows that are skipped by default."""
         return max(_LEAST_BAD_ROWS, int(_BAD_SHARE * self.rows))
 
     @property
     def way_out(self) -> str:
-        """What helps where a field is missing, for a message; else ""."""
+        """Advice for a message if a field is missing, else ""."""
         if not any("is missing" in reason for reason in self.bad):
             return ""
         return (
@@ -111,10 +111,10 @@ class PreparationReport:
         )
 
     def refuse_over(self, limit: int) -> None:
-        """Refuse more bad rows than the limit.
+        """Raise ValueError for more bad rows than the limit.
 
         Raises:
-            ValueError: with the first of them.
+            ValueError: names the first bad row.
         """
         if self.bad.total <= limit:
             return
@@ -130,7 +130,7 @@ def read_report(prepared: Path) -> PreparationReport:
     """Return the report of a prepared data set.
 
     Raises:
-        ValueError: it is not one.
+        ValueError: the directory holds none.
     """
     try:
         values: dict[str, Any] = read_json(prepared / REPORT)
@@ -195,13 +195,13 @@ def _as_record(question: Question) -> dict[str, str]:
 
 
 class QuestionSource(LazySequence[Question]):
-    """The questions of a prepared data set; only those that are asked for are read."""
+    """The questions of a prepared data set; only requested ones are read."""
 
     def __init__(self, name: str, prepared: Path) -> None:
         """Open the records that were written in a directory.
 
         Raises:
-            ValueError: there are none, or they are damaged.
+            ValueError: there are no records, or they are damaged.
         """
         import tensorflow_datasets as tfds  # a second to import
 
@@ -223,7 +223,7 @@ class QuestionSource(LazySequence[Question]):
         return len(self._records)
 
     def read(self, places: list[int]) -> list[Question]:
-        """Return the questions at some places."""
+        """Return the questions at these indices."""
         return [self._question(each) for each in self._records.__getitems__(places)]
 
     def _question(self, record: dict[str, Any]) -> Question:
@@ -236,7 +236,7 @@ class QuestionSource(LazySequence[Question]):
 
 
 def _check_features(prepared: Path) -> None:
-    """Refuse classes that we do not write: TFDS would import any module of this name.
+    """Raise for classes that we do not write: TFDS would import any such module.
 
     Raises:
         ValueError: names the file and the class.
@@ -261,9 +261,9 @@ def _check_features(prepared: Path) -> None:
 
 
 def upload(prepared: Path, directory: Path, url: str) -> str:
-    """Copy a prepared data set of a directory to the same place below a URL.
+    """Copy a prepared data set to the same path below a URL, and return its URL.
 
-    Its report comes last: without one there is no data set.  Return where it is.
+    Its report is copied last: a data set without one is incomplete.
 
     Raises:
         ValueError: the bucket cannot be used.
@@ -279,7 +279,7 @@ def upload(prepared: Path, directory: Path, url: str) -> str:
 
 
 def upload_file(file: Path, url: str) -> str:
-    """Copy one file below a URL; return where it is.
+    """Copy one file below a URL; return its URL.
 
     Raises:
         ValueError: the bucket cannot be used.
@@ -291,12 +291,12 @@ def upload_file(file: Path, url: str) -> str:
 
 
 def bring(prepared: Path, directory: str) -> Path:
-    """Return the directory of this machine with the copy of a prepared data set.
+    """Return the local directory with the copy of a prepared data set.
 
-    It is fetched from below a `directory` in a bucket, as far as it has changed.
+    Changed files are fetched from the `directory` in a bucket.
 
     Args:
-        prepared: where the data set lies, from the directory on.
+        prepared: path of the data set in the directory.
         directory: gs://BUCKET/PATH.
 
     Raises:

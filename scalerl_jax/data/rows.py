@@ -55,8 +55,8 @@ def read_humaneval(row: Row) -> Draft:
 def read_mbpp(row: Row) -> Draft:
     """Read `prompt`, or `text` of the set that is not sanitized, and asserts.
 
-    The asserts are shown, as in the paper (https://arxiv.org/abs/2108.07732): without
-    them nothing says what the function is called.
+    The asserts are shown, as in the paper (https://arxiv.org/abs/2108.07732): only they
+    name the function.
     """
     task = field(row, "prompt", "text").strip()
     asserts = "\n".join(map(str, field(row, "test_list", kind=list)))
@@ -75,7 +75,7 @@ def read_mbpp(row: Row) -> Draft:
 
 
 def _tested_function(code: str, asserts: str) -> str:
-    """The function of a solution that its asserts call; the last one, if several."""
+    """Return the function of a solution that its asserts call; the last if several."""
     try:
         solution, tests = ast.walk(ast.parse(code)), ast.walk(ast.parse(asserts))
     except (SyntaxError, ValueError) as error:
@@ -99,8 +99,8 @@ def mbpp_split(row: Row) -> str:
 def read_deepcoder(row: Row) -> Draft:
     """Read `problem` and `tests`, JSON of several forms; perhaps `starter_code`.
 
-    The instruction says whether a program or a function is asked for, as that of
-    LiveCodeBench, which DeepCoder's own training appends.
+    The instruction asks for a program or for a function, like that of LiveCodeBench,
+    which DeepCoder's own training appends.
     """
     problem, starter = field(row, "problem"), str(row.get("starter_code") or "")
     metadata = row.get("metadata")

@@ -1,7 +1,7 @@
-"""Screening of drafts: whether their references can be judged by, or are doubtful.
+"""Screening of drafts: are their references usable, and are they doubtful?
 
-Tests of programs must fail without a solution: those that only define functions would
-be a constant reward.  Doubtful ones are kept and counted.
+Tests of programs must fail without a solution: tests that only define functions would
+give a constant reward.  Doubtful questions are kept and counted.
 """
 
 import ast
@@ -21,7 +21,7 @@ from scalerl_jax.environments.sandbox import SandboxError
 from scalerl_jax.environments.verdict import Verifier
 
 _CHECK = "scalerl_jax.environments.judges.maths:check"
-_TIMEOUT_S = 10.0  # to read one answer: a grammar may take without end
+_TIMEOUT_S = 10.0  # to parse one answer: a grammar may never end
 _VACUOUS = "the tests pass without a solution"
 _NO_ANSWER = "the answer cannot be read"
 _UNREADABLE = {
@@ -31,7 +31,7 @@ _UNREADABLE = {
     ),
 }
 _MAX_PROCESSES = 32
-_CHUNK = 64  # drafts looked at together
+_CHUNK = 64  # drafts checked together
 _NAMED = {
     "math": Verifier(_CHECK),
     "code": Verifier(
@@ -39,10 +39,10 @@ _NAMED = {
         {"cpu_s": 5, "wall_s": 0.5 * _TIMEOUT_S, "memory_mib": 1024},
     ),
 }
-# Needs no grammar, and so no process: most answers.
+# Answers that need no grammar, and so no process: most of them.
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 
-# Instead of a solution: all that tests call does one of these, and is no solution.
+# Behaviours without a solution: everything that tests call does one of these.
 _BEHAVIORS = ("raises", "returns None", "empties its arguments", "returns a NaN")
 _NO_SOLUTION = """
 def _answer(*given, **named):
@@ -64,7 +64,7 @@ def _behave(behavior):
     _behavior = behavior
 
 """
-# Holds if the tests do with one of them.
+# Passes if the tests pass with one of these behaviours.
 _PASS_WITHOUT = """
 {names}
 
@@ -85,14 +85,14 @@ Place = TypeVar("Place")
 
 
 class Screen:
-    """Looks at references; answers are read in other processes, which can be killed.
+    """Checker of references; other processes, which can be killed, parse answers.
 
     Args:
         try_tests: run the tests of programs without a solution, which they must refuse.
     """
 
     def __init__(self, *, try_tests: bool = True) -> None:
-        """Start no process before there is an answer that needs one."""
+        """Start no process before an answer needs one."""
         self._try_tests = try_tests
         self._pool: VerifierPool | None = None
         self._sandboxed = False
@@ -105,7 +105,7 @@ class Screen:
     def sift(
         self, drafts: Iterable[tuple[Place, Draft]]
     ) -> Iterator[tuple[Place, Draft, str]]:
-        """Yield each draft in its order, with why it cannot be judged, or ""."""
+        """Yield each draft in order, with the reason why it cannot be judged, or ""."""
         iterator = iter(drafts)
         while chunk := list(itertools.islice(iterator, _CHUNK)):
             reasons = self._reasons([draft for _, draft in chunk])
@@ -132,7 +132,7 @@ class Screen:
         return reasons
 
     def _why_no_tests(self, number: int, draft: Draft) -> str:
-        """Return the reason why tests cannot be judged by; "": none is known yet.
+        """Return the reason why tests are unusable; "": no reason is known yet.
 
         Asserts are tried in the sandbox; its verdict says later whether they are
         vacuous.
@@ -155,7 +155,7 @@ class Screen:
         return _VACUOUS if vacuous else ""
 
     def _check_sandbox(self) -> None:
-        """Make sure, once, that programs can be run."""
+        """Check once that programs can be run."""
         if self._sandboxed:
             return
         try:
@@ -179,7 +179,7 @@ class Screen:
 
 
 def _without_solution(tests: code.Tests) -> tuple[str, dict[str, Any]]:
-    """An answer that is no solution, and a reference that it is right by if it passes.
+    """Return an answer that solves nothing, and a reference that it must not pass.
 
     Capitalized names are classes, whose methods do what functions do.
     """
@@ -223,11 +223,11 @@ _INTERACTIVE = re.compile(
     r"|\bthis (?:problem|task) is interactive",
     re.IGNORECASE,
 )
-_SHORT = 6  # characters of arguments that stand in many a statement by chance
+_SHORT = 6  # characters of arguments that many statements contain by chance
 
 
 def doubts(draft: Draft) -> list[str]:
-    """Return the reasons that a question of code gives to doubt its verdicts."""
+    """Return the reasons to doubt the verdicts on a question of code."""
     tests = draft.reference.get("tests")
     if draft.reference["verifier"] != "code" or not isinstance(tests, dict):
         return []
@@ -263,7 +263,7 @@ def _first_is_shown(
 
 
 def _values(call: ast.Call) -> list[str]:
-    """The arguments of a call, without their names."""
+    """Return the arguments of a call, without their names."""
     given = list(call.args)
     for keyword in call.keywords:
         value = keyword.value
@@ -275,7 +275,7 @@ def _values(call: ast.Call) -> list[str]:
 
 
 def _behind(lines: list[str], text: str) -> list[str]:
-    """The lines behind those of a text among others, and a last one; else none."""
+    """Return the lines after those of a text, and an empty one; [] if not found."""
     wanted = [line.strip() for line in text.splitlines() if line.strip()]
     for start in range(len(lines) - len(wanted) + 1 if wanted else 0):
         if lines[start : start + len(wanted)] == wanted:
@@ -284,7 +284,7 @@ def _behind(lines: list[str], text: str) -> list[str]:
 
 
 def _stand_in(statement: str, values: list[str]) -> bool:
-    """Return whether values stand in a statement, one after the other."""
+    """Return whether a statement contains values, one after the other."""
     rest, wanted = _bare(statement), [_bare(value) for value in values]
     if sum(map(len, wanted)) < _SHORT:
         wanted = [f"({','.join(wanted)})"]

@@ -1,4 +1,4 @@
-"""Places of a data set's files: here, saved by `datasets`, an address, the hub."""
+"""Sources of a data set's files: local, saved by `datasets`, a URL, the hub."""
 
 import dataclasses
 import fnmatch
@@ -36,10 +36,10 @@ class SourceFile(NamedTuple):
 
 
 def describe_file(path: Path, origin: str, known: str = "") -> SourceFile:
-    """Return a file with its SHA-256, which must be the `known` one if there is one.
+    """Return a file with its SHA-256, which must be `known` if that is given.
 
     Raises:
-        ValueError: it is another.
+        ValueError: the SHA-256 differs.
     """
     found = sha256_of(path)
     if known and found != known:
@@ -52,14 +52,14 @@ def describe_file(path: Path, origin: str, known: str = "") -> SourceFile:
 
 
 class Source(Protocol):
-    """A place that the files of a split come from."""
+    """A source of the files of a split."""
 
     def fetch(self, folder: Path) -> list[SourceFile]:
-        """Return the files in the order of their rows, perhaps put into `folder`.
+        """Return the files in the order of their rows; `folder` is for downloads.
 
         Raises:
-            OSError: one cannot be fetched.
-            ValueError: there are none, or they are not what they should be.
+            OSError: a file cannot be fetched.
+            ValueError: there are no files, or they are damaged or changed.
         """
         ...
 
@@ -87,8 +87,8 @@ class Saved:
         """See `Source`; in the order of their rows.
 
         Raises:
-            ValueError: the folder is not whole, or says that its rows are chosen by
-                another file.
+            ValueError: the folder is incomplete, or its rows are chosen by another
+                file.
         """
         state = read_json(self.folder / _STATE)
         if state.get("_indices_files"):
@@ -110,7 +110,7 @@ def saved_splits(folder: Path) -> dict[str, Source]:
     """Return the splits of a folder that `save_to_disk` made, "train" first.
 
     Raises:
-        ValueError: it is no such folder.
+        ValueError: the folder is not of this kind.
     """
     if (folder / _STATE).is_file():
         return {SPLITS[0]: Saved(folder)}
@@ -146,7 +146,7 @@ class Web:
             with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
                 content = response.read(MOST_WHOLE + 1)
                 if response.length and len(content) <= MOST_WHOLE:
-                    raise IncompleteRead(content, response.length)  # it does not itself
+                    raise IncompleteRead(content, response.length)  # read() does not
         except (OSError, HTTPException) as error:
             raise OSError(
                 f"{self.url} cannot be fetched: {error!r}; {_ELSEWHERE}"
@@ -162,11 +162,11 @@ class Web:
 class Hub:
     """Files of a repository on the Hugging Face hub, by a pattern of their paths.
 
-    They come through the hub's own library and its cache, and hence also offline.
+    The hub's own library fetches them into its cache, so they also work offline.
     """
 
     repository: str
-    pattern: str  # as the shell's; * also stands for /
+    pattern: str  # as in a shell, but * also matches /
 
     def fetch(self, folder: Path) -> list[SourceFile]:
         """See `Source`; sorted by path."""
@@ -186,7 +186,8 @@ class Hub:
 class HubSplit:
     """The files of one split of any data set of the hub: "OWNER/NAME[/SUBSET]".
 
-    Those whose path has the split's name; where none has any split's, all are "train".
+    They are the files whose path has the split's name; if no path has the name of any
+    split, all files are "train".
     """
 
     name: str
@@ -196,11 +197,11 @@ class HubSplit:
         """See `Source`; sorted by path.
 
         Raises:
-            ValueError: there are none, they are of several subsets, or the hub cannot
+            ValueError: there are no files, files of several subsets, or the hub cannot
                 be reached.
         """
         owner, name, *subset = self.name.split("/")
-        splits: dict[Path, str] = {}  # of files, by their path; "" where none is named
+        splits: dict[Path, str] = {}  # of files by path; "": the path names no split
         files = _files_of(f"{owner}/{name}", _DATA_FILES)
         for path in files:
             named = [each for each in SPLITS if re.search(rf"\b{each}", str(path))]
@@ -225,7 +226,7 @@ class HubSplit:
 
 
 def _files_of(repository: str, patterns: tuple[str, ...]) -> dict[Path, Path]:
-    """The files of a repository in the cache by their path there, sorted by it."""
+    """Return a repository's cached files by their path in it, sorted by that."""
     try:
         folder = fetch_repository(repository, patterns, kind="dataset")
     except ValueError as error:
@@ -235,7 +236,7 @@ def _files_of(repository: str, patterns: tuple[str, ...]) -> dict[Path, Path]:
 
 
 def _of_cache(file: Path, repository: str) -> SourceFile:
-    """A file of the hub's cache, in which a large one is called by its SHA-256."""
+    """Return a file of the hub's cache, where a large file is named by its SHA-256."""
     blob = file.resolve().name
     known = blob if re.fullmatch("[0-9a-f]{64}", blob) else ""
     _, _, inside = str(file).rpartition("/snapshots/")

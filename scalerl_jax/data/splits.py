@@ -1,9 +1,8 @@
 """Choice of a data set's questions: to train on, or held out.
 
-One pass over a data set, in the order that is asked for: what is in it twice, what
-evaluation prompts hold too and what is too long is left out, and counted.  Questions
-are read and forgotten again; what stays is the places of those that are kept, whose
-prompts are made when they are asked for.
+One pass over a data set, in a given order, leaves out and counts duplicates, questions
+that overlap with evaluation prompts, and those that are too long.  Questions are not
+kept in memory, only the indices of the selected ones, whose prompts are made on access.
 """
 
 import collections
@@ -25,11 +24,11 @@ from scalerl_jax.types import Prompt
 
 HELD_OUT, TRAIN = 3, 4  # purposes of the draws, beside those of `tasks` and `prompts`
 _CHUNK = 1024  # questions that are read and tokenised together
-# Phrases: so many words in a row, that more evaluation prompts hold than this number
-# and this share.
+# A phrase is this number of words in a row that more evaluation prompts have than this
+# number and this share.
 _PHRASE_WORDS, _PHRASE_PROMPTS, _PHRASE_SHARE = 6, 3, 0.01
-_WORDING_SAMPLE = 1000  # questions that say what is said with every one
-_LEAST_SAMPLE = 20  # of fewer, what they share may be what they ask
+_WORDING_SAMPLE = 1000  # questions in which the common wording is searched
+_LEAST_SAMPLE = 20  # fewer questions may share what they ask
 _MATH_MODE = re.compile(r"\\[()\[\]]")
 _WORD = re.compile(r"[^\W_]+")
 # A word, or any other sign that is not punctuation: operators and brackets are not.
@@ -37,7 +36,7 @@ _TOKEN = re.compile(r"[^\W_]+|[^\w\s.,;:!?'\"`“”‘’«»…–—$\\{}\[\]
 
 
 def normalized(text: str) -> str:
-    """Return the text by which a question is the same one, however it is typeset.
+    """Return a question's text in a form that does not depend on its typesetting.
 
     Unicode's NFKC, lower case; words, operators and round brackets with one space
     between them, other punctuation left out: "3 + 4" and "3 - 4" stay two questions.
@@ -47,31 +46,31 @@ def normalized(text: str) -> str:
 
 
 def _hash(key: str) -> int:
-    """64 bits: two of a million texts collide with probability 3e-8."""
+    """Return a 64-bit hash: two of a million texts collide with probability 3e-8."""
     digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big")
 
 
 class Asked(NamedTuple):
-    """A question as it is compared with others."""
+    """A question in the two forms that are compared with others."""
 
     whole: str  # normalised
-    core: str  # less the `Wording` of its data set
+    core: str  # without the `Wording` of its data set
 
 
 @dataclasses.dataclass(frozen=True)
 class Wording:
     """Words of a data set before and after every question: instructions to solve it.
 
-    Without it a question may equal one of a data set that says nothing.
+    Without these words a question may equal one of a data set without instructions.
     """
 
-    before: str = ""  # normalised, with the space to what follows
+    before: str = ""  # normalised, with the space after it
     after: str = ""
 
     @classmethod
     def of(cls, questions: Sequence[Question]) -> "Wording":
-        """Find what up to 1000 questions, evenly spread, begin and end with alike."""
+        """Return the common start and end of up to 1000 evenly spread questions."""
         count = min(len(questions), _WORDING_SAMPLE)
         if count < _LEAST_SAMPLE:
             return cls()
@@ -85,24 +84,24 @@ class Wording:
         )
 
     def read(self, text: str) -> Asked:
-        """Return a question of the data set as it is compared."""
+        """Return a question of the data set in the forms that are compared."""
         whole = normalized(text)
         core = whole.removeprefix(self.before).removesuffix(self.after)
         return Asked(whole, core or whole)
 
 
 class Overlap:
-    """Texts of evaluation prompts, from which training prompts are kept apart.
+    """Index of evaluation prompts, to find training prompts that overlap with them.
 
-    A training prompt overlaps if it equals an evaluation prompt, one of the two perhaps
-    less the wording of its data set (what both ask less their wordings may be "3", of
-    "What is 3 + 1?" and of "What is 3 * 1?"), or if `ngram` words in a row are also in
-    one.  Phrases count for nothing: six words in a row that more than three evaluation
-    prompts hold, and 1 % of them, such as "m and n are relatively prime".
+    A training prompt overlaps if it equals an evaluation prompt, where one of the two
+    may be without the wording of its data set (not both: without wordings "What is 3 +
+    1?" and "What is 3 * 1?" may both be "3"), or if they share `ngram` words in a row.
+    Phrases do not count: six words in a row that more than three evaluation prompts
+    have, and more than 1 % of them, such as "m and n are relatively prime".
     """
 
     def __init__(self, asked: Iterable[Asked], *, ngram: int) -> None:
-        """Take the questions to evaluate on; `ngram` = 0: equal ones alone."""
+        """Index the questions to evaluate on; `ngram` = 0: only equal ones overlap."""
         evaluation = set(asked)
         self._ngram = ngram
         self._wholes = {_hash(each.whole) for each in evaluation}
@@ -133,7 +132,7 @@ class Overlap:
 
 
 def _ngrams(key: str, size: int) -> list[str]:
-    """Return every `size` words in a row, operators left out; none for 0."""
+    """Return every `size` words in a row, without operators; [] for size 0."""
     words = _WORD.findall(key)
     if not size or len(words) < size:
         return []
@@ -148,13 +147,13 @@ def _ngrams(key: str, size: int) -> list[str]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SelectedQuestions:
-    """The questions of a data set that were kept, and what became of the others."""
+    """The questions of a data set that were kept, and counts of the others."""
 
     places: np.ndarray  # int64 [kept], ascending
     looked_at: int
     dropped: dict[str, int]  # by reason
-    longest: int  # tokens of the longest prompt, of those too long too
-    examples: tuple[int, ...]  # a place for each verifier that the kept ones name
+    longest: int  # tokens of the longest prompt, dropped ones included
+    examples: tuple[int, ...]  # index of one kept question for each verifier
     sha256: str  # of what was kept
 
     def counts(self) -> dict[str, Any]:
@@ -168,21 +167,21 @@ class SelectedQuestions:
 
 
 def draw_order(count: int, *, seed: int, purpose: int) -> np.ndarray:
-    """Return the places 0 to `count` - 1 of a data set, shuffled."""
+    """Return the indices 0 to `count` - 1 of a data set, shuffled."""
     random = np.random.PCG64([seed, purpose])
     return np.random.Generator(random).permutation(count)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sieve:
-    """Demands on a question before it becomes a prompt."""
+    """Conditions that a question must meet to become a prompt."""
 
-    # Tokens of their prompts; where there are at most `max_tokens`, a bound will do.
+    # Tokens of their prompts; an upper bound is enough if it is at most `max_tokens`.
     count_tokens: Callable[[list[Question]], list[int]]
     max_tokens: int
     progress: Progress = dataclasses.field(default_factory=Progress)
     overlap: Overlap | None = None
-    # Hashes of what was kept, here or from another data set; None: twice is well.
+    # Hashes of kept questions, of any data set so far; None: duplicates are kept.
     seen: set[int] | None = None
 
     def reason(self, asked: Asked, tokens: int) -> str:
@@ -235,7 +234,7 @@ class Sieve:
     def _read(
         self, questions: Sequence[Question], order: np.ndarray
     ) -> Iterator[tuple[int, Question, int]]:
-        """Place, question and length of its prompt, one after the other."""
+        """Yield the index of each question, the question and its prompt's length."""
         with self.progress.bar("reading prompts: question", total=len(order)) as bar:
             for start in range(0, len(order), _CHUNK):
                 places = order[start : start + _CHUNK].tolist()

@@ -1,4 +1,4 @@
-"""Tasks with a verifier: reasoning_gym data sets, those here under fixed settings.
+"""Tasks with a verifier: reasoning_gym data sets with fixed settings.
 
 All others are "gym:NAME(setting=value)"; see `data.gym`.  A question is drawn from its
 task by (seed, index), so that a split can be drawn again anywhere.  The verifier's
@@ -20,7 +20,7 @@ from scalerl_jax.data.questions import Question
 if TYPE_CHECKING:
     from reasoning_gym.dataset import ProceduralDataset
 
-# The small tokenizer knows these characters and no others.
+# The small tokenizer has only these characters.
 _CHARACTERS = frozenset(string.ascii_letters + string.digits + string.punctuation + " ")
 
 # Held-out questions do not depend on a run's seed: runs with different seeds are
@@ -86,7 +86,7 @@ def make_questions(
     """Make `count` questions with different texts, none of them in `exclude`.
 
     Raises:
-        ValueError: if the task does not hold so many; `setting` asked for them.
+        ValueError: the task has fewer; the message names `setting`.
     """
     spec = _spec(task)
     draws = 20 * count + 1000
@@ -129,12 +129,12 @@ def equal_shares(names: Sequence[str], count: int) -> dict[str, int]:
 def draw_questions(
     shares: Mapping[str, int], *, used: set[str], seed: int | None = None
 ) -> list[Question]:
-    """Draw so many questions of each task, none of them `used`, which gets the texts.
+    """Draw each task's share of questions, without `used` ones, and add these to it.
 
-    Without a seed they are those held out from every run.
+    Without a seed they are the questions that are held out from every run.
 
     Raises:
-        ValueError: a task does not hold so many.
+        ValueError: a task has too few questions.
     """
     purpose, setting = _TRAIN, "data.train_prompts"
     if seed is None:
@@ -161,7 +161,7 @@ def score(task: str, answer: str, reference: dict[str, Any]) -> float:
 
 
 def is_generated(name: str) -> bool:
-    """Return whether a name is that of a task here, and not of a data set's files."""
+    """Return whether a name is a task's, and not a data set's."""
     return name in TASKS or name.startswith(gym.PREFIX)
 
 
@@ -169,7 +169,7 @@ def check_task(name: str) -> None:
     """Check that a task exists and takes its settings, before any is drawn.
 
     Raises:
-        ValueError: says what is wrong with its name or settings.
+        ValueError: its name or a setting is invalid; the message names it.
     """
     _spec(name)
 

@@ -13,7 +13,7 @@ from scalerl_jax.formats import bounded, reading
 from scalerl_jax.formats.model_files import local_path
 from scalerl_jax.formats.reading import Directory
 
-# Tokens that end a text where a model's files name none: Llama 2, 3 and chat models.
+# Tokens that end a text if a model's files name none: Llama 2, 3 and chat models.
 _USUAL_ENDS = (
     "<|endoftext|>",
     "<|end_of_text|>",
@@ -22,7 +22,7 @@ _USUAL_ENDS = (
     "</s>",
     "<eos>",
 )
-_MOST_IDS = 1000  # that stand for no token, of a small vocabulary
+_MOST_IDS = 1000  # ids without a token in a small vocabulary
 _TAGS = frozenset(tag for tags in THINKING_TAGS for tag in tags)
 
 
@@ -32,7 +32,7 @@ class Tokenizer:
 
     backend: _Tokenizer
     eos_ids: tuple[int, ...]
-    markers: tuple[str, ...] = ()  # looked for in texts: what is special there is shown
+    markers: tuple[str, ...] = ()  # searched in texts: their special tokens are shown
 
     @property
     def vocab_size(self) -> int:
@@ -40,15 +40,15 @@ class Tokenizer:
         return self.backend.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text, no special token added.
+        """Return the ids of a text, no special token added.
 
         A chat template writes the special tokens itself.  Those that a question
-        happens to spell become special tokens, too, as with `transformers`.
+        happens to spell become special tokens too, as with `transformers`.
         """
         return self.backend.encode(text, add_special_tokens=False).ids
 
     def encode_aside(self, text: str) -> list[int]:
-        """Ids as of `encode`; other threads go on, as the interpreter is not held."""
+        """Return the ids of `encode` without holding the GIL, so other threads run."""
         return self.backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def count_tokens(self, texts: list[str]) -> list[int]:
@@ -57,22 +57,22 @@ class Tokenizer:
         return [len(each) for each in encodings]
 
     def decode(self, ids: list[int]) -> str:
-        """The text of ids, without special tokens but those of the `markers`.
+        """Return the text of ids, without special tokens except those of `markers`.
 
-        The tags of a thinking are shown, too, which some families call special: the
-        answer is looked for behind them.
+        Thinking tags, which some families make special, are shown too: the answer
+        follows them.
         """
         return self.shown.text(ids)
 
     def decode_all(self, ids: list[int]) -> str:
-        """The text of ids, special tokens written out."""
+        """Return the text of ids, special tokens written out."""
         return self.written.text(ids)
 
     def answer_start(self, ids: list[int], *, answer_after: str) -> int | None:
         """Return where the answer begins in the text of `decode_all`.
 
-        It is what stands behind the last `answer_after` in the text of `decode`; None
-        where that does not hold it.
+        The answer follows the last `answer_after` in the text of `decode`; None if that
+        text does not contain it.
         """
         start = find_answer(self.decode(ids), answer_after=answer_after)
         if not start:
@@ -106,14 +106,14 @@ class Tokenizer:
 
 
 def load_tokenizer(path: str | Path, *, must_end: bool = True) -> Tokenizer:
-    """The tokenizer of a Hugging Face directory or id, a `tokenizer.json`, or a GGUF.
+    """Load the tokenizer of a Hugging Face directory or id, `tokenizer.json`, or GGUF.
 
     A completion ends at the end-of-sequence ids of `generation_config.json`, else of
     `config.json`, and at the `eos_token` of `tokenizer_config.json`, else of
-    `special_tokens_map.json`, if that is one token: of a chat model, it is the end of
-    a turn, which the other files do not always name.  Where none of them names one, it
-    ends at the tokens of `_USUAL_ENDS` that there are.  Without `must_end`, none need
-    end it: to look at texts.
+    `special_tokens_map.json`, if that is one token.  In a chat model this token ends a
+    turn, and the other files do not always name it.  If no file names a token, a
+    completion ends at those of `_USUAL_ENDS` in the vocabulary.  Without `must_end`, no
+    such token is needed, which is enough to inspect texts.
 
     Raises:
         ValueError: a file is missing or malformed, no id ends a sequence or one is of
@@ -145,14 +145,14 @@ def load_tokenizer(path: str | Path, *, must_end: bool = True) -> Tokenizer:
         raise ValueError(
             f"data.tokenizer: no eos_token_id in generation_config.json or config.json "
             f"of {directory}, no eos_token in tokenizer_config.json that the "
-            f"tokenizer knows, and none of {', '.join(_USUAL_ENDS)} in it; a "
+            f"tokenizer has, and none of {', '.join(_USUAL_ENDS)} in it; a "
             f"completion could never end: write one of these files"
         )
     return Tokenizer(backend=backend, eos_ids=eos_ids)
 
 
 def _check_ids(backend: _Tokenizer, file: object) -> None:
-    """Refuse ids far beyond the number of tokens: tables have a row for each id."""
+    """Raise for ids far beyond the number of tokens: tables have a row for each id."""
     ids = backend.get_vocab(with_added_tokens=True).values()
     if (last := max(ids, default=0)) > _MOST_IDS + 10 * len(ids):
         raise ValueError(
@@ -164,7 +164,7 @@ def _check_ids(backend: _Tokenizer, file: object) -> None:
 def read_special_tokens(directory: Directory) -> dict[str, str]:
     """Return the tokens that a directory names, such as "eos_token", by these names.
 
-    They stand in `tokenizer_config.json`, in older directories in
+    They are in `tokenizer_config.json`, in older directories in
     `special_tokens_map.json`.  The order is that of `transformers`.
 
     Raises:
@@ -187,7 +187,7 @@ def read_special_tokens(directory: Directory) -> dict[str, str]:
 
 
 def read_json(directory: Directory, name: str) -> dict[str, Any]:
-    """The object in a JSON file of a directory; an empty one without the file.
+    """Return the object in a JSON file of a directory; {} if there is no file.
 
     Raises:
         ValueError: it holds something else.

@@ -1,15 +1,15 @@
-"""Turns of a conversation, of which a question is one."""
+"""Reader of conversations, of which the question is one turn."""
 
 import re
 from typing import Any, NamedTuple
 
 from scalerl_jax.data.drafts import Malformed, Unusable, from_text
 
-# Columns of what is seen and heard, and the sign for it in texts: verl's, LLaVA's.
+# Columns of pictures, films and sounds, and their placeholders in texts (verl, LLaVA).
 PICTURES = ("image", "images", "decoded_image", "video", "videos", "audio", "audios")
 _PICTURE = re.compile(r"<(?:image|video|audio)(?:[_ ]?\d+)?>")
 _ROLES = {"human": "user", "gpt": "assistant"}  # ShareGPT's
-# How a list of turns begins that was written as a text, in JSON or as Python shows it.
+# The start of a list of turns that was written as text, in JSON or as a Python literal.
 _LIST = re.compile(r"\s*\[\s*\{\s*(['\"])(?:role|content|from|value)\1\s*:")
 
 
@@ -18,11 +18,11 @@ class Turns(NamedTuple):
 
     text: str
     system: str
-    answer: str | None  # of an assistant, behind the question
+    answer: str | None  # of an assistant, after the question
 
 
 def has_picture(text: str) -> bool:
-    """Return whether a text has a place for a picture, a sound or a film."""
+    """Return whether a text has a placeholder for a picture, a sound or a film."""
     return bool(_PICTURE.search(text))
 
 
@@ -31,7 +31,7 @@ def read_turns(
 ) -> Turns | None:
     """Read the one turn of a role, and the system's before it if there is one.
 
-    Return None where there are no turns.  An assistant's may follow if `answered`.
+    Return None if there are no turns.  If `answered`, an assistant's turn may follow.
     """
     if isinstance(given, str) and _LIST.match(given):
         given = from_text(given)
@@ -56,7 +56,7 @@ def read_turns(
 
 
 def _turn(each: Any) -> tuple[str, str]:
-    """The role and the text of a turn."""
+    """Return the role and the text of a turn."""
     if not isinstance(each, dict):
         raise Malformed("a message has no text 'content'")
     role = each.get("role") or each.get("from")
@@ -71,7 +71,7 @@ def _turn(each: Any) -> tuple[str, str]:
 
 
 def _part(part: Any) -> str:
-    """The text of one of the parts of a turn."""
+    """Return the text of one part of a turn."""
     match part:
         case {"type": "text", "text": str(text)}:
             return text

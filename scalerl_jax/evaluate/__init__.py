@@ -1,5 +1,5 @@
-"""Pass rates of any checkpoint, by a command.
+"""Commands that measure pass rates of any checkpoint.
 
-The commands are `scalerl evaluate` and `scalerl data difficulty`.  What a run does of
-it, on held-out prompts, is `generation.evaluation`.
+They are `scalerl evaluate` and `scalerl data difficulty`.  A run's own evaluation, on
+held-out prompts, is `generation.evaluation`.
 """

@@ -3,7 +3,7 @@
     scalerl evaluate --config=configs/tiny.py --checkpoint=runs/x \
         --sets=chain_sum,spell_backward --samples=16
 
-or make a page of rollouts that are there already:
+or make a page of existing rollouts:
 
     scalerl evaluate --rollouts=runs/x/rollouts.jsonl --out=rollouts.html
 
@@ -13,6 +13,7 @@ interrupted; what was finished is kept then.
 
 import dataclasses
 import datetime
+import json
 import logging
 import sys
 import time
@@ -58,11 +59,12 @@ _FLAGS: tuple[Flag, ...] = (
     (
         "string",
         "out",
-        "What is written, and must not be there; without it, a directory in "
-        "evaluations/, or for --rollouts a page of their name, where the command runs.",
+        "Output path, which must not exist; default: a directory in evaluations/, or "
+        "for --rollouts a page with their name, in the working directory.",
     ),
     ("list", "sets", "Data sets and tasks; without it, eval.sets, else data.tasks."),
-    ("integer", "seed", "Of sampling; without it, the config's."),
+    ("integer", "seed", "Sampling seed; default: the config's."),
+    ("boolean", "json", "One JSON object on stdout: the summary that is in --out."),
     (
         "string",
         "rollouts",
@@ -80,11 +82,11 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _view(values: flags.FlagValues) -> int:
-    """Make a page of rollouts that are there already, and return the exit status."""
+    """Make a page of existing rollouts, and return the exit status."""
     rollouts = Path(str(values["rollouts"].value))
     out = Path(str(values["out"].value or rollouts.with_suffix(".html").name))
     if out.exists():
-        raise ValueError(f"--out={out} is there already; name another")
+        raise ValueError(f"--out={out} already exists; name another")
     try:
         count = write_page(
             out, read_rows(rollouts), title=str(rollouts), note="Rollouts to read"
@@ -100,7 +102,7 @@ def _view(values: flags.FlagValues) -> int:
 def _evaluate(options: Options) -> int:
     """Sample and judge every set, and return the exit status."""
     config, count = options.config, options.flags["num_prompts"].value
-    if count is not None:  # of each task; data sets have as many as they have
+    if count is not None:  # for each task; the size of a data set is fixed
         of_each = dataclasses.replace(config.eval, num_prompts=count)
         config = dataclasses.replace(config, eval=of_each)
     own = check_environment(config)
@@ -142,14 +144,17 @@ def _evaluate(options: Options) -> int:
         }
         results.finish(summary, title=_title(policy), note=_note(summary))
     shown = found if len(found) == 1 else found | {_OVERALL: overall}
-    to_stdout(f"{_title(policy)}\n{_note(summary)}\n\n{table(shown)}\n{out}\n")
+    if options.flags["json"].value:
+        to_stdout(json.dumps(summary | {"out": str(out)}) + "\n")
+    else:
+        to_stdout(f"{_title(policy)}\n{_note(summary)}\n\n{table(shown)}\n{out}\n")
     return 0 if complete else _INTERRUPTED
 
 
 def _sample(
     described: Described, policy: Policy, sets: Sets, results: Results
 ) -> tuple[dict[str, list[PromptOutcome]], bool]:
-    """Return the outcomes by set, and whether they are all: Ctrl-C keeps the others."""
+    """Return the outcomes by set, and whether they are complete (no Ctrl-C)."""
     outcomes: dict[str, list[PromptOutcome]] = {name: [] for name in sets}
     first = 0
     try:
@@ -167,7 +172,7 @@ def _sample(
 
 
 def _default_out(checkpoint: str, names: Sequence[str]) -> Path:
-    """Return evaluations/CHECKPOINT/SETS, where the command runs."""
+    """Return evaluations/CHECKPOINT/SETS, in the working directory."""
     parts = [name.replace("/", "_").replace(":", "_") for name in names]
     place = f"{Path(checkpoint).absolute().name}/{'+'.join(parts)}"
     return inside(Path("evaluations"), place, follow_links=True)

@@ -3,9 +3,9 @@
     scalerl data difficulty --config=configs/tiny.py --samples=8 \
         --out=difficulty.jsonl [--dataset=NAME] [--checkpoint=PATH]
 
-A line per prompt, in the form that `data.difficulty` reads, its pass rate over the
-samples that were judged.  Started again with the same --out it goes on with the prompts
-that are not there yet, those without a judged sample among them.
+The file has a line per prompt, in the form that `data.difficulty` reads, with its pass
+rate over the judged samples.  Started again with the same --out, the command resumes
+with the missing prompts, including those without a judged sample.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ _BAR = 40  # letters of the longest bar
 # IsoCompute, https://arxiv.org/abs/2603.12151, which measures with 16 samples.
 EASY, HARD = (0.3, 0.6), (0.0, 0.0625)
 _FLAGS: tuple[Flag, ...] = (
-    ("string", "out", "The file of JSON lines; one that is begun goes on."),
+    ("string", "out", "The file of JSON lines; an unfinished one is resumed."),
     (
         "string",
         "dataset",
@@ -97,7 +97,7 @@ def _measure(options: Options) -> int:
 
 
 def _with_prompts(config: Config, dataset: str | None, count: int | None) -> Config:
-    """Return the settings with the prompts asked for; none is left over a batch."""
+    """Return the settings with the requested prompts; batches of 1 use all of them."""
     batch = dataclasses.replace(config.batch, num_prompts=1)
     data = config.data
     if dataset:
@@ -117,7 +117,7 @@ def _read(out: Path, conditions: dict[str, Any]) -> tuple[dict[str, float], set[
     A torn last line is cut off.
 
     Raises:
-        ValueError: they were measured in another way, or it is another file.
+        ValueError: they were measured with other conditions, or are no pass rates.
     """
     try:
         lines = list(read_lines(out)) if out.exists() else []
@@ -156,7 +156,7 @@ def _append(
     *,
     done: int,
 ) -> bool:
-    """Measure prompts, a line each as they finish; False if Ctrl-C came before all."""
+    """Measure prompts and write a line for each; return False after Ctrl-C."""
     try:
         with (
             open_to_append(out) as file,

@@ -20,7 +20,7 @@ from scalerl_jax.generation.evaluation import JudgedPrompt, standard_error
 T = TypeVar("T")
 _QUANTILES = (0.1, 0.5, 0.9, 0.99)
 _NAME_WIDTH, _WIDTH = 24, 16  # letters of the table's columns
-MAX_SAMPLES = 1000  # of a prompt; binomial coefficients of more are no float64
+MAX_SAMPLES = 1000  # of a prompt; binomial coefficients of more overflow float64
 
 
 def pass_at_k(
@@ -29,7 +29,7 @@ def pass_at_k(
     num_samples: int | Int[np.ndarray, " N"],
     k: int,
 ) -> Float[np.ndarray, " N"]:
-    """Return the chance that one of k samples at least is correct, without bias.
+    """Return the unbiased estimate of the chance that any of k samples is correct.
 
         pass@k = 1 - C(n - c, k) / C(n, k) = 1 - prod_{i = n - c + 1}^{n} (1 - k / i)
 
@@ -50,10 +50,10 @@ def majority_at_k(
 ) -> float:
     """Return the chance that the most frequent of k of the n answers is correct.
 
-    The mean over all C(n, k) subsets, which are counted and not drawn: no seed, no
-    error of its own.  None casts no vote, and a subset without a vote is wrong.  Of m
-    answers that share the lead each is the majority with 1 / m.  Equal votes with
-    different verdicts (one may have timed out) are right by the share of the correct.
+    It is the mean over all C(n, k) subsets, which are counted, not drawn: there is no
+    seed and no sampling error.  None casts no vote, and a subset without a vote is
+    wrong.  If m answers share the lead, each is the majority with chance 1 / m.  Equal
+    votes with different verdicts (one may have timed out) count by the correct share.
     """
     assert 1 <= k <= len(votes) <= MAX_SAMPLES, (k, len(votes))
     counts = Counter(vote for vote in votes if vote is not None)
@@ -87,7 +87,7 @@ def _lead(count: int, others: tuple[int, ...], silent: int, k: int) -> float:
     ways = 0.0
     for votes in range(1, min(count, k) + 1):
         left = k - votes
-        # [x, y]: subsets of the others with so many samples and so many ties
+        # [x, y]: number of subsets of the others with x samples and y ties
         subsets = np.zeros((left + 1, len(others) + 1))
         subsets[: silent + 1, 0] = [
             math.comb(silent, taken) for taken in range(min(silent, left) + 1)
@@ -115,7 +115,7 @@ class PromptOutcome:
     """A judged prompt as the figures need it; each list has a value per sample."""
 
     statuses: Sequence[Status]
-    judged: Sequence[bool]  # False: no figure but of lengths and verdicts counts it
+    judged: Sequence[bool]  # False: only figures of lengths and verdicts count it
     votes: Sequence[str | None] | None  # None: its answers cannot be compared
     tokens: Sequence[int]
     cut_off: Sequence[bool]
@@ -152,12 +152,12 @@ class PromptOutcome:
 def figures(outcomes: Sequence[PromptOutcome]) -> dict[str, Any]:
     """Return the figures of a set as JSON values; "se" is null for a single prompt.
 
-    Every value is a mean over prompts, and its standard error the one over prompts
-    (`standard_error`): of mean@n, of each pass@k and maj@k, and of the shares
-    and lengths, a prompt's own mean.  maj@k is null where answers are programs.
+    Every value (mean@n, each pass@k and maj@k, the shares and lengths) is the mean over
+    prompts of each prompt's own mean, with the standard error over prompts
+    (`standard_error`).  maj@k is null where answers are programs.
 
-    Unjudged samples are left out of mean@n, pass@k and maj@k, which are over the
-    prompts that have a judged one, or k of them; null where none has.
+    Unjudged samples are left out of mean@n, pass@k and maj@k.  These are means over the
+    prompts that have a judged sample, or k of them; null if no prompt has.
     """
     num_samples = len(outcomes[0].statuses)
     counts = counts_up_to(num_samples)
@@ -169,7 +169,7 @@ def figures(outcomes: Sequence[PromptOutcome]) -> dict[str, Any]:
         "samples_per_prompt": num_samples,
         "unjudged": {
             "samples": int(unjudged.sum()),
-            "prompts": int((unjudged == num_samples).sum()),  # without any other
+            "prompts": int((unjudged == num_samples).sum()),  # without a judged one
         },
         "mean": _mean([np.mean(each.passed) for each in outcomes if each.passed]),
         "pass_at": {str(k): _mean(_pass_at(outcomes, k)) for k in counts},

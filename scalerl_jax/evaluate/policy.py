@@ -1,4 +1,4 @@
-"""The policy of a checkpoint that flags name, ready to be sampled."""
+"""The policy of a checkpoint that flags name, loaded for sampling."""
 
 import contextlib
 import dataclasses
@@ -46,7 +46,7 @@ from scalerl_jax.wiring.sampling import (
 
 _log = logging.getLogger(__name__)
 _PLAIN_S = 10.0  # between two lines of progress where there is no terminal
-# Settings that are the policy's own: sampled with others it is another policy.
+# Settings that belong to the policy: sampled with other values it is another policy.
 _OF_THE_POLICY = (
     "data.template",
     "data.system_prompt",
@@ -61,9 +61,10 @@ _DEFINE = {
     "string": flags.DEFINE_string,
     "list": flags.DEFINE_list,
     "integer": flags.DEFINE_integer,
+    "boolean": flags.DEFINE_bool,
     "float": flags.DEFINE_float,
 }
-Flag = tuple[str, str, str]  # kind, name and meaning; without it the value is None
+Flag = tuple[str, str, str]  # kind, name and meaning; the default is None
 _SHARED: tuple[Flag, ...] = (
     (
         "string",
@@ -71,15 +72,15 @@ _SHARED: tuple[Flag, ...] = (
         "A Hugging Face directory or id, a GGUF file, a run directory (its newest "
         "checkpoint) or one checkpoint of a run; without it, model.checkpoint.",
     ),
-    ("integer", "samples", "Of each prompt; without it, eval.samples_per_prompt."),
-    ("integer", "num_prompts", "Spread evenly over those there are; else all."),
-    ("float", "temperature", "Of sampling, 0: greedy; without it, eval.temperature."),
+    ("integer", "samples", "Samples per prompt; default: eval.samples_per_prompt."),
+    ("integer", "num_prompts", "Prompts, spread evenly over the set; default: all."),
+    ("float", "temperature", "Sampling temperature, 0: greedy (eval.temperature)."),
 )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """A command line: settings with what the flags change, and the flags."""
+    """A command line: the settings as changed by the flags, and the flags."""
 
     config: Config
     checkpoint: str  # a directory or a file
@@ -95,7 +96,7 @@ def run_command(
 ) -> int:
     """Run a command with flags of its `own`, and return the exit status.
 
-    `view` acts in place of `act` where --rollouts is given, and needs no checkpoint.
+    `view` replaces `act` if --rollouts is given, and needs no checkpoint.
     """
 
     def run() -> int:
@@ -121,9 +122,9 @@ def run_command(
 
 
 def _resolved(given: Any, values: flags.FlagValues) -> Options:
-    """Return the checked settings with what the flags change."""
+    """Return the checked settings, as changed by the flags."""
     checkpoint = values["checkpoint"].value
-    if checkpoint:  # what the config names need not be there
+    if checkpoint:  # the config's own checkpoint need not exist
         given.model.checkpoint = checkpoint
     if values["samples"].value is not None:
         given.eval.samples_per_prompt = values["samples"].value
@@ -163,7 +164,7 @@ class Described:
 
 
 def describe(config: Config, checkpoint: str) -> Described:
-    """Return the checkpoint's architecture and tokenizer; log what its run had else."""
+    """Return the checkpoint's architecture and tokenizer; warn of changed settings."""
     own = run_settings(checkpoint)
     if own is None:
         own = Config(model=ModelConfig(checkpoint=checkpoint))
@@ -196,13 +197,13 @@ class Meter:
     """Counts prompts and tokens for the newest bar of a display."""
 
     def __init__(self, progress: Progress, done: int) -> None:
-        """Start with `done` prompts before."""
+        """Start with `done` prompts already judged."""
         self._progress, self._done = progress, done
         self._started_s = time.monotonic()
         self.tokens = 0
 
     def listen(self, sample: int, tokens: np.ndarray, logprobs: np.ndarray) -> None:
-        """Count tokens of a sample that have come; a `requests.Listener`."""
+        """Count new tokens of a sample; a `requests.Listener`."""
         self.tokens += len(tokens)
 
     def done(self) -> None:
@@ -223,7 +224,7 @@ class Policy:
 
     @contextlib.contextmanager
     def metered(self, total: int, *, done: int = 0) -> Iterator[Meter]:
-        """Open a bar for `total` prompts, `done` of them before."""
+        """Open a progress bar for `total` prompts, `done` of them already judged."""
         progress = self.evaluator.progress
         with progress.bar("prompt", total=total, done=done, every_s=_PLAIN_S):
             yield Meter(progress, done)
@@ -231,7 +232,7 @@ class Policy:
     def judged(self, prompts: Sequence[Prompt], meter: Meter) -> Iterator[JudgedPrompt]:
         """Yield the prompts, sampled and judged, in the order in which verdicts come.
 
-        A prompt is counted once the caller has dealt with it.
+        The meter counts a prompt after the caller has handled it.
         """
         evaluator = dataclasses.replace(self.evaluator, prompts=prompts)
         for judged in evaluator.steps(
@@ -244,10 +245,10 @@ class Policy:
 
 @contextlib.contextmanager
 def open_policy(described: Described, own: OwnReward | None) -> Iterator[Policy]:
-    """Load the policy, and have its verifiers until the end of the block.
+    """Load the policy, and run its verifiers until the end of the block.
 
-    `own`: what judges, in place of each prompt's own verifier.
-    It is on the first device, or over as many as generators.devices says.
+    `own` judges in place of each prompt's verifier.  The policy is on the first device,
+    or sharded over generators.devices of them.
     """
     config, arch = described.config, described.arch
     keep_programs(config.compile_cache)
@@ -295,7 +296,7 @@ def spread(prompts: Sequence[Any], count: int | None) -> Sequence[Any]:
 
 
 def _placed(params: PyTree, arch: Architecture, mesh: Mesh) -> PyTree:
-    """Return the params as `learner.publish` gives them: for the same programs."""
+    """Return the params in the layout of `learner.publish`, for the same programs."""
     return jax.device_put(unstack_layers(params, arch), sampler_shardings(arch, mesh))
 
 

@@ -1,8 +1,8 @@
-"""The directory of an evaluation, and the page in it: it opens offline by itself.
+"""The output directory of an evaluation, and its page of samples that opens offline.
 
-The page's template is `assets/viewer/viewer.html`.  Each prompt is a JSON text of its
-own, which the page reads when it is looked at or searched; everything that a model
-wrote reaches the page as text nodes alone.
+The page's template is `assets/viewer/viewer.html`.  Each prompt is a separate JSON
+text, which the page parses when the prompt is shown or searched; everything that a
+model wrote enters the page as text nodes only.
 """
 
 import codecs
@@ -32,7 +32,7 @@ from scalerl_jax.run.writing import replace_file, replacing
 
 _OF_EPISODES = ("turns", "reward", "reward_parts")  # fields that not all rows have
 SUMMARY_FILE, SAMPLES_FILE, PAGE_FILE = "summary.json", "samples.jsonl", "viewer.html"
-_PARTIAL = ".partial"  # what a killed evaluation leaves behind ends so
+_PARTIAL = ".partial"  # ending of the directory of an unfinished evaluation
 _TEMPLATE = Path(scalerl_jax.__file__).parent / "assets" / "viewer" / "viewer.html"
 _DATA = "<!-- data -->"  # in the template, where the prompts go
 _SNIPPET = 160  # letters of a prompt in the list
@@ -40,21 +40,21 @@ _SNIPPET = 160  # letters of a prompt in the list
 
 @contextlib.contextmanager
 def open_results(out: Path) -> Iterator["Results"]:
-    """Open a directory, which has another name until it is whole.
+    """Open a directory, which has a temporary name until it is complete.
 
     Raises:
-        ValueError: there is something already, or it cannot be written.
+        ValueError: it already exists and is not empty, or it cannot be written.
     """
     partial = out.with_name(out.name + _PARTIAL)
     try:
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise ValueError(f"--out={out} is there already; name another")
+            raise ValueError(f"--out={out} already exists; name another")
         out.parent.mkdir(parents=True, exist_ok=True)
         partial.mkdir()
         file = open(partial / SAMPLES_FILE, "w", encoding="utf-8", buffering=1)
     except FileExistsError as error:
         raise ValueError(
-            f"{partial} is there: an evaluation is running or was killed; remove it, "
+            f"{partial} exists: an evaluation is running or was killed; remove it, "
             f"or name another --out"
         ) from error
     except OSError as error:
@@ -64,35 +64,35 @@ def open_results(out: Path) -> Iterator["Results"]:
         with naming(f"--out={out}"):
             yield results
     finally:
-        with contextlib.suppress(OSError):  # of a full disk, which has been told
+        with contextlib.suppress(OSError):  # a full disk, already reported
             file.close()
         if partial.exists() and results.empty:
             shutil.rmtree(partial)
 
 
 class Results:
-    """Rows as prompts finish, in the order of the sets; `finish` makes the rest."""
+    """Writer of a row per prompt in the order of the sets; `finish` writes the rest."""
 
     def __init__(self, out: Path, partial: Path, file: TextIO) -> None:
-        """Begin with no row in the file, which is in the directory `partial`."""
+        """Start with an empty `file` in the directory `partial`."""
         self._out, self._partial, self._file = out, partial, file
-        self._held: dict[int, str] = {}  # lines whose predecessors are not done
+        self._held: dict[int, str] = {}  # lines that wait for earlier ones
         self._next = 0
 
     @property
     def empty(self) -> bool:
-        """Return whether no row has come."""
+        """Return whether no row was added."""
         return not self._next and not self._held
 
     def add(self, number: int, row: dict[str, Any]) -> None:
-        """Write the row of a prompt, numbered over all sets, after those before."""
+        """Write the row of a prompt, in the order of numbers, which span all sets."""
         self._held[number] = json.dumps(row, allow_nan=False)
         while self._next in self._held:
             self._file.write(self._held.pop(self._next) + "\n")
             self._next += 1
 
     def finish(self, summary: dict[str, Any], *, title: str, note: str) -> None:
-        """Write the summary and the page, and give the directory its name."""
+        """Write the summary and the page, and give the directory its final name."""
         for number in sorted(self._held):  # of an evaluation that was interrupted
             self._file.write(self._held[number] + "\n")
         _close(self._file)
@@ -104,7 +104,7 @@ class Results:
 
 
 def _close(file: TextIO) -> None:
-    """Close a file that is then on the disk."""
+    """Write a file to disk and close it."""
     file.flush()
     os.fsync(file.fileno())
     file.close()
@@ -113,12 +113,12 @@ def _close(file: TextIO) -> None:
 def final_answer(
     given: str | None, reference: dict[str, Any], *, math_answer: MathAnswer
 ) -> tuple[str | None, str | None]:
-    r"""Return the answer in what a verifier was given, and what it votes for.
+    r"""Return the answer in the text that a verifier was given, and the answer's vote.
 
-    Of maths it is what stands in the last \boxed{} or the last number, as
-    reward.math_answer says, and votes are equal that differ in spaces and delimiters
-    only: "1/2" and "0.5" are two, whatever their verdicts, because the verifier
-    compares with the reference alone.  Programs have no vote.  None: there is none.
+    For maths the answer is the content of the last \boxed{} or the last number, as
+    reward.math_answer says.  Votes that differ only in spaces and delimiters are equal;
+    "1/2" and "0.5" are two votes, whatever their verdicts, as the verifier compares
+    with the reference only.  Programs have no vote.  A missing answer or vote is None.
     """
     if given is None:
         return None, None
@@ -140,8 +140,9 @@ def row_of(
     """Return a prompt of the set `name` and its samples as JSON values, and the votes.
 
     `logprobs` are nats, at the temperature of sampling and without top-k, top-p and
-    min-p; null where a token was forced.  `answer_start` is where in the completion
-    the last end of thinking is over; null if it never ends.  Programs have no votes.
+    min-p; null where a token was forced.  `answer_start` is the offset in the
+    completion after the last end of thinking; null if thinking never ends.  Programs
+    have no votes.
     """
     config, tokenizer, prompt = described.config, described.tokenizer, group.prompt
     answers = [
@@ -194,7 +195,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the prompts of a samples.jsonl or of a run's rollouts.jsonl.
 
     Raises:
-        ValueError: the file cannot be read, or a line of it is neither.
+        ValueError: the file cannot be read, or a line is of neither kind.
     """
     lines = read_lines(path)
     try:
@@ -213,7 +214,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _by_prompt(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the rollouts of a run, those of a prompt together, step by step."""
+    """Yield the rollouts of a run, grouped by prompt, in the order of steps."""
     prompts: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
         prompts.setdefault((row["task"], row["prompt"]), []).append(row)
@@ -230,7 +231,7 @@ def _by_prompt(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 def _sample_of(row: dict[str, Any]) -> dict[str, Any]:
     text = row["completion"]
-    start = row.get("answer_start", 0)  # runs of before do not say: show all of it
+    start = row.get("answer_start", 0)  # older runs lack it: show all
     return {
         "label": f"step {row['step']}",
         "completion": text,
@@ -272,7 +273,7 @@ def _data(name: str, value: Any) -> str:
 
 
 def _end_of(prompt: str) -> str:
-    """Return the last words: what comes first is often the same in all."""
+    """Return the last words of a prompt; the first ones are often equal in all."""
     end = prompt[-_SNIPPET:]
     return end if end == prompt else "… " + end.partition(" ")[2]
 
@@ -300,5 +301,5 @@ def _compact(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _units(text: str) -> int:
-    """Return the length of a text as JavaScript counts."""
+    """Return the length of a text in UTF-16 units, as JavaScript counts."""
     return len(text.encode("utf-16-le", "surrogatepass")) // 2

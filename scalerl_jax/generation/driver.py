@@ -1,11 +1,11 @@
-"""Generators that are one thread of this process, with one sampler.
+"""The generators of one process: one thread with one sampler.
 
-The thread begins as many groups as the order book admits, makes one step after the
+The thread starts as many groups as the order book admits, makes one step after the
 other with the newest published params (the KV cache is kept), and never waits for a
 verifier while there is something to sample.  Jobs from other threads, such as an
 evaluation, run between two steps: nothing else samples then, and all their tokens are
-of one version. An evaluation beside the sampling instead alternates with it step by
-step, in slots of its own and with its own params.
+of one version.  An evaluation beside the sampling instead alternates with it step by
+step, with its own slots and params.
 """
 
 import threading
@@ -28,21 +28,20 @@ from scalerl_jax.generation.evaluation import (
 from scalerl_jax.generation.judging import Judging
 from scalerl_jax.process.step_watch import StepWatch
 from scalerl_jax.run.ledger import Ledger
-from scalerl_jax.sampler.driver import Driver
-from scalerl_jax.sampler.protocol import Sampler
+from scalerl_jax.sampler.protocol import Driver, Sampler
 from scalerl_jax.sampler.requests import Request, SamplerStats, Samples
 from scalerl_jax.sampler.sampling import Sampling
 from scalerl_jax.types import Group, Prompt, PyTree
 from scalerl_jax.weights.publication import Published, receive
 
-_IDLE_WAIT_S = 0.05  # between two looks, when there is nothing to sample
-_STEP_TIMEOUT_S = 600.0  # for the step that is under way
-_AGAIN: Any = object()  # returned by a job that is to be called after the next step
+_IDLE_WAIT_S = 0.05  # between two checks, when there is nothing to sample
+_STEP_TIMEOUT_S = 600.0  # for the current step
+_AGAIN: Any = object()  # returned by a job to be called again after the next step
 _Result = TypeVar("_Result")
 
 
 class LocalGenerators:
-    """The `contract.Generators` of one process; the thread's methods are below."""
+    """The `contract.Generators` of one process; the thread's methods come last."""
 
     def __init__(
         self,
@@ -61,7 +60,7 @@ class LocalGenerators:
         group_timeout_s: float,
         batch_timeout_s: float = 3600.0,
     ) -> None:
-        """Make the thread, which has no params: `publish` must come before `start`."""
+        """Make the thread, without params: call `publish` before `start`."""
         self._driver = Driver(sampler)
         self._orders = orders
         self._episodes = episodes
@@ -87,10 +86,10 @@ class LocalGenerators:
         self._watch = StepWatch(self._thread)
 
     def publish(self, publication: Publication, *, policy_version: int) -> None:
-        """Hand over params for the next step; the one under way keeps its own.
+        """Deliver params for the next step; the current step keeps its own.
 
         Raises:
-            RuntimeError: they differ from what was sent; the older ones stay in use.
+            RuntimeError: they differ from the params sent; the older ones stay in use.
         """
         published = _own(publication)
         params = receive(published, policy_version=policy_version)
@@ -99,7 +98,7 @@ class LocalGenerators:
         self._orders.wake()
 
     def start(self) -> None:
-        """Begin to sample what the order book asks for."""
+        """Start to sample the groups of the order book."""
         assert self._published is not None, "publish params first"
         self._running = True
         self._thread.start()
@@ -107,8 +106,8 @@ class LocalGenerators:
     def stop(self, timeout_s: float) -> None:
         """Wait for the thread, once the order book's run is over.
 
-        A step that takes longer than `timeout_s` may end later without any effect.  A
-        thread that hangs is not waited for.
+        A step that takes longer than `timeout_s` may end later, without any effect.
+        There is no wait for a thread that hangs.
         """
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline and self._thread.is_alive():
@@ -118,11 +117,11 @@ class LocalGenerators:
         self._end()
 
     def hang(self) -> str:
-        """Return where the thread is, if a step has lasted for half the time limit."""
+        """Return the thread's location, if a step has lasted half the time limit."""
         return self._watch.hang(self._batch_timeout_s / 2)
 
     def in_flight(self) -> dict[int, int]:
-        """Return the tickets under way, and how many tokens each has so far."""
+        """Return the tokens that each ticket under way has so far."""
         return {key: each.tokens for key, each in list(self._episodes.open.items())}
 
     def evaluate(
@@ -133,13 +132,13 @@ class LocalGenerators:
         stopped: Callable[[], bool],
         beside: bool = False,
     ) -> tuple[Evaluation, list[Probed]]:
-        """Return the pass rate at a version, and completions to compare with.
+        """Return the evaluation at a version, and completions for the mismatch.
 
-        With `beside` the sampling goes on, with newer params, and no completions are
+        With `beside` sampling continues, with newer params, and no completions are
         returned.
 
         Raises:
-            Abandoned: `stopped` said so, or the run is over.
+            Abandoned: `stopped` has returned True, or the run is over.
         """
         evaluator, params = self.evaluator, _own(publication).params
         stopped = self._watch.noting(stopped)
@@ -166,12 +165,12 @@ class LocalGenerators:
         stopped: Callable[[], bool],
         beside: bool = False,
     ) -> list[JudgedPrompt]:
-        """Return held-out prompts of these places, completed and judged at a version.
+        """Return the held-out prompts `places`, completed and judged at a version.
 
-        With `beside` the sampling goes on meanwhile.
+        With `beside` sampling continues meanwhile.
 
         Raises:
-            Abandoned: `stopped` said so, or the run is over.
+            Abandoned: `stopped` has returned True, or the run is over.
         """
         steps = self.evaluator.steps(
             _own(publication).params,
@@ -193,19 +192,19 @@ class LocalGenerators:
         return self.between_steps(job)
 
     def sample(self, publication: Publication) -> list[Probed]:
-        """Return (prompt, completion) pairs of the probe, always the same prompts."""
+        """Return (prompt, completion) pairs of the probe, whose prompts are fixed."""
         stopped = self._watch.noting(never)
         return self.between_steps(
             lambda: self.probe(_own(publication).params, stopped=stopped)
         )
 
     def between_steps(self, job: Callable[[], _Result]) -> _Result:
-        """Run `job` between two steps, at once if there are none; return its result.
+        """Run `job` between two steps, or at once if none runs; return its result.
 
         A job that returns `_AGAIN` is called again after the next step.
 
         Raises:
-            Abandoned: the run has ended before that step.
+            Abandoned: the run has ended before the job.
             TimeoutError: the thread hangs, before the job or in it.
         """
         future: Future[_Result] = Future()
@@ -221,7 +220,7 @@ class LocalGenerators:
         before_s = min(_STEP_TIMEOUT_S, self._batch_timeout_s)
         while True:
             try:
-                # Signal handlers run only when this thread goes on: wait in pieces.
+                # Signal handlers run only when this thread wakes: wait in pieces.
                 return future.result(_IDLE_WAIT_S)
             except TimeoutError:
                 if future.done():
@@ -239,7 +238,7 @@ class LocalGenerators:
     # -- in the thread ----------------------------------------------------------------
 
     def _run(self) -> None:
-        """Sample until the run is over; hand a failure to the loop."""
+        """Sample until the run is over; pass a failure to the loop."""
         try:
             while True:
                 self._turn()
@@ -249,7 +248,7 @@ class LocalGenerators:
             self._orders.fail(failure)
         finally:
             self._end()
-            # No step follows, and after a failure none could: begun jobs are given up.
+            # No step follows: abandon the jobs that have started.
             begun = [each for each in self._jobs if each[1].running()]
             self._jobs = [each for each in self._jobs if each not in begun]
             self._do_jobs()
@@ -257,7 +256,7 @@ class LocalGenerators:
                 future.set_exception(Abandoned())
 
     def _turn(self) -> None:
-        """Begin groups, make a step with the newest params, hand in judged groups."""
+        """Start groups, make a step with the newest params, put judged groups."""
         self._watch.ended()
         self._do_jobs()
         self._watch.ended()
@@ -269,7 +268,7 @@ class LocalGenerators:
             with self._ledger.activity("generate", pool=self._pool):
                 completions = self._driver.step()
             self._count_work()
-            self._orders.raise_if_over()  # before the books of a stopped run change
+            self._orders.raise_if_over()  # before the state of a stopped run changes
             for completion in completions:
                 if self._episodes.add(completion, version):
                     self._orders.sampled(completion.request_id)
@@ -295,7 +294,7 @@ class LocalGenerators:
         with self._changed:
             if self._published is None:
                 raise RuntimeError(
-                    "params were lost as others were to take their place"
+                    "the params were lost: replacing them in place has failed"
                 )
             params, version = self._published
             self._driver.sampler.load(params, version)
@@ -304,7 +303,7 @@ class LocalGenerators:
             return version
 
     def _do_jobs(self) -> None:
-        """Run the jobs of other threads, and hand them the results or errors."""
+        """Run the jobs of other threads, and return results or errors to them."""
         with self._changed:
             jobs, self._jobs = self._jobs, []
         for job, future in jobs:
@@ -312,7 +311,7 @@ class LocalGenerators:
                 continue
             try:
                 result = job()
-            except BaseException as error:  # noqa: BLE001  raised in who asked
+            except BaseException as error:  # noqa: BLE001  raised in the caller
                 future.set_exception(error)
             else:
                 if result is _AGAIN:
@@ -322,7 +321,7 @@ class LocalGenerators:
                     future.set_result(result)
 
     def _next_episode(self, version: int) -> Episode | None:
-        """Begin another group if the order book admits one."""
+        """Start another group if the order book admits one."""
         order = self._orders.admit(version)
         if order is None:
             return None
@@ -338,7 +337,7 @@ class LocalGenerators:
         return episode
 
     def _group(self, episode: Episode) -> Group:
-        """Return a judged episode as the group that is queued."""
+        """Return a judged episode as the group for the queue."""
         return Group(
             ticket=episode.key,
             prompt=episode.given,
@@ -350,7 +349,7 @@ class LocalGenerators:
         )
 
     def _drop_late(self) -> None:
-        """Give up groups that are withdrawn, or sampled for longer than the limit."""
+        """Drop groups that are withdrawn, or sampled for longer than the limit."""
         limit = time.monotonic() - self._group_timeout_s
         withdrawn = self._orders.withdrawn()
         late = [
@@ -362,14 +361,14 @@ class LocalGenerators:
         for episode in late:
             lost = self._driver.sampler.cancel(episode.key)
             self._count_work()
-            # The sampler returns the number of tokens that no completion has.
+            # `lost` tokens are in no completion, and counted as wasted by the sampler.
             self._ledger.count(wasted_tokens=episode.tokens - lost)
             reason = "withdrawn" if episode.key in withdrawn else "timeout"
             self._orders.drop(episode.key, reason)
             del self._episodes.open[episode.key]
 
     def _count_work(self) -> None:
-        """Enter in the ledger the sampler's work since the last call."""
+        """Add the sampler's work since the last call to the ledger."""
         stats = self._driver.sampler.stats
         self.metrics = stats.metrics()
         amounts = {

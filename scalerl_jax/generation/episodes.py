@@ -1,8 +1,8 @@
 """Episodes: from a prompt to its completions, and from these to their verdicts.
 
-A judge is an environment of one turn, and is given a prompt's completions together.
-An environment of more answers each turn by itself, and what it says is appended to the
-tokens, which the sampler then goes on from.
+A judge is an environment of one turn, and gets all completions of a prompt together.
+An environment of several turns answers each turn separately; its observation is
+appended to the tokens, and the sampler continues from there.
 """
 
 import dataclasses
@@ -28,42 +28,42 @@ from scalerl_jax.types import Prompt, Turn
 
 @dataclasses.dataclass(kw_only=True)
 class Story:
-    """One sample's turns so far, where an environment answers by turns."""
+    """One sample's turns so far, with an environment of several turns."""
 
     turns: list[Turn] = dataclasses.field(default_factory=list)
-    text: str = ""  # of the last sampled turn, as its environment is given it
+    text: str = ""  # the last sampled turn, as the environment gets it
     said: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     verdict: Verdict | None = None  # None: it has not ended
-    opened: Opening = Opening()  # what was said before the first turn
-    refused: Verdict | None = None  # why nothing could be, by which it ends
+    opened: Opening = Opening()  # the environment's text before the first turn
+    refused: Verdict | None = None  # set if the opening failed; ends the sample
 
 
 @dataclasses.dataclass(kw_only=True)
 class Episode:
     """A prompt with its completions and their verdicts, sample by sample."""
 
-    key: int  # ticket of a group, or place of a prompt in an evaluation
+    key: int  # ticket of a group, or index of a prompt in an evaluation
     prompt: Prompt
     num_samples: int
     begun_s: float
-    number: int = 0  # of all that were begun: a key may come again
+    number: int = 0  # unique, since a key may be used again
     tokens: int = 0  # sampled so far
     ended_version: int = -1  # version when the last completion ended; -1: not yet
     completions: dict[int, Completion] = dataclasses.field(default_factory=dict)
     answers: tuple[str | None, ...] = ()  # as the verifier got them
     verdicts: tuple[Verdict, ...] = ()
     detail: str = ""  # why some have no verdict; empty if all have one
-    request: Request | None = None  # by which the sampler goes on; set when it is made
+    request: Request | None = None  # the sampler's request, once it is made
     stories: dict[int, Story] = dataclasses.field(default_factory=dict)
-    unopened: int = 0  # samples that wait for their environments to begin
+    unopened: int = 0  # samples whose environments have not opened yet
 
     def listen(self, sample: int, tokens: np.ndarray, logprobs: np.ndarray) -> None:
-        """Count tokens as they come."""
+        """Count new tokens."""
         self.tokens += len(tokens)
 
     @property
     def lacking(self) -> int:
-        """Return how many of its samples may need a slot."""
+        """Return the number of its samples that may need a slot."""
         if self.ended_version >= 0:
             return 0
         ended = [each for each in self.stories.values() if each.verdict is not None]
@@ -71,9 +71,9 @@ class Episode:
 
     @property
     def given(self) -> Prompt:
-        """Return the prompt as the samples have it in common.
+        """Return the part of the prompt that all samples share.
 
-        It lacks its end where an environment's opening stands before that.
+        It lacks the prompt's end if an environment's opening comes before that.
         """
         tokens = self.prompt.tokens if self.request is None else self.request.tokens
         if len(tokens) == len(self.prompt.tokens):
@@ -87,7 +87,7 @@ class Episode:
 
     @property
     def turns(self) -> tuple[tuple[Turn, ...], ...]:
-        """Return the turns of each sample; () where each is one turn."""
+        """Return the turns of each sample; () if each sample is one turn."""
         if not self.stories:
             return ()
         return tuple(
@@ -104,18 +104,18 @@ class Episodes:
         answer: Callable[[np.ndarray], str | None],
         turns: Turns | None = None,
     ) -> None:
-        """Begin with none; `answer` maps completion tokens to the text to judge."""
+        """Start with none; `answer` maps completion tokens to the text to judge."""
         self.open: dict[int, Episode] = {}
         self._verifier = verifier
         self._answer = answer
         self._turns = turns
-        self._begun = 0  # episodes
+        self._begun = 0  # number of episodes
 
     def fill(self, sampler: Sampler, begun: Callable[[], Episode | None]) -> None:
-        """Begin episodes as long as a slot is free for a sample of another one.
+        """Start episodes as long as a slot is free for a sample of another one.
 
-        `begun` gives the next one with its request, which the sampler gets at once, or
-        when all its environments have begun.
+        `begun` returns the next episode with its request, which goes to the sampler at
+        once, or after all its environments have opened.
         """
         while True:
             waiting = sum(each.unopened for each in list(self.open.values()))
@@ -131,7 +131,7 @@ class Episodes:
                 self._submit(episode, sample, begins=True)
 
     def begin(self, key: int, prompt: Prompt, num_samples: int) -> Episode:
-        """Expect `num_samples` completions of a prompt, under a new key."""
+        """Open an episode of `num_samples` completions of a prompt, under a new key."""
         self._begun += 1
         episode = Episode(
             key=key,
@@ -144,10 +144,10 @@ class Episodes:
         return episode
 
     def add(self, completion: Completion, version: int) -> bool:
-        """Take a completion; return whether it was the last one of its episode.
+        """Take a completion; return whether it was the last of its episode.
 
         After the last one the episode's answers are submitted to the verifiers.  An
-        environment is given each turn at once, and may ask for another.
+        environment of several turns gets each turn at once, and may request another.
 
         Raises:
             FloatingPointError: the logits of the sample were not finite.
@@ -178,10 +178,10 @@ class Episodes:
         return True
 
     def judged(self, sampler: Sampler) -> Iterator[Episode]:
-        """Close and yield the episodes whose verdicts have come, in that order.
+        """Close and yield the episodes whose verdicts have arrived, in that order.
 
-        Samples that an environment has asked for more go on in `sampler`, and those
-        whose environments have all begun begin there.
+        In `sampler`, samples for which an environment requests another turn continue,
+        and episodes whose environments have all opened start.
         """
         for verdicts in self._verifier.poll():
             if self._verifier.kind.by_turns:
@@ -201,13 +201,13 @@ class Episodes:
         return bool(self._verifier.pending)
 
     def wait(self, timeout_s: float) -> None:
-        """Sleep until a verdict comes, at most `timeout_s`."""
+        """Sleep until a verdict arrives, at most `timeout_s`."""
         self._verifier.wait(timeout_s)
 
     # -- episodes of several turns ----------------------------------------------------
 
     def _submit_turn(self, episode: Episode, completion: Completion) -> None:
-        """Give a sampled turn to the sample's environment."""
+        """Submit a sampled turn to the sample's environment."""
         assert self._turns is not None, "set with every environment"
         story = episode.stories.setdefault(completion.sample, Story())
         start = story.turns[-1].end if story.turns else 0
@@ -244,11 +244,11 @@ class Episodes:
         )
 
     def _take(self, verdicts: Verdicts, sampler: Sampler) -> Episode | None:
-        """Take what an environment said to a turn; return an episode that is over."""
+        """Take an environment's answer to a turn; return its episode if that ended."""
         key, number, sample = verdicts.key
         episode = self.open.get(key)
         if episode is None or episode.number != number:
-            return None  # given up meanwhile
+            return None  # dropped meanwhile
         (said,) = verdicts.verdicts
         if episode.unopened:
             self._open(episode, sample, said, sampler)
@@ -266,12 +266,12 @@ class Episodes:
     def _open(
         self, episode: Episode, sample: int, said: Said, sampler: Sampler
     ) -> None:
-        """Take what an environment has begun with; let the samples begin behind all."""
+        """Take an environment's opening; after the last one submit the samples."""
         story = episode.stories[sample]
         if isinstance(said, Opening):
             story.opened = said
         else:
-            assert isinstance(said, Verdict), "an environment has not been asked more"
+            assert isinstance(said, Verdict), "no turn was submitted yet"
             story.refused = said
         episode.unopened -= 1
         if episode.unopened:
@@ -302,7 +302,7 @@ class Episodes:
     def _go_on(
         self, episode: Episode, sample: int, said: More, sampler: Sampler
     ) -> Verdict | None:
-        """Let a sample go on behind what was said to it, or return why it cannot."""
+        """Continue a sample after an observation, or return its final verdict."""
         assert self._turns is not None, "set with every environment"
         story, completion = episode.stories[sample], episode.completions[sample]
         story.turns[-1] = story.turns[-1]._replace(reward=said.reward)
@@ -330,7 +330,7 @@ class Episodes:
         return None
 
     def _end(self, episode: Episode) -> None:
-        """Fill in what the samples of an episode have come to."""
+        """Set verdicts, answers and detail of an ended episode from its samples."""
         order: list[Any] = [episode.stories[n] for n in range(episode.num_samples)]
         episode.verdicts = tuple(each.verdict for each in order)
         details = (each.detail for each in episode.verdicts if each.detail)

@@ -1,10 +1,10 @@
-"""Completions at one policy version, to evaluate the policy or to compare samplers.
+"""Completions at one policy version, for evaluations and for the mismatch.
 
-They are sampled in slots of their own, so that all tokens are of one version.  An
-evaluation judges all held-out prompts; a probe completes always the same few of them,
-on whose completions the learner's log-probabilities are compared with the sampler's.
+They are sampled in their own slots, so that all tokens are of one version.  An
+evaluation judges all held-out prompts.  A probe always completes the same few of them,
+for comparing the learner's log-probabilities with the sampler's.
 
-The file is above 400 lines: an evaluation's figures stand beside what they are of.
+The file is above 400 lines: an evaluation's metrics are defined beside its sampling.
 """
 
 import dataclasses
@@ -27,8 +27,7 @@ from scalerl_jax.generation.episodes import Episode, Episodes
 from scalerl_jax.generation.judging import Judging
 from scalerl_jax.generation.turns import Turns
 from scalerl_jax.run.progress import Progress
-from scalerl_jax.sampler.driver import Driver
-from scalerl_jax.sampler.protocol import Sampler
+from scalerl_jax.sampler.protocol import Driver, Sampler
 from scalerl_jax.sampler.requests import Completion, Listener, Request, Samples
 from scalerl_jax.sampler.sampling import Sampling
 from scalerl_jax.types import Prompt, PyTree, Turn, count_turns
@@ -37,19 +36,19 @@ _POLL_S = 1.0  # between two checks of `stopped`
 
 
 class Abandoned(Exception):  # noqa: N818  an end, not an error
-    """The caller's `stopped` has ended the completing."""
+    """The caller's `stopped` has ended the sampling."""
 
 
 def never() -> bool:
-    """Return False: the default `stopped`, which lets everything be completed."""
+    """Return False: the default `stopped`, which never ends the sampling."""
     return False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Completing:
-    """Prompts that are completed again and again, each time at one version."""
+    """A fixed set of prompts that is completed repeatedly, each time at one version."""
 
-    make_sampler: Callable[[], Sampler]  # with slots of its own
+    make_sampler: Callable[[], Sampler]  # each with its own slots
     prompts: Sequence[Prompt]
     sampling: Sampling
     make_samples: Callable[[Prompt], Samples]
@@ -63,10 +62,10 @@ class Completing:
         listener: Listener | None = None,
         stopped: Callable[[], bool] = never,
     ) -> Iterator[list[Completion]]:
-        """Complete every sample of the prompts; yield the completions each step ends.
+        """Complete every sample of the prompts; yield the completions of each step.
 
         `places` are indices of the prompts to complete; None: all.  A completion's
-        `request_id` is the index of its prompt, which is read when there is a slot.
+        `request_id` is the index of its prompt, which is read when a slot is free.
 
         Raises:
             Abandoned: `stopped`, called before each step, returned True.
@@ -83,7 +82,7 @@ class Completing:
             yield self.step(driver)
 
     def driver(self, params: PyTree, *, version: int) -> Driver:
-        """Return a driver of a sampler of its own, with these params."""
+        """Return a driver of a new sampler, with these params."""
         driver = Driver(self.make_sampler())
         driver.sampler.load(params, version)
         return driver
@@ -91,12 +90,12 @@ class Completing:
     def requests(
         self, places: Sequence[int] | None, listener: Listener | None
     ) -> Iterator[Request]:
-        """Yield the request of each prompt, or of those at some places."""
+        """Yield the request of each prompt, or of the prompts `places`."""
         for place in range(len(self.prompts)) if places is None else places:
             yield self._request(place, listener)
 
     def step(self, driver: Driver) -> list[Completion]:
-        """Return the completions that a step has finished.
+        """Make a step; return the completions that it has finished.
 
         Raises:
             FloatingPointError: the logits of a sample were not finite.
@@ -125,7 +124,7 @@ Probed = tuple[Prompt, Completion]
 
 
 class Probe(Completing):
-    """A few prompts on whose completions learner and sampler are compared."""
+    """A few prompts with whose completions learner and sampler are compared."""
 
     def __call__(
         self, params: PyTree, *, stopped: Callable[[], bool] = never
@@ -143,33 +142,33 @@ class Probe(Completing):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """The figures of one evaluation, and a few of its rollouts to read.
+    """The metrics of one evaluation, and a few of its rollouts to read.
 
     A sample without a verdict is unjudged and counts in no pass rate: a prompt's pass
     rate is over its judged samples, and means are over prompts with such samples.
     """
 
-    pass_rate: float  # NaN where nothing was judged
+    pass_rate: float  # NaN if nothing was judged
     pass_rate_se: float  # standard error over prompts
-    reward_mean: float  # of the judged samples, prompt by prompt as the pass rate
+    reward_mean: float  # over prompts, of the mean over each one's judged samples
     num_prompts: int  # with a judged sample
     samples_per_prompt: int
     prompt_pass_rates: list[float]  # in the prompts' fixed order; NaN: unjudged
     cut_off_share: float
     interrupted_share: float
-    no_answer_share: float  # of all samples
-    unjudged_share: float  # of all samples: those without a verdict
-    too_costly_share: float  # of all samples, unjudged or wrong
+    no_answer_share: float  # share of all samples
+    unjudged_share: float  # share of all samples: those without a verdict
+    too_costly_share: float  # share of all samples, unjudged or wrong
     unjudged_prompts: int  # without a judged sample
     mean_completion_tokens: float
     pass_rate_by_task: dict[str, float]
-    rewards: dict[str, float]  # figures of the reward's parts, by name
-    mean_turns: float | None  # None: each completion is one
+    rewards: dict[str, float]  # metrics of the reward's parts, by name
+    mean_turns: float | None  # None: each completion is one turn
     rollouts: tuple[dict[str, Any], ...]
     details: tuple[str, ...]  # why verifiers failed, prompt by prompt
 
     def figures(self) -> dict[str, Any]:
-        """Return the figures by the names that they have in evals.jsonl."""
+        """Return the metrics by their names in evals.jsonl."""
         found = dict(vars(self))
         by_task = found.pop("pass_rate_by_task")
         parts = found.pop("rewards")
@@ -190,10 +189,10 @@ class JudgedPrompt:
     place: int  # index among the evaluator's prompts
     prompt: Prompt
     completions: tuple[Completion, ...]
-    turns: tuple[tuple[Turn, ...], ...]  # of each, as in `types.Rollout`
+    turns: tuple[tuple[Turn, ...], ...]  # of each completion, as in `types.Rollout`
     answers: tuple[str | None, ...]  # as the verifier got them
     verdicts: tuple[Verdict, ...]
-    rewards: tuple[float, ...]  # of those that count
+    rewards: tuple[float, ...]  # of each verdict, valid where `judged`
     detail: str  # why some have no verdict; empty if all have one
     judged: Sequence[bool]  # whether a sample counts in the pass rate
 
@@ -209,7 +208,7 @@ class JudgedPrompt:
 
     @property
     def pass_rate(self) -> float:
-        """Return the share of the judged samples that are correct; NaN without any."""
+        """Return the share of the judged samples that are correct; NaN for none."""
         judged = sum(self.judged)
         return sum(self.passed) / judged if judged else math.nan
 
@@ -220,7 +219,7 @@ def standard_error(values: Float[np.ndarray, " N"]) -> float:
         std(values, ddof = 1) / sqrt(N)
 
     `values` has one pass rate per prompt.  The error covers both the choice of prompts,
-    taken as drawn from many, and the chance in their samples.
+    seen as drawn from many, and the randomness of their samples.
     """
     if len(values) < 2:
         return math.nan
@@ -235,7 +234,7 @@ class Evaluator(Completing):
     verifier: VerifierPool
     judging: Judging
     logged_rollouts: int
-    turns: Turns | None = None  # with an environment
+    turns: Turns | None = None  # None without an environment
     progress: Progress = dataclasses.field(default_factory=Progress)
 
     def __call__(
@@ -245,7 +244,7 @@ class Evaluator(Completing):
         policy_version: int,
         stopped: Callable[[], bool] = never,
     ) -> Evaluation:
-        """Sample every prompt with these params, judge, and return the figures.
+        """Sample every prompt with these params, judge, and return the evaluation.
 
         Raises:
             Abandoned: `stopped` returned True.
@@ -264,7 +263,7 @@ class Evaluator(Completing):
     def summary(
         self, groups: Iterable[JudgedPrompt], *, policy_version: int
     ) -> Evaluation:
-        """Return the figures of judged prompts."""
+        """Return the evaluation of judged prompts."""
         return summarize(
             groups,
             policy_version=policy_version,
@@ -283,12 +282,12 @@ class Evaluator(Completing):
         stopped: Callable[[], bool] = never,
         wait_s: float = _POLL_S,
     ) -> Iterator[list[JudgedPrompt]]:
-        """Yield the prompts judged after each sampler step, then after each wait.
+        """Yield the newly judged prompts after each sampler step, then each wait.
 
-        Prompts are completed with these params, and judged while the sampler works;
-        they come in the order of their verdicts.  `places` are indices of the prompts
-        to sample; None: all.  `listener` gets tokens as they come.  `wait_s` is the
-        longest wait for a verdict once sampling has ended.
+        Prompts are completed with these params, and judged while the sampler works, in
+        the order of their verdicts.  `places` are indices of the prompts to sample;
+        None: all.  `listener` gets tokens when they are sampled.  `wait_s` is the
+        longest wait for a verdict after sampling has ended.
         """
         episodes = Episodes(self.verifier, self.judging.answer, self.turns)
         driver = self.driver(params, version=policy_version)
@@ -337,7 +336,7 @@ def summarize(
     samples_per_prompt: int,
     logged_rollouts: int,
 ) -> Evaluation:
-    """Return the figures of judged prompts, which may come in any order."""
+    """Return the evaluation of judged prompts, which may be in any order."""
     groups = sorted(groups, key=lambda group: group.place)
     by_prompt = np.array([group.pass_rate for group in groups])
     tasks = np.array([group.prompt.task for group in groups])
@@ -387,14 +386,14 @@ def summarize(
 
 
 def reward_of(verdict: Verdict) -> dict[str, Any]:
-    """Return the reward of a sample and its parts, of a user's functions."""
+    """Return a sample's reward and its parts, if they are a user's functions'."""
     if verdict.reward is None and not verdict.parts:
         return {}
     return {"reward": verdict.reward, "reward_parts": dict(verdict.parts)}
 
 
 def prompt_text(prompt: Prompt, turns: Sequence[Turn], tokenizer: Tokenizer) -> str:
-    """Return the text that stands before a completion."""
+    """Return the text before a completion."""
     if turns and not turns[0].sampled:  # it begins with an environment's opening
         return tokenizer.decode_all(prompt.tokens.tolist())
     return prompt.text
@@ -403,7 +402,7 @@ def prompt_text(prompt: Prompt, turns: Sequence[Turn], tokenizer: Tokenizer) -> 
 def turns_of(
     turns: Sequence[Turn], tokenizer: Tokenizer, tokens: list[int]
 ) -> dict[str, Any]:
-    """Return where in a completion's text each turn ends, and who wrote it."""
+    """Return the end of each turn in a completion's text, and who wrote it."""
     if not turns:
         return {}
     texts = tokenizer.written.texts(tokens)

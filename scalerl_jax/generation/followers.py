@@ -1,7 +1,7 @@
 """Transfer of published params into a replica of several processes.
 
-No device gets a version before every process holds it on its host, so that a version
-that one process cannot get changes nothing anywhere.
+No device gets a version before every process holds it on its host: if one process
+cannot fetch a version, none uses it.
 """
 
 import contextlib
@@ -16,25 +16,25 @@ from scalerl_jax.weights.receiving import LayOut, PublishedFrom
 
 
 class Followers(Protocol):
-    """The other processes of a replica, as the one that leads reaches them."""
+    """The leader's connection to the other processes of its replica."""
 
     def tell(self, call: EngineCall) -> None:
-        """Pass a call of the engine to each, after those before it; do not wait."""
+        """Send a call of the engine to each, in order; do not wait."""
         ...
 
     def ask(
         self, method: str, *arguments: Any, in_order: bool = False
     ) -> Callable[[], None]:
-        """Call a method of each one's `Follower`; return a function that waits.
+        """Call a method of each process's `Follower`; return a function that waits.
 
-        `in_order` puts the call behind the engine calls told before; else it runs
-        beside them.  The returned function raises the error of a follower that failed.
+        With `in_order` the call runs after the engine calls sent before; else it runs
+        concurrently.  The returned function raises the error of a follower that failed.
         """
         ...
 
 
 class PublishedToAll(PublishedFrom):
-    """The `PublishedFrom` of a leader, whose followers take each version too."""
+    """The `PublishedFrom` of a leader, whose followers fetch each version, too."""
 
     def __init__(
         self,
@@ -45,18 +45,18 @@ class PublishedToAll(PublishedFrom):
         followers: Followers,
         **how: Any,
     ) -> None:
-        """Fetch together with the followers of `engine`; `how` is as in the base."""
+        """Fetch together with the followers of `engine`; `how`: as in the base."""
         super().__init__(channel, abstract, **how)
         self._engine, self._followers = engine, followers
 
     def fetch(self, manifest: Manifest, *, apart: bool = False) -> LayOut:
-        """Fetch as `PublishedFrom` does, and return once all have fetched it."""
+        """Fetch as `PublishedFrom` does; return once all processes have fetched."""
         others = self._followers.ask("fetch", manifest, apart)
         own = super().fetch(manifest, apart=apart)
         others()
 
         def lay_out(before: PyTree | None) -> PyTree:
-            # Followers first delete the params that were deleted here.
+            # Followers first delete the params that the leader has deleted.
             self._followers.ask("obey", self._engine.let_go(), in_order=True)()
             number = self._engine.new_number()
             others = self._followers.ask("lay_out", number, in_order=self.in_place)
@@ -75,13 +75,13 @@ class PublishedToAll(PublishedFrom):
 
 
 class Follower:
-    """A process of a replica that does what the leader does, one thing at a time.
+    """A process of a replica that repeats the leader's calls, one at a time.
 
-    Its methods are those that `Followers.ask` names.
+    `Followers.ask` names its methods.
     """
 
     def __init__(self, followed: Followed, source: PublishedFrom) -> None:
-        """Make the leader's calls on `followed`, with params from `source`."""
+        """Repeat the leader's calls on `followed`, with params from `source`."""
         self._followed, self._source = followed, source
         self._fetched: LayOut | None = None
         self._newest: PyTree | None = None  # held only with `in_place`
@@ -94,14 +94,14 @@ class Follower:
         """Fetch a version to this host.
 
         Raises:
-            NotReceivedError: what was received before stays as it is.
+            NotReceivedError: the params received before are unchanged.
         """
         self._fetched = None
         self._fetched = self._source.fetch(manifest, apart=apart)
 
     def lay_out(self, number: int) -> None:
         """Put the last fetched params on the devices, under this number."""
-        assert self._fetched is not None, "the leader has all fetch first"
+        assert self._fetched is not None, "the leader waits until all have fetched"
         lay_out, self._fetched = self._fetched, None
         params = lay_out(self._newest)
         if self._source.in_place:

@@ -1,4 +1,4 @@
-"""From the verdicts on a prompt's completions to its rollouts and their rewards."""
+"""Turn the verdicts on a prompt's completions into rollouts and rewards."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -14,16 +14,16 @@ from scalerl_jax.types import Rollout, Turn
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Judging:
-    """Rules by which completions become answers, and verdicts rewards."""
+    """The rules that turn completions into answers and verdicts into rewards."""
 
     tokenizer: Tokenizer
     answer_after: str
     correct: float = 1.0
     wrong: float = -1.0
-    cut_off_is_wrong: bool = False  # whatever its verdict
-    unjudged_is_wrong: bool = False  # else an unjudged rollout is left out
-    max_too_costly_share: float = 0.1  # of a prompt's that are unjudged; more are wrong
-    whole: bool = False  # a user's function is given all of the completion
+    cut_off_is_wrong: bool = False  # True: whatever the verdict
+    unjudged_is_wrong: bool = False  # False: unjudged rollouts are left out
+    max_too_costly_share: float = 0.1  # share that may be unjudged; with more: wrong
+    whole: bool = False  # True: a user's function gets the whole completion
 
     def answer(self, tokens: np.ndarray) -> str | None:
         """Return the text that the verifier judges; None if there is no answer."""
@@ -33,7 +33,7 @@ class Judging:
         return extract_answer(text, answer_after=self.answer_after)
 
     def judged(self, statuses: Sequence[str]) -> list[bool]:
-        """Return for each of a prompt's answers whether it counts."""
+        """Return for each of a prompt's answers whether it counts as judged."""
         if self.unjudged_is_wrong:
             return [True] * len(statuses)
         return count_as_judged(statuses, max_too_costly_share=self.max_too_costly_share)
@@ -53,7 +53,7 @@ class Judging:
         )
 
     def reward(self, verdict: Verdict) -> float:
-        """Return the reward of a verdict that counts: its own, or of its status."""
+        """Return the verdict's own reward, or the reward of its status."""
         if verdict.reward is not None:
             return verdict.reward
         return self.correct if verdict.status == "correct" else self.wrong

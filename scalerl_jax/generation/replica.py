@@ -1,4 +1,4 @@
-"""A generator replica: the sampling thread, between a controller's exchanges.
+"""A generator replica: a sampling thread that a controller reaches by exchanges.
 
 `Replica.exchange` is the only call that a controller makes.
 """
@@ -24,13 +24,13 @@ _log = logging.getLogger(__name__)
 
 
 class ReplicaThread(LocalGenerators):
-    """The sampling thread of a replica, whose params may be replaced in place."""
+    """The sampling thread of a replica, whose params can be replaced in place."""
 
     def replace(self, make: Callable[[], Published], *, policy_version: int) -> None:
         """Replace the params in use by those that `make` returns, between two steps.
 
         Raises:
-            Exception: `make` failed; there are no params then, and sampling ends.
+            Exception: `make` failed; no params are left, and sampling ends.
         """
 
         def job() -> None:
@@ -42,13 +42,13 @@ class ReplicaThread(LocalGenerators):
     def await_use(self) -> None:
         """Return once the thread holds only the params published last.
 
-        This waits for the step under way, or for the end of the thread.
+        This waits for the current step, or for the end of the thread.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._in_use or not self._running)
 
     def lacking(self) -> list[int]:
-        """Return for each group not wholly sampled how many completions it lacks."""
+        """Return the missing completions of each group that is not fully sampled."""
         return [
             each.lacking
             for each in list(self._episodes.open.values())
@@ -57,10 +57,10 @@ class ReplicaThread(LocalGenerators):
 
 
 class Fetch(Protocol):
-    """Makes params of publications."""
+    """A function that fetches the params of a publication."""
 
     def __call__(self, publication: Any, /) -> Published:
-        """Return the params of a publication that follows on those before."""
+        """Return the params of the next publication."""
         ...
 
     in_place: bool  # the devices have no room for two versions
@@ -69,21 +69,21 @@ class Fetch(Protocol):
         """Fetch a publication, and return a function that installs it.
 
         With `in_place` that function is called between two steps, and deletes the
-        params used before.
+        params in use.
         """
         ...
 
     def pinned(self, publication: Any, /) -> Published:
-        """Return the params of any publication, which are held until `release`."""
+        """Return the params of any publication; hold them until `release`."""
         ...
 
     def release(self) -> None:
-        """Hold no pinned params any more."""
+        """Release the pinned params."""
         ...
 
 
 class Replica:
-    """One sampling thread with its engine and verifiers, as a controller reaches it."""
+    """One sampling thread with its engine and verifiers, and its reports."""
 
     def __init__(
         self,
@@ -99,9 +99,9 @@ class Replica:
     ) -> None:
         """Wrap a thread that is not started.
 
-        `fetch` turns publications into params; None: a publication is params already.
-        With `work` the replica reports busy seconds and counts; without it the ledger
-        gets them directly.
+        `fetch` turns publications into params; None: publications are params.  With
+        `work` the replica reports busy seconds and counts; without it the ledger gets
+        them directly.
         """
         self.where = where
         self._generators = generators
@@ -111,15 +111,15 @@ class Replica:
         self._fetch = fetch
         self._work = work
         self._started = False
-        self._version = -1  # the last one fetched
+        self._version = -1  # the last version fetched
         self._told = False  # whether a refusal of later params has been reported
         self._abandoned: set[int] = set()
-        self._pinned_for: set[int] = set()  # jobs with params of their own
-        # Params are fetched one after the other, while the thread samples on.
+        self._pinned_for: set[int] = set()  # numbers of jobs with their own params
+        # Params are fetched one after the other, while the thread samples.
         self._fetching = ThreadPoolExecutor(1, thread_name_prefix="params")
 
     def exchange(self, instructions: Instructions, wait_s: float) -> ReplicaReport:
-        """Take instructions, wait for news of the sampling thread, and report."""
+        """Take instructions, wait until there is something to report, and report."""
         if instructions.publication is not None:
             self._fetching.submit(
                 self._install, instructions.publication, instructions.policy_version
@@ -149,29 +149,29 @@ class Replica:
         )
 
     def _capacity(self) -> int:
-        """Return the number of groups it has room for, the present ones included."""
+        """Return the number of groups that fit, including the present ones."""
         lacking, waiting = self._generators.lacking(), self._orders.waiting
         free = self._slots - sum(lacking) - waiting * self._group_size
         return len(lacking) + waiting + max(0, -(-free // self._group_size))
 
     def leave(self) -> None:
-        """Ask the controller to take this replica's work back and to replace it."""
+        """Ask the controller to reassign this replica's work and to replace it."""
         self._orders.leave()
 
     def stop(self, timeout_s: float) -> None:
-        """End the sampling thread, which may be in the midst of a step."""
+        """End the sampling thread, which may be in a step."""
         self._orders.deliver(Instructions(over=True))
         self._fetching.shutdown(wait=False, cancel_futures=True)
         self._generators.stop(timeout_s)
 
     def _install(self, publication: Any, policy_version: int) -> None:
-        """Hand params to the sampling thread; keep the old ones if they arrive damaged.
+        """Publish params to the sampling thread; keep the old ones if the fetch fails.
 
-        A publication that comes during another fetch is fetched after it.
+        A publication that arrives during another fetch is fetched after it.
         """
         try:
             if policy_version < self._version:
-                return  # a call was overtaken by the next
+                return  # a newer publication was fetched first
             if self._fetch and self._fetch.in_place:
                 self._generators.replace(
                     self._fetch.replacing(publication), policy_version=policy_version
@@ -185,7 +185,7 @@ class Replica:
             if not self._started:
                 self._started = True
                 self._generators.start()
-        except Exception as error:  # noqa: BLE001  the controller is told
+        except Exception as error:  # noqa: BLE001  reported to the controller
             _log.warning("params of version %d are not used: %s", policy_version, error)
             # Deltas already on their way after a refusal are not reported again.
             if not (self._told and isinstance(error, NeedsFullError)):
@@ -198,21 +198,21 @@ class Replica:
         return (self._fetch.pinned if pinned else self._fetch)(publication)
 
     def _do(self, job: ReplicaJob) -> None:
-        """Do a job and report its end."""
+        """Do a job and report its result."""
         end = functools.partial(JobResult, number=job.number)
         try:
-            # The job waits for a publication that came in the same call.
+            # The job waits for a publication of the same call.
             received = self._fetching.submit(
                 self._params, job.publication, pinned=job.beside
             ).result()
-        except Exception as error:  # noqa: BLE001  the controller is told
+        except Exception as error:  # noqa: BLE001  reported to the controller
             self._orders.finish(end(without_params=f"{error}"))
             return
         try:
             value = self._value(job, received)
-        except BaseException as error:  # noqa: BLE001  raised in who asked
+        except BaseException as error:  # noqa: BLE001  raised in the caller
             if any(leaf.is_deleted() for leaf in jax.tree.leaves(received.params)):
-                gone = f"version {job.policy_version} has given place to the next"
+                gone = f"version {job.policy_version} was replaced by the next"
                 self._orders.finish(end(without_params=gone))
             else:
                 self._orders.finish(end(error=error))
@@ -232,12 +232,12 @@ class Replica:
 
 
 class ThreadLink:
-    """The way to a replica that is threads of the controller's process."""
+    """The link to a replica that is threads of the controller's process."""
 
     replaceable = False
 
     def __init__(self, replica: Replica) -> None:
-        """Reach this replica."""
+        """Connect to this replica."""
         self.where = replica.where
         self._replica = replica
         self._calls = ThreadPoolExecutor(3, thread_name_prefix="exchange")

@@ -1,6 +1,6 @@
 """The order book of a generator replica, which its sampling thread uses.
 
-It hands out the orders that the controller has assigned, and collects results for the
+It gives out the orders that the controller has assigned, and collects results for the
 next report.
 """
 
@@ -16,12 +16,12 @@ class ReplicaOrders:
     """The `contract.Orders` of one replica: an inbox and an outbox under one lock."""
 
     def __init__(self) -> None:
-        """Begin without orders."""
+        """Start without orders."""
         self._changed = threading.Condition()
         self._inbox: collections.deque[Assignment] = collections.deque()
         self._withdrawn: set[int] = set()
         self._arrivals = self._seen = 0  # counts that wake the sampling thread
-        self._asked = False  # free slots were reported, and no order has begun since
+        self._asked = False  # free slots were reported, and no order started since
         self._used_version = -1
         self._sampled: list[int] = []
         self._groups: list[Group] = []
@@ -39,7 +39,7 @@ class ReplicaOrders:
     def admit(self, used_version: int) -> Order | None:
         """Return the first order for which these params are new enough, or None.
 
-        A call means that slots are free: without an order that is reported as news.
+        A call means that slots are free; if there is no order, that is reported.
         """
         with self._changed:
             self.raise_if_over()
@@ -58,7 +58,7 @@ class ReplicaOrders:
             return None
 
     def sampled(self, ticket: int) -> None:
-        """Report that a group lacks nothing but its verdicts."""
+        """Report that a group lacks only its verdicts."""
         with self._changed:
             self._sampled.append(ticket)
             self._tell()
@@ -77,12 +77,12 @@ class ReplicaOrders:
             self._forget(ticket)
 
     def withdrawn(self) -> frozenset[int]:
-        """Return the tickets of groups that are no longer wanted."""
+        """Return the tickets of groups that are no longer needed."""
         with self._changed:
             return frozenset(self._withdrawn)
 
     def wait(self, timeout_s: float) -> None:
-        """Sleep until `admit` may answer differently, at most `timeout_s`."""
+        """Sleep until `admit` may give another answer, at most `timeout_s`."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._over or self._arrivals != self._seen, timeout_s
@@ -91,7 +91,7 @@ class ReplicaOrders:
             self.raise_if_over()
 
     def wake(self) -> None:
-        """End a `wait`: other params or a job have come."""
+        """End a `wait`: other params or a job have arrived."""
         with self._changed:
             self._arrivals += 1
             self._changed.notify_all()
@@ -103,7 +103,7 @@ class ReplicaOrders:
             self._tell()
 
     def raise_if_over(self) -> None:
-        """Raise QueueClosed once the controller has said so."""
+        """Raise QueueClosed once the controller has ended the run."""
         if self._over:
             raise QueueClosed
 
@@ -129,11 +129,11 @@ class ReplicaOrders:
 
     @property
     def waiting(self) -> int:
-        """Count the orders that are not begun."""
+        """Return the number of orders that are not started."""
         return len(self._inbox)
 
     def finish(self, result: JobResult) -> None:
-        """Report the end of a job."""
+        """Report the result of a job."""
         with self._changed:
             self._results.append(result)
             self._tell()
@@ -145,13 +145,13 @@ class ReplicaOrders:
             self._tell()
 
     def leave(self) -> None:
-        """Report that this replica is to end soon."""
+        """Report that this replica will end soon."""
         with self._changed:
             self._leaving = True
             self._tell()
 
     def await_news(self, timeout_s: float) -> None:
-        """Sleep until there is something to report, or another delivery has come."""
+        """Sleep until there is something to report, or another delivery arrives."""
         with self._changed:
             deliveries = self._deliveries
             self._changed.wait_for(
@@ -160,7 +160,7 @@ class ReplicaOrders:
             )
 
     def news(self) -> dict[str, Any]:
-        """Return and clear what is to be reported: fields of a `Report`."""
+        """Return and clear the results to report, as fields of a `ReplicaReport`."""
         with self._changed:
             said = dict(
                 used_version=self._used_version,

@@ -1,4 +1,4 @@
-"""What stands before and between the turns of an episode, and the limits of both."""
+"""The text before and between the turns of an episode, and its limits."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -14,19 +14,19 @@ from scalerl_jax.types import Prompt
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Turns:
-    """Limits of an episode's turns, and the tokens that stand between two of them."""
+    """Limits of an episode's turns, and the writers of the tokens between them."""
 
-    # (text, role, last=token) -> tokens, as of an `ObservationWriter`
+    # (text, role, last=token) -> tokens: an `ObservationWriter`
     write: Callable[..., Int[np.ndarray, " n"]]
-    # (prompt's text, [(text, role)]) -> tokens of both, as of its `opened`
+    # (prompt's text, [(text, role)]) -> tokens of both: its `opened`
     open: Callable[..., Int[np.ndarray, " n"]]
     max_turns: int
     max_observation_tokens: int
-    max_tokens: int  # of a completion whose request says nothing else
-    timeout_s: float  # of an episode; 0: none
+    max_tokens: int  # limit of a completion whose request has none
+    timeout_s: float  # limit of an episode; 0: no limit
 
     def appended(self, said: More, completion: Completion) -> Int[np.ndarray, " n"]:
-        """Return the tokens to append to a completion, of what was said to it.
+        """Return the tokens of an observation, to append to a completion.
 
         Raises:
             ValueError: they cannot be written, or are too many.
@@ -37,7 +37,7 @@ class Turns:
         return tokens
 
     def opened(self, prompt: Prompt, said: Opening, most: int) -> Int[np.ndarray, " n"]:
-        """Return the tokens of a prompt and of an opening, at most so many of this.
+        """Return the tokens of a prompt and of an opening of fewer than `most` tokens.
 
         Raises:
             ValueError: they cannot be written, or are too many.
@@ -49,8 +49,8 @@ class Turns:
         kept = shared_length([prompt.tokens, tokens])
         if not kept:
             raise ValueError(
-                "with the text of begin behind it, the prompt has no token in common "
-                "with itself alone; put the text into the prompts"
+                "followed by the text of begin, the prompt shares no token with the "
+                "prompt alone; put the text into the prompts"
             )
         self._check("the text of begin", tokens[kept:])
         if len(tokens) - kept >= most:
@@ -69,7 +69,7 @@ class Turns:
 
 
 def shared_length(sequences: Sequence[Int[np.ndarray, " n"]]) -> int:
-    """Return how many tokens sequences have in common at their beginning."""
+    """Return the number of tokens that all sequences share at their start."""
     first, *others = sequences
     shared = len(first)
     for each in others:
@@ -80,10 +80,10 @@ def shared_length(sequences: Sequence[Int[np.ndarray, " n"]]) -> int:
 
 
 def opened_request(request: Request, given: Sequence[Int[np.ndarray, " n"]]) -> Request:
-    """Return a request whose samples begin with these tokens, a row of each.
+    """Return a request whose samples begin with these tokens, one array per sample.
 
-    Its prompt is what they have in common with it; the rest is of their completions,
-    in whose limits it counts.  A thinking begins behind it.
+    Its prompt is the part that all samples share with it.  The rest belongs to their
+    completions and counts in the limits of these; thinking starts after it.
     """
     shared = shared_length([request.tokens, *given])
     openings = tuple(each[shared:] for each in given)

@@ -1,4 +1,4 @@
-"""Low-rank factors as files that `peft` loads beside the base they belong to."""
+"""Low-rank factors as adapter files that `peft` loads with their base model."""
 
 import json
 from pathlib import Path
@@ -27,23 +27,23 @@ def save_factors(
     base: str,
     digest: str,
 ) -> None:
-    """Write factors as `peft` lays them out: an adapter of float32.
+    """Write factors as an adapter in `peft`'s layout, in float32.
 
-    The directory is written under another name and renamed when whole; an earlier
-    export there is replaced.
+    The directory is written under another name and renamed when complete; an earlier
+    export in it is replaced.
 
     Args:
         directory: made with its parents.
-        factors: of `lora.factor_table`.
-        arch: of the base.
-        lora: by which they were trained.
-        base: directory or id of the base, for who loads the adapter.
-        digest: `publication.digest_of` the base, kept among the tensors' metadata.
+        factors: in the tree of `lora.factor_table`.
+        arch: architecture of the base.
+        lora: the settings with which they were trained.
+        base: directory or id of the base, from which the adapter's user loads it.
+        digest: `publication.digest_of` the base, stored in the tensors' metadata.
 
     Raises:
-        ValueError: they are of experts, which have no such layout, or the directory is
-            not ours to replace.
-        RuntimeError: it cannot be written; what was there before still is.
+        ValueError: factors of experts have no such layout, or the directory holds
+            other files.
+        RuntimeError: it cannot be written; its earlier content is unchanged.
     """
     tensors = dict(_tensors(factors, arch))
     modules = {name.split(".lora_")[0].rpartition(".")[2] for name in tensors}
@@ -75,8 +75,8 @@ def _tensors(factors: PyTree, arch: Architecture) -> Any:
             continue
         if "experts" in stored.spec.axes:
             raise ValueError(
-                f"{stored.name} has factors, and those of experts have no layout that "
-                f"peft reads; export the merged weights, without --adapter"
+                f"{stored.name} has factors, and peft has no layout for factors of "
+                f"experts; export the merged weights, without --adapter"
             )
         down, up = jax.device_get((pair.down, pair.up))
         for part in stored.parts:

@@ -1,12 +1,12 @@
-"""The description of a decoder, the one table of its parameters, and their cuts.
+"""The description of a decoder, the table of its parameters, and their shardings.
 
 Shapes, logical axes and initialisers come from `parameter_table` alone: weights,
 shardings and random starts are all made from it.  No array is computed here.
 
 A mesh has the axes of `parallel.mesh.AXES`; `MESH_AXES` maps each logical axis of a
-parameter to the mesh axes that cut it.  Uneven cuts are refused here, before anything
-is compiled, instead of being padded.
-The file is above 400 lines: a parameter is described and cut in one place.
+parameter to the mesh axes that shard it.  Uneven shards are refused here, before
+anything is compiled, instead of being padded.  The file is above 400 lines: parameters
+are described and sharded in one file.
 """
 
 import dataclasses
@@ -29,38 +29,38 @@ from scalerl_jax.types import PyTree
 class Experts:
     """A feed-forward of several experts; each token is routed to a few of them.
 
-    `gate` makes the gates of the chosen experts from their logits: "softmax" over all
-    experts, "normalized" to a sum of 1 among the chosen, or "sigmoid" of each.
+    `gate` names the function from logits to the gates of the chosen experts: "softmax"
+    over all experts, "normalized" to a sum of 1 over the chosen, or "sigmoid" of each.
     """
 
     count: int
-    top_k: int  # experts of a token
+    top_k: int  # experts per token
     gate: Literal["softmax", "normalized", "sigmoid"]
     gate_input: bool = False  # the gate scales an expert's input, not its output
-    shared: bool = False  # one more expert, for all tokens and without a gate
-    bias: bool = False  # each expert has a bias in the choice, but not in the gates
-    biased: bool = False  # an expert's products and the router's logits add a bias
+    shared: bool = False  # one more expert, for all tokens, without a gate
+    bias: bool = False  # each expert has a bias in the choice, not in the gates
+    biased: bool = False  # the experts' products and the router's logits have biases
     clamp: float = 0.0  # limit of `layers.clamped_gated`; 0: silu, without a limit
 
     @property
     def id_dtype(self) -> np.dtype[Any]:
-        """Dtype of expert ids in rollouts; its largest value means no expert."""
+        """Dtype of expert ids in rollouts, whose largest value means no expert."""
         return np.dtype(np.uint8 if self.count <= np.iinfo(np.uint8).max else np.uint16)
 
 
 @dataclasses.dataclass(frozen=True)
 class LocalLayers:
-    """Layers with positions that see only a chunk, among layers with neither (Llama 4).
+    """Layers with positions that see only a chunk, and others without (Llama 4).
 
-    A layer with positions turns queries and keys, and sees the tokens of its own chunk;
-    one without sees all of them, and scales its queries by
+    A layer with positions rotates queries and keys, and a token sees those of its own
+    chunk.  In a layer without positions it sees all tokens, and queries are scaled by
 
         1 + scale * log(1 + floor((position + 1) / floor_positions))
     """
 
-    with_positions: tuple[bool, ...]  # of each layer
+    with_positions: tuple[bool, ...]  # per layer
     chunk: int  # tokens
-    normalized: bool  # queries and keys of layers with positions, after their turn
+    normalized: bool  # queries and keys are normalised after the rotation
     scale: float  # 0: queries are not scaled
     floor_positions: int
 
@@ -84,14 +84,14 @@ FamilyName = Literal[
 class Architecture:
     """A decoder of a family whose checkpoints `hugging_face` can read.
 
-    The family says how checkpoints are named and written; what is computed is in the
-    other fields alone.
+    The family determines the names and layout of checkpoints; the other fields alone
+    determine the computation.
     """
 
     family: FamilyName
     vocab_size: int
     hidden_size: int
-    ffn_size: int  # of one expert, where there are several
+    ffn_size: int  # of one expert in a mixture
     num_layers: int
     num_heads: int
     num_kv_heads: int
@@ -101,43 +101,44 @@ class Architecture:
     tied_embeddings: bool
     max_positions: int
     rope_scaling: Scaling | None = None
-    qkv_bias: bool = False  # query, key and value projections add one (Qwen2)
-    output_bias: bool = False  # attention's output projection adds one (gpt-oss)
+    qkv_bias: bool = False  # query, key and value projections have biases (Qwen2)
+    output_bias: bool = False  # attention's output projection has a bias (gpt-oss)
     qk_norm: bool = False  # queries and keys have a norm with weights (Qwen3)
-    whole_qk_norm: bool = False  # over all heads together, not each (OLMo 2)
-    # Where norms stand: before attention and the feed-forward, after them (their
-    # outputs are normalised, and then added to their inputs), or both.
+    whole_qk_norm: bool = False  # that norm is over all heads together (OLMo 2)
+    # Norms: before attention and the feed-forward, after them (their outputs are
+    # normalised, and then added to their inputs), or both.
     norms: Literal["before", "after", "both"] = "before"
     norm_offset: float = 0.0  # added to the weights of every norm (Gemma)
-    activation: Literal["silu", "gelu_tanh"] = "silu"  # of `layers.ACTIVATIONS`
-    scaled_embeddings: bool = False  # by the root of hidden_size (Gemma)
-    attention_scale: float | None = None  # of scores; None: 1 / root of head_dim
-    sinks: bool = False  # each head has a score that no token has (gpt-oss)
-    # Of each layer the tokens that one sees, its own among them; 0: all; (): all do.
+    activation: Literal["silu", "gelu_tanh"] = "silu"  # see `layers.ACTIVATIONS`
+    scaled_embeddings: bool = False  # scale by the root of hidden_size (Gemma)
+    attention_scale: float | None = None  # scale of scores; None: head_dim^-0.5
+    sinks: bool = False  # each head has a score that belongs to no token (gpt-oss)
+    # Per layer, the tokens that a token sees, including itself; 0: all; (): all layers
+    # see all.
     windows: tuple[int, ...] = ()
-    window_rope: Rope | None = None  # of layers with a window; None: as the others
-    rotated: tuple[bool, ...] = ()  # which layers know positions; (): all (SmolLM3)
+    window_rope: Rope | None = None  # rope of layers with a window; None: `rope`
+    rotated: tuple[bool, ...] = ()  # which layers have positions; (): all (SmolLM3)
     experts: Experts | None = None
     local: LocalLayers | None = None
 
     @property
     def rope(self) -> Rope:
-        """Positions of the layers that see all tokens."""
+        """Rotary positions of the layers that see all tokens."""
         return Rope(self.rope_theta, self.rope_scaling)
 
     def windows_within(self, tokens: int) -> tuple[int, ...]:
-        """Return the windows, if one is too short for sequences of so many tokens."""
+        """Return the windows if one is shorter than sequences of `tokens`; else ()."""
         narrow = any(0 < window < tokens for window in self.windows)
         return self.windows if narrow else ()
 
     @functools.cached_property
     def num_params(self) -> int:
-        """Number of parameters, embeddings included."""
+        """Number of parameters, including embeddings."""
         return sum(spec.size for spec in jax.tree.leaves(parameter_table(self)))
 
     @functools.cached_property
     def num_active_params(self) -> int:
-        """Number of parameters that a token uses: of the experts, only the chosen."""
+        """Number of parameters that a token uses: only those of its chosen experts."""
         if self.experts is None:
             return self.num_params
         idle = self.experts.count - self.experts.top_k
@@ -145,7 +146,7 @@ class Architecture:
 
     @functools.cached_property
     def num_expert_params(self) -> int:
-        """Number of parameters of experts, the shared one left out; 0 without any."""
+        """Number of the experts' parameters, without the shared expert's; 0: none."""
         return sum(
             spec.size
             for spec in jax.tree.leaves(parameter_table(self))
@@ -154,7 +155,7 @@ class Architecture:
 
     @functools.cached_property
     def _num_layer_matrix_params(self) -> int:
-        """Numbers in the layers' matrices that a token meets."""
+        """Number of parameters in the layers' matrices that multiply a token."""
         layers = parameter_table(self)["layers"].values()
         matrices = [spec for spec in layers if not spec.is_vector]
         if self.experts is None:
@@ -166,12 +167,12 @@ class Architecture:
         )
 
     def flops_per_token(self, context: float, *, head: bool = True) -> float:
-        """Forward FLOPs of one token that attends to `context` tokens.
+        """Return the forward FLOPs of one token that attends to `context` tokens.
 
-        Two per active parameter of each matmul (the embedding lookup is none, and
-        norms and biases are none), and 4 * heads * head_dim per attended token and
-        layer; a layer that sees chunks attends to half of one on average, if that is
-        less, and one with a window to no more than that.
+        Two per active parameter of each matmul (the embedding lookup, norms and biases
+        are no matmuls), and 4 * heads * head_dim per attended token and layer.  In a
+        layer that sees chunks a token attends to half a chunk on average, if that is
+        less, and in a layer with a window to at most the window.
         """
         matmul_params = self._num_layer_matrix_params
         if head:
@@ -180,7 +181,7 @@ class Architecture:
         return 2.0 * matmul_params + attention
 
     def seen_in_rows(self, length: float) -> float:
-        """Sum over layers and tokens of a whole row the tokens that each attends to.
+        """Return the tokens attended to, summed over layers and tokens of a whole row.
 
         Layers that see chunks count as if they saw all.
         """
@@ -191,7 +192,7 @@ class Architecture:
         return seen
 
     def seen(self, context: float) -> float:
-        """Sum over layers the number of tokens, of `context`, that one attends to."""
+        """Return the tokens, of `context`, that one attends to, summed over layers."""
         if self.windows:
             return sum(min(context, window or context) for window in self.windows)
         seen = self.num_layers * context
@@ -203,9 +204,9 @@ class Architecture:
 
 @dataclasses.dataclass(frozen=True)
 class ParamSpec:
-    """One parameter: shape, a logical axis per dimension, and how it starts.
+    """One parameter: shape, a logical axis per dimension, and initialiser.
 
-    To `jax.tree` it is a leaf.
+    It is a leaf for `jax.tree`.
     """
 
     shape: tuple[int, ...]
@@ -219,15 +220,15 @@ class ParamSpec:
 
     @property
     def is_vector(self) -> bool:
-        """Return whether the leaf is a vector, or one per layer or expert.
+        """Return whether the parameter is a vector, or one per layer or expert.
 
-        Norms, biases and sinks are.
+        Norms, biases and sinks are vectors.
         """
         axes = [axis for axis in self.axes if axis not in ("layers", "experts", "pair")]
         return len(axes) == 1
 
 
-# Parameters of the parts of a layer, with the axis that each dimension lies along.
+# Parameters of the parts of a layer, with the axis of each dimension.
 _NORMS_BEFORE = {"attention_norm": "width", "ffn_norm": "width"}
 _NORMS_AFTER = {"attention_out_norm": "width", "ffn_out_norm": "width"}
 _ATTENTION = {
@@ -265,7 +266,7 @@ def parameter_table(arch: Architecture) -> PyTree:
         "vocab": arch.vocab_size,
         "layers": arch.num_layers,
         "hidden": arch.hidden_size,
-        "width": arch.hidden_size,  # of a vector, which is cut over no devices
+        "width": arch.hidden_size,  # of a vector, which is not sharded
         "heads": arch.num_heads * arch.head_dim,
         "kv_heads": arch.num_kv_heads * arch.head_dim,
         "head_dim": arch.head_dim,
@@ -294,7 +295,7 @@ def parameter_table(arch: Architecture) -> PyTree:
 
 
 def _layer(arch: Architecture) -> dict[str, str]:
-    """Parameters of a layer, with their axes."""
+    """Return the parameters of a layer, with their axes."""
     layer = _ATTENTION | (_GATED if arch.experts is None else _EXPERTS)
     layer |= _NORMS_BEFORE if arch.norms != "after" else {}
     layer |= _NORMS_AFTER if arch.norms != "before" else {}
@@ -311,11 +312,11 @@ def _layer(arch: Architecture) -> dict[str, str]:
 
 
 def layered_table(arch: Architecture) -> PyTree:
-    """`parameter_table` with an array per layer: `layers` is a tuple.
+    """Return `parameter_table` with an array per layer: `layers` is a tuple.
 
-    Programs that unroll the layers take this form; slicing a stack would copy the
-    weights wherever the compiler does not fuse the slice.  An expert's gate and up
-    matrices are one array ("both"): TPUs would lay a pair out anew in each call.
+    Programs that unroll the layers take this form: slicing a stack would copy the
+    weights if the compiler does not fuse the slice.  An expert's gate and up matrices
+    are one array ("both"): TPUs would change the layout of a pair in each call.
     """
 
     def of_a_layer(spec: ParamSpec) -> ParamSpec:
@@ -329,9 +330,9 @@ def layered_table(arch: Architecture) -> PyTree:
     return table | {"layers": (layer,) * arch.num_layers}
 
 
-OF_EXPERTS = ("expert", "tensor")  # axes that divide experts in the sampler
+OF_EXPERTS = ("expert", "tensor")  # mesh axes that divide experts in the sampler
 
-# Logical axis of a `ParamSpec` -> mesh axes that cut it.
+# Logical axis of a `ParamSpec` -> mesh axes that shard it.
 MESH_AXES: dict[str, tuple[str, ...]] = {
     "vocab": ("tensor",),
     "hidden": SHARDS,
@@ -359,8 +360,8 @@ def param_shardings(arch: Architecture, mesh: Mesh) -> PyTree:
     """Return a `NamedSharding` per parameter, in the tree of `parameter_table`.
 
     Raises:
-        ValueError: a mesh axis does not divide the axis that it cuts.  Heads count
-            whole: a cut through a head would move its halves around in every layer.
+        ValueError: a mesh axis does not divide the axis that it shards.  Heads stay
+            whole: halves of a head would be sent between devices in every layer.
     """
     pieces = {"heads": arch.num_heads, "kv_heads": arch.num_kv_heads}
 
@@ -383,7 +384,7 @@ def param_shardings(arch: Architecture, mesh: Mesh) -> PyTree:
 
 
 def _cut(spec: ParamSpec, axis: str) -> tuple[str, ...]:
-    """Mesh axes that cut an axis of a parameter; no axis cuts two of them."""
+    """Return the mesh axes that shard an axis of a parameter, each used only once."""
     cut = MESH_AXES[axis]
     if axis != "experts" and "experts" in spec.axes:
         return tuple(name for name in cut if name not in MESH_AXES["experts"])
@@ -393,20 +394,20 @@ def _cut(spec: ParamSpec, axis: str) -> tuple[str, ...]:
 def _sharding(
     spec: ParamSpec, mesh: Mesh, cut: Callable[[ParamSpec, str], tuple[str, ...]]
 ) -> NamedSharding:
-    """Sharding of a parameter; `cut` says which mesh axes cut an axis of it."""
+    """Return a parameter's sharding; `cut` maps its axes to the mesh axes."""
     cuts = (cut(spec, axis) for axis in spec.axes)
     axes = (each[0] if len(each) == 1 else each or None for each in cuts)
     return NamedSharding(mesh, PartitionSpec(*axes))
 
 
 def layered_shardings(arch: Architecture, mesh: Mesh) -> PyTree:
-    """`param_shardings` per parameter of `layered_table`: each layer cut alike."""
-    param_shardings(arch, mesh)  # refuses what cannot be cut
+    """Return `param_shardings` for the tree of `layered_table`."""
+    param_shardings(arch, mesh)  # refuses uneven shards
     return jax.tree.map(lambda spec: _sharding(spec, mesh, _cut), layered_table(arch))
 
 
 def sampler_copies(arch: Architecture, devices: int) -> int:
-    """Return the number of copies that a replica holds of its non-expert weights.
+    """Return the number of copies of a replica's non-expert weights.
 
     It is 1, except that a mixture may have more devices than kv heads, since each
     device has other experts.
@@ -415,17 +416,17 @@ def sampler_copies(arch: Architecture, devices: int) -> int:
 
 
 def check_replica(arch: Architecture, devices: int) -> None:
-    """Refuse a number of devices that kv heads, or experts, cannot be shared among."""
+    """Refuse a number of devices that does not divide the kv heads, or the experts."""
     if not is_divisible(arch, devices):
         count, what = _divided(arch)
         raise ValueError(
-            f"generators.devices = {devices} cannot share the {count} {what} of the "
-            f"model evenly; use a divisor"
+            f"generators.devices = {devices} does not divide the {count} {what} of the "
+            f"model; use a divisor"
         )
 
 
 def is_divisible(arch: Architecture, devices: int) -> bool:
-    """Return whether experts or kv heads divide evenly over so many devices."""
+    """Return whether experts or kv heads divide evenly over `devices`."""
     return _divided(arch)[0] % devices == 0
 
 
@@ -435,7 +436,7 @@ def _divided(arch: Architecture) -> tuple[int, str]:
 
 
 def sampler_mesh(arch: Architecture, devices: Sequence[Device]) -> Mesh:
-    """The mesh of a replica; see `check_replica`, which may refuse."""
+    """Return the mesh of a replica, after `check_replica`."""
     check_replica(arch, len(devices))
     copies = sampler_copies(arch, len(devices))
     tensor = len(devices) // copies
@@ -443,9 +444,9 @@ def sampler_mesh(arch: Architecture, devices: Sequence[Device]) -> Mesh:
 
 
 def sampler_shardings(arch: Architecture, mesh: Mesh) -> PyTree:
-    """A `NamedSharding` per parameter of `layered_table`, on a `sampler_mesh`.
+    """Return a `NamedSharding` per parameter of `layered_table`, on a `sampler_mesh`.
 
-    Whole experts are divided among all devices; all else is cut over "tensor" alone.
+    Whole experts are divided among all devices; the rest is sharded over "tensor".
     """
 
     def cut(spec: ParamSpec, axis: str) -> tuple[str, ...]:
@@ -468,5 +469,5 @@ def sampler_layout(arch: Architecture, *, dtype: DTypeLike, mesh: Mesh) -> PyTre
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Sharding of a microbatch [R, S]: R over replicas and shards, S over context."""
+    """Return the sharding of a microbatch [R, S]: R over data, fsdp; S over context."""
     return NamedSharding(mesh, PartitionSpec(ROWS, "context"))

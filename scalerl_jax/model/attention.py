@@ -1,10 +1,10 @@
 """Causal attention within the segments of packed rows, in plain XLA, block by block.
 
 Rows hold segments laid end to end; a token sees the earlier tokens of its own segment.
-No [S, S] array exists, forward or backward: blocks of queries meet blocks of keys
-(FlashAttention-2, https://arxiv.org/abs/2307.08691), and only those between the start
-of the queries' oldest segment and the diagonal, so that a row of many short segments
-costs what the segments cost.  `attention_kernels` has the same for TPUs and GPUs.
+No [S, S] array exists, forward or backward: blocks of queries are multiplied with
+blocks of keys (FlashAttention-2, https://arxiv.org/abs/2307.08691), only between the
+start of the queries' oldest segment and the diagonal, so that a row of many short
+segments costs only these segments.  `attention_kernels` has kernels for TPUs and GPUs.
 """
 
 import dataclasses
@@ -20,33 +20,33 @@ from jaxtyping import Array, Float, Int
 
 from scalerl_jax.parallel.mesh import ROWS, largest_divisor, over_mesh
 
-MASKED = -1e30  # finite: a row without any key must not make a NaN
-# Names of the arrays that the backward pass reads, for remat policies.
+MASKED = -1e30  # finite: a row without keys must not give NaN
+# Name, for remat policies, of the arrays that the backward pass reads.
 SAVED = "attention"
 _UNROLLED = 4  # blocks of a row, at most
 _TINY = 128  # tokens
-# Most segments of a row for cuDNN; `batching.packing` puts no more in one.
+# Most segments of a row for cuDNN; `batching.packing` puts at most these in a row.
 MAX_SEGMENTS = 128
 _Carry = Any
-# first key, number of keys, carry -> carry after a block of queries has met them
+# (first key, number of keys, carry) -> carry after a block of queries has seen them
 _Meet = Callable[[Array | int, int, _Carry], _Carry]
-# Over a mesh: queries keep their part of the row, keys and values come whole.
+# Over a mesh: queries stay in their part of the row, keys and values are gathered.
 QUERIES = PartitionSpec(ROWS, "context", "tensor", None)
 KEYS = PartitionSpec(ROWS, None, "tensor", None)
 
 
 # Queries [R, S, heads, dim], keys and values [R, S, kv heads, dim] of whole rows and
-# their segment ids [R, S] -> outputs [R, S, heads, dim]; id 0 is a segment too.
-# Layers with windows or sinks give them by name, see `BlockwiseAttention`.
+# their segment ids [R, S] -> outputs [R, S, heads, dim]; id 0 is a segment, too.
+# Windows and sinks are keyword arguments, see `BlockwiseAttention`.
 SegmentAttention = Callable[..., Array]
 
 
 @dataclasses.dataclass(frozen=True)
 class BlockwiseAttention:
-    """Plain XLA, on any device and over any mesh; `mesh` None: on one device."""
+    """Attention in plain XLA, on any device and mesh; `mesh` None: one device."""
 
     mesh: Mesh | None = None
-    block: int = 512  # queries, and keys, that are looked at together
+    block: int = 512  # queries, and keys, in one block
 
     def __call__(
         self,
@@ -58,15 +58,15 @@ class BlockwiseAttention:
         window: Int[Array, ""] | None = None,
         sinks: Float[Array, " heads"] | None = None,
     ) -> Float[Array, "R S heads dim"]:
-        """Causal attention within each segment.
+        """Return causal attention within each segment.
 
-        A token sees the last `window` tokens, itself among them; None: all.  A head's
-        sink is a score beside those of the tokens, which takes its share of nothing.
+        A token sees the last `window` tokens, including itself; None: all.  A head's
+        sink is one more score in the softmax, with a value of 0.
         """
         return _attend(self, q, k, v, segment_ids, window, sinks)
 
     def placed(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function` with its place on the context axis as its first argument."""
+        """Return `function` with the context axis' index as its first argument."""
         if self.mesh is None:
             return functools.partial(function, 0)
         return lambda *arrays: function(jax.lax.axis_index("context"), *arrays)
@@ -132,7 +132,7 @@ def _backward(
 def _sinks_slope(
     sinks: Array, mixed: Array, log_sum: Array, cotangent: Array
 ) -> Float[Array, " heads"]:
-    """Cotangents of sinks: minus their shares times what their queries found."""
+    """Return the cotangents of sinks: -share * (cotangent . output), summed."""
     found = (cotangent.astype(jnp.float32) * mixed.astype(jnp.float32)).sum(axis=-1)
     found = _by_heads(found[..., None], log_sum.shape[1])[..., 0]
     scores = sinks.astype(jnp.float32).reshape(log_sum.shape[1:3])
@@ -155,18 +155,18 @@ def _by_tokens(x: Float[Array, "R kv group S dim"]) -> Float[Array, "R S heads d
 
 
 def segment_starts(segment_ids: Int[Array, "R S"]) -> Int[Array, "R S"]:
-    """First position of the segment of every token."""
+    """Return the first position of every token's segment."""
     new = jnp.diff(segment_ids, axis=1, prepend=-1) != 0
     order = jnp.arange(segment_ids.shape[1])
     return jax.lax.cummax(jnp.where(new, order, 0), axis=1)
 
 
 class _Blocks:
-    """Iteration over blocks of queries, the keys each needs and may see.
+    """Iteration over blocks of queries, and the keys that each needs.
 
-    A row of few blocks is unrolled: a block of queries meets all keys up to its own
-    end in one product.  In longer rows it meets one block of keys after the other, from
-    the oldest that any row needs.
+    A row of few blocks is unrolled: a block of queries is multiplied with all keys up
+    to its own end in one product.  In longer rows it is multiplied with one block of
+    keys after the other, from the oldest that any row needs.
     """
 
     def __init__(
@@ -178,9 +178,9 @@ class _Blocks:
         window: Array | None,
     ) -> None:
         length = segment_ids.shape[1]
-        # Two blocks at least of a row that is not tiny: what is later is not computed.
+        # At least two blocks, unless the row is tiny: later keys are not computed.
         self.size = largest_divisor(queries, min(block, max(length // 2, _TINY)))
-        self.count = queries // self.size  # of the queries
+        self.count = queries // self.size  # blocks of queries
         self.unrolled = queries == length and self.count <= _UNROLLED
         self._first = place * self.count
         self._segments, self._window = segment_ids, window
@@ -188,7 +188,7 @@ class _Blocks:
         self._oldest = starts[:, :: self.size].min(axis=0) // self.size
 
     def each(self, meet: _Meet, index: Array | int, carry: _Carry) -> _Carry:
-        """`meet(first, length, carry)` for the keys that a block of queries needs."""
+        """Call `meet(first, length, carry)` on the keys that a block needs."""
         if self.unrolled:
             return meet(0, (int(index) + 1) * self.size, carry)
         oldest = self._oldest[self._first + index]
@@ -203,7 +203,7 @@ class _Blocks:
         )
 
     def over(self, one: Callable[..., Any], carry: Any) -> tuple[Any, Any]:
-        """`jax.lax.scan` of `one` over the blocks of queries, their results stacked."""
+        """Scan `one` over the blocks of queries; return the stacked results."""
         if not self.unrolled:
             return jax.lax.scan(one, carry, jnp.arange(self.count))
         found = []
@@ -213,7 +213,7 @@ class _Blocks:
         return carry, jax.tree.map(lambda *each: jnp.stack(each), *found)
 
     def allowed(self, index: Array | int, first: Array | int, length: int) -> Array:
-        """[R, queries, keys]: same segment, not later, and within the window."""
+        """Return the mask [R, queries, keys]: same segment, not later, in window."""
         start = (self._first + index) * self.size
         queries = _cut(self._segments, start, self.size, axis=1)
         seen = _cut(self._segments, first, length, axis=1)
@@ -225,12 +225,12 @@ class _Blocks:
 
 
 def _cut(x: Array, first: Array | int, length: int, *, axis: int = -2) -> Array:
-    """Some consecutive tokens of an array."""
+    """Return `length` consecutive tokens of an array."""
     return jax.lax.dynamic_slice_in_dim(x, first, length, axis=axis % x.ndim)
 
 
 def _add_at(x: Array, first: Array | int, more: Array) -> Array:
-    """The array with `more` added to some consecutive tokens."""
+    """Return the array with `more` added to the tokens from `first` on."""
     sums = _cut(x, first, more.shape[-2]) + more
     return jax.lax.dynamic_update_slice_in_dim(x, sums, first, axis=x.ndim - 2)
 
@@ -245,7 +245,7 @@ def _forward_blocks(
     window: Array | None,
     sinks: Array | None,
 ) -> tuple[Array, Float[Array, "R kv group S"]]:
-    """Return the queries' outputs, and logarithms of their sums of exponentials."""
+    """Return the queries' outputs, and the logarithms of their sums of exponentials."""
     blocks = _Blocks(place, block, q.shape[1], segment_ids, window)
     kv_heads, size = k.shape[2], blocks.size
     queries = _by_heads(q, kv_heads)
@@ -295,7 +295,7 @@ def _forward_blocks(
 
 
 def _joined(x: Array, *, axis: int) -> Array:
-    """Blocks [n, ...] laid end to end along an axis of the parts."""
+    """Return blocks [n, ...] laid end to end along an axis of the parts."""
     x = jnp.moveaxis(x, 0, axis)
     shape = (*x.shape[:axis], -1, *x.shape[axis + 2 :])
     return x.reshape(shape)
@@ -312,8 +312,8 @@ def _shares_and_slope(
 ) -> tuple[Float[Array, "R kv s group q"], Float[Array, "R kv s group q"]]:
     """Return attention weights of some keys and queries, and cotangents of q k.
 
-    Keys come first: XLA's CPU backend transposes left operands that are contracted
-    over their rows, and these are the left ones of the products that follow.
+    Keys come first, since XLA's CPU backend transposes left operands that are
+    contracted over their rows, and these are left operands in the next products.
     """
     wide = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
     scale = q.shape[-1] ** -0.5
@@ -337,17 +337,17 @@ def _backward_blocks(
     log_sum: Array,
     cotangent: Array,
 ) -> tuple[Array, Array, Array]:
-    """Cotangents of q, k and v; the latter two summed over the context axis."""
+    """Return the cotangents of q, k and v; k's and v's are summed over context."""
     blocks = _Blocks(place, block, q.shape[1], segment_ids, window)
     kv_heads, size = k.shape[2], blocks.size
     wide = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
-    # sum_s shares * (cotangent . v) of a query = cotangent . what it found
+    # sum_s shares * (cotangent . v) of a query = cotangent . its output
     delta = (cotangent.astype(jnp.float32) * mixed.astype(jnp.float32)).sum(axis=-1)
     delta = _by_heads(delta[..., None], kv_heads)[..., 0]
     queries, wanted = (_by_heads(x, kv_heads) for x in (q, cotangent))
     k, v = (_by_heads(x, kv_heads)[:, :, 0] for x in (k, v))
-    # Transposed behind a barrier: XLA's CPU backend has no bfloat16 product, of several
-    # rows and heads, that contracts the tokens of its left operand.
+    # Transposed behind a barrier: XLA's CPU backend has no bfloat16 product over
+    # several rows and heads that contracts the tokens of its left operand.
     columns = jax.lax.optimization_barrier(k.swapaxes(2, 3))
 
     def one(
@@ -387,7 +387,7 @@ def _backward_blocks(
 
 
 def _over_context(x: Float[Array, "R kv S dim"], shards: int) -> Array:
-    """The part [R, S / shards, kv, dim] of a device, summed over the context axis."""
+    """Return a device's part [R, S / shards, kv, dim] of the sum over context."""
     x = _by_tokens(x[:, :, None])
     if shards == 1:
         return x

@@ -1,4 +1,4 @@
-"""Segment attention by kernels that JAX ships, and the choice among them."""
+"""Segment attention by kernels from JAX, and the choice among them."""
 
 import dataclasses
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from scalerl_jax.model.attention import (
 )
 from scalerl_jax.parallel.mesh import ROWS, largest_divisor, over_mesh
 
-_LANES = 128  # of a TPU's vector; what the kernel's blocks are multiples of
+_LANES = 128  # of a TPU's vector; the kernel's blocks are multiples of it
 _MOST_BLOCK = 512
 
 
@@ -47,9 +47,9 @@ class SplashAttention:
         v: Float[Array, "R S kv dim"],
         segment_ids: Int[Array, "R S"],
     ) -> Float[Array, "R S heads dim"]:
-        """Causal attention within each segment."""
+        """Return causal attention within each segment."""
         length, shards = q.shape[1], self.mesh.shape["context"]
-        # The largest multiple of a vector's lanes that cuts a shard evenly.
+        # The largest multiple of a vector's lanes that divides a shard.
         vectors = largest_divisor(length // shards // _LANES, _MOST_BLOCK // _LANES)
         blocks: Any = (vectors * _LANES,) * 8  # of queries and of keys, in every pass
         kernel = splash.make_splash_mha(
@@ -83,7 +83,7 @@ class SplashAttention:
 
 @dataclasses.dataclass(frozen=True)
 class CudnnAttention:
-    """cuDNN's flash attention, through JAX, told where each segment begins."""
+    """cuDNN's flash attention, through JAX, with the segments' positions."""
 
     mesh: Mesh
 
@@ -94,11 +94,11 @@ class CudnnAttention:
         v: Float[Array, "R S kv dim"],
         segment_ids: Int[Array, "R S"],
     ) -> Float[Array, "R S heads dim"]:
-        """Causal attention within each segment; 0 on padding."""
+        """Return causal attention within each segment; 0 on padding."""
 
         def local(q: Array, k: Array, v: Array, segment_ids: Array) -> Array:
             lengths, offsets = segment_places(segment_ids)
-            # The public jax.nn.dot_product_attention takes no segments.
+            # The public jax.nn.dot_product_attention does not support segments.
             found: Any = cudnn.dot_product_attention(
                 q,
                 k,
@@ -110,7 +110,7 @@ class CudnnAttention:
                 scale=q.shape[-1] ** -0.5,
                 mask_type=cudnn.MaskType.PADDING_CAUSAL,
             )
-            # Past the last segment cuDNN writes nothing.
+            # After the last segment cuDNN writes nothing.
             return jnp.where((segment_ids > 0)[..., None, None], found, 0)
 
         specs = (QUERIES, KEYS, KEYS, PartitionSpec(ROWS, None))
@@ -120,7 +120,7 @@ class CudnnAttention:
 def segment_places(
     segment_ids: Int[Array, "R S"],
 ) -> tuple[Int[Array, "R segments"], Int[Array, "R segments+1"]]:
-    """Length and first position of every segment of a row; -1 where there is none.
+    """Return length and first position of every segment of a row; -1 for no segment.
 
     A row's segments 1, 2, ... are laid end to end from its first position.
     """
@@ -133,7 +133,7 @@ def segment_places(
     return lengths.astype(jnp.int32), jnp.where(exists, starts, -1).astype(jnp.int32)
 
 
-_OF_PLATFORM = {"tpu": "splash", "gpu": "cudnn"}  # what "auto" tries
+_OF_PLATFORM = {"tpu": "splash", "gpu": "cudnn"}  # the kernels that "auto" tries
 
 
 def why_not(
@@ -200,20 +200,20 @@ def choose_attention(
     row_tokens: int,
     block: int,
 ) -> SegmentAttention:
-    """The attention that model.attention names, for the machine of `mesh`.
+    """Return the attention model.attention, for the machine of `mesh`.
 
-    "auto" is the machine's kernel if that takes these shapes, else blockwise.
+    "auto" is the machine's kernel if it supports these shapes, else blockwise.
 
     Args:
         name: the setting.
         arch: the decoder, for its heads.
-        mesh: of the learner.
-        dtype: of queries, keys and values.
+        mesh: the learner's mesh.
+        dtype: dtype of queries, keys and values.
         row_tokens: tokens of a row.
-        block: tokens that blockwise attention looks at together.
+        block: tokens in a block of blockwise attention.
 
     Raises:
-        ValueError: there is none of that name, or it does not take these shapes.
+        ValueError: the name is unknown, or the kernel does not support these shapes.
     """
     made: dict[str, Callable[[], SegmentAttention]] = {
         "blockwise": lambda: BlockwiseAttention(mesh, block=block),
@@ -229,7 +229,7 @@ def choose_attention(
     refused = why_not(found, arch=arch, mesh=mesh, dtype=dtype, row_tokens=row_tokens)
     if refused and name != "auto":
         raise ValueError(
-            f"model.attention = {name!r} does not take {refused}; or set "
+            f"model.attention = {name!r} does not support {refused}; or set "
             f"model.attention = 'auto'"
         )
     return made["blockwise" if refused else found]()

@@ -1,14 +1,14 @@
 """Rows of token-expert pairs: sorted, sent between devices, multiplied by group.
 
-No row is dropped.  Rows are sent within a `shard_map`, as many as there are:
+No row is dropped.  Rows are sent within a `shard_map`:
 
-    ragged     `jax.lax.ragged_all_to_all`, on TPUs: what is sent is what there is
-    gathered   elsewhere, where XLA has no such collective: everybody gets everything
+    ragged     `jax.lax.ragged_all_to_all`, on TPUs: only existing rows are sent
+    gathered   elsewhere, where XLA has no such collective: all devices get all rows
 
 Both have room for any number of rows on any device.  Rows that are sorted by group are
 multiplied by the matrix of their own group:
 
-    loop       blocks of a group's rows, one after the other: what XLA's CPU does best
+    loop       blocks of a group's rows, one after the other: fastest on XLA's CPU
     ragged     `jax.lax.ragged_dot`
     megablox   JAX's grouped kernel for TPUs
 
@@ -29,13 +29,13 @@ from jaxtyping import Array, Float, Int
 
 from scalerl_jax.model.layers import GROUPED
 
-_BLOCK = 64  # rows of a group that the loop takes together
+_BLOCK = 64  # rows of a group in one step of the loop
 _TILE = 128  # of megablox, a vector's lanes: rows are padded to a multiple
 _LARGEST_TILES = (512, 1024, 1024)  # rows, inner and outer columns
 
 
 def _blocks(rows: int, sizes: Array) -> tuple[int, Array, Array, Array]:
-    """Return the most blocks there may be, and each one's group, first row and rows."""
+    """Return the largest number of blocks, and each one's group, first row and rows."""
     most = -(-rows // _BLOCK) + min(len(sizes), rows)
     ends, blocks = jnp.cumsum(sizes), -(-sizes // _BLOCK)
     last = jnp.cumsum(blocks)
@@ -53,7 +53,7 @@ def _loop(x: Array, weights: Array, sizes: Array) -> Array:
     x = jnp.pad(x, ((0, _BLOCK), (0, 0)))
 
     def one(block: Array, found: Array) -> Array:
-        # Rows past the group's last are written again by the group that they are of.
+        # Rows after the group's last are overwritten by their own group later.
         these = jax.lax.dynamic_slice_in_dim(x, first[block], _BLOCK)
         these = these @ weights[group[block]]
         return jax.lax.dynamic_update_slice_in_dim(found, these, first[block], 0)
@@ -105,10 +105,10 @@ def _ragged_of_weights(
 def _tiles(
     rows: int, inner: int, outer: int, *, item_bytes: int = 2
 ) -> tuple[int, int, int]:
-    """The largest of megablox's tiles that divide the rows and fit the columns.
+    """Return the largest of megablox's tiles that divide the rows and fit the columns.
 
-    A gradient's tile is of inner by outer columns in the gradient's dtype, twice, and
-    once more in float32: in float32 the largest are more than the 16 MiB of a v5p.
+    A gradient needs three tiles of inner by outer columns, two in its own dtype and one
+    in float32: with float32 the largest exceed the 16 MiB of a v5p.
     """
     most_rows, most_inner, most_outer = _LARGEST_TILES
     most_inner = most_inner * 2 // item_bytes
@@ -118,7 +118,7 @@ def _tiles(
 
 
 def _whole_tiles(x: Array) -> Array:
-    """Pad the rows with zero rows, which belong to no group, to whole tiles."""
+    """Pad the rows to whole tiles with zero rows, which belong to no group."""
     return jnp.pad(x, ((0, -len(x) % _TILE), (0, 0)))
 
 
@@ -182,7 +182,7 @@ _OF_PLATFORM = {"tpu": "megablox", "cpu": "loop", "default": "ragged"}
 
 
 def _run(part: int, kernel: str, *arrays: Array, **options: Any) -> Array:
-    """Run one of a kernel's two functions; "auto": the compile platform's kernel."""
+    """Run a kernel's function number `part`; "auto": the compile platform's kernel."""
     if kernel != "auto":
         return KERNELS[kernel][part](*arrays, **options)
     platforms = {
@@ -193,9 +193,9 @@ def _run(part: int, kernel: str, *arrays: Array, **options: Any) -> Array:
 
 
 class Cut(NamedTuple):
-    """The cut of weights within a `shard_map`."""
+    """The sharding of weights within a `shard_map`."""
 
-    axis: str  # of the mesh
+    axis: str  # mesh axis
     dimension: int
 
 
@@ -207,12 +207,12 @@ def grouped_matmul(
     kernel: str = "auto",
     cut: Cut | None = None,
 ) -> Float[Array, "rows _"]:
-    """x[r] @ weights[group of r] in the dtype of x, rows sorted by group.
+    """Return x[r] @ weights[group of r] in the dtype of x, with rows sorted by group.
 
-    The first sizes[0] rows are of group 0, and so on; the sizes add up to the rows.
-    The gradient of the weights is summed in their own dtype.  `kernel` is a name in
-    `KERNELS`.  Weights that are `cut` over devices are gathered in the dtype of x, and
-    the parts of their gradient are summed in their own.
+    The first sizes[0] rows are of group 0, and so on; the sizes sum to the number of
+    rows.  The gradient of the weights is summed in the weights' dtype.  `kernel` is a
+    name in `KERNELS`.  Weights that are sharded (`cut`) are gathered in the dtype of x,
+    and the parts of their gradient are summed in the weights' dtype.
     """
     product = _run(0, kernel, x, _whole(weights, x.dtype, cut), sizes)
     return checkpoint_name(product, GROUPED)
@@ -255,16 +255,16 @@ grouped_matmul.defvjp(_forward, _backward)
 def send_rows(
     axis: str, room: int, rows: Float[Array, "n D"], sizes: Int[Array, "X X"]
 ) -> Float[Array, "room D"]:
-    """Send rows between devices; return those received, by sender, then zeros.
+    """Send rows between devices; return the received rows by sender, then zeros.
 
-    With `sizes` transposed and room for n rows, a second call returns all rows to their
-    first places.  The gradient is sent that way.
+    With `sizes` transposed and room for n rows, a second call sends all rows back to
+    their first positions.  The gradient is sent in this way.
 
     Args:
-        axis: of the mesh, X devices.
+        axis: a mesh axis of X devices.
         room: rows that may arrive, at least the sum of a column of `sizes`.
-        rows: those for device 0 first, then those for device 1, and so on.
-        sizes: how many rows device s has for device d, at [s, d]; alike on all.
+        rows: the rows for device 0 first, then those for device 1, and so on.
+        sizes: number of rows that device s has for device d, at [s, d]; equal on all.
     """
     return jax.lax.platform_dependent(
         rows,
@@ -322,7 +322,7 @@ send_rows.defvjp(_send_forward, _send_backward)
 
 @jax.custom_vjp
 def permuted(x: Array, order: Array, place: Array) -> Array:
-    """x[order]; `place` is the permutation that undoes it.  Both passes only gather."""
+    """Return x[order]; `place` is the inverse permutation.  Both passes only gather."""
     return x[order]
 
 
@@ -334,7 +334,7 @@ permuted.defvjp(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def spread(top_k: int, tokens: Array, order: Array, place: Array) -> Array:
-    """A row for each of a token's experts [T * k, D], in `order`."""
+    """Return a row for each of a token's experts, [T * k, D], in `order`."""
     return tokens[order // top_k]
 
 

@@ -1,7 +1,7 @@
 """Families of decoders as tables: names of tensors, fields of config.json, features.
 
-Nothing else asks for a family's name.  A `Family` says how checkpoints of a model_type
-are read and written; what its decoders compute stands in fields of `Architecture`.
+No other module branches on a family's name.  A `Family` determines how checkpoints of a
+model_type are read and written; the computation is in fields of `Architecture`.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from scalerl_jax.formats.reading import Fields
 from scalerl_jax.model import mixture_files as mixtures
 from scalerl_jax.model.architecture import Architecture, FamilyName
 
-# Parameter -> the tensors that hold it, one per layer where they have {layer}.
+# Parameter -> the tensors that hold it, one per layer if the name has {layer}.
 _WHOLE = {
     "embedding": "model.embed_tokens.weight",
     "final_norm": "model.norm.weight",
@@ -75,29 +75,29 @@ _NO_VALUES: Values = {}
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """Form of the decoders of one model_type."""
+    """The checkpoint format of the decoders of one model_type."""
 
-    loader: str  # class that transformers loads them into
+    loader: str  # class of transformers for them
     tensors: Mapping[str, str]  # parameter -> pattern of its tensors' names
-    fixed: Values  # fields of config.json that must say just this
-    models: str = ""  # that are published, for the docs
+    fixed: Values  # fields of config.json that must have these values
+    models: str = ""  # published models, for the docs
     features: Values = dataclasses.field(default_factory=dict)  # of an `Architecture`
-    own_head_dim: bool = False  # config.json must say it: no quotient of two others
+    own_head_dim: bool = False  # config.json must have head_dim: it is no quotient
     sizes: Mapping[str, str] = dataclasses.field(default_factory=dict)  # see `SIZES`
     defaults: Values = dataclasses.field(default_factory=dict)  # of config.json
-    idle: tuple[str, ...] = ()  # fields that say nothing, since others are fixed
-    # Layers that see a window of tokens (sliding_window): "all", or those that
-    # layer_types names, by default all but every so many; None: none.
+    idle: tuple[str, ...] = ()  # fields without effect, since others are fixed
+    # Layers that see a window of tokens (sliding_window): "all", or those in
+    # layer_types, by default all except every n-th (n: this number); None: no layer.
     windows: int | str | None = None
     window_theta: str = ""  # field with theta of layers with windows; "": as others
     some_rotated: bool = False  # no_rope_layers names the layers with positions
     scale_field: str = ""  # attention_scale is its value ^ -0.5
-    # Mixtures: what reads fields of an `Architecture`, what writes them, and which
-    # fields of config.json that are.
+    # Mixtures: functions that read and write fields of an `Architecture`, and the
+    # fields of config.json for them.
     read: Callable[[Fields, int], dict[str, Any]] | None = None
     write: Callable[[Architecture], dict[str, Any]] | None = None
     known: tuple[str, ...] = ()
-    interleaved: bool = False  # an expert's gates and ups take turns in their tensor
+    interleaved: bool = False  # an expert's gates and ups alternate in their tensor
 
 
 _OLMO2 = Family(
@@ -124,7 +124,7 @@ FAMILIES: dict[FamilyName, Family] = {
         "Mistral 7B, Mistral Nemo",
         windows="all",
     ),
-    # It has its biases whatever attention_bias says.
+    # It has biases, whatever the value of attention_bias.
     "qwen2": Family(
         "Qwen2ForCausalLM",
         _BEFORE,
@@ -216,7 +216,7 @@ FAMILIES: dict[FamilyName, Family] = {
         "Qwen3 mixtures",
         {"qk_norm": True},
         sizes={"ffn_size": "moe_intermediate_size"},
-        # The feed-forward of layers without experts, of which there are none.
+        # intermediate_size is for layers without experts, and all layers have them.
         idle=(*_IDLE_WINDOW, "intermediate_size"),
         read=mixtures.read_qwen3,
         write=mixtures.write_qwen3,
@@ -277,7 +277,7 @@ FAMILIES: dict[FamilyName, Family] = {
             "sliding_window": 128,
             "swiglu_limit": 7.0,
         },
-        # The last two repeat what others say.
+        # These two repeat other fields.
         idle=("initial_context_length", "experts_per_token"),
         read=mixtures.read_gpt_oss,
         write=mixtures.write_gpt_oss,
@@ -286,7 +286,7 @@ FAMILIES: dict[FamilyName, Family] = {
     ),
 }
 
-# Fields of an `Architecture` that a family decides.
+# Fields of an `Architecture` that depend on the family alone.
 FEATURES = frozenset(name for each in FAMILIES.values() for name in each.features)
 # Field of an `Architecture` -> field of config.json.
 SIZES = {
@@ -299,7 +299,7 @@ SIZES = {
     "head_dim": "head_dim",
     "max_positions": "max_position_embeddings",
 }
-# Fields whose other values change any forward pass.  Absent and null are fine.
+# Fields whose other values would change the forward pass.  Absent and null are fine.
 ONLY_VALUES: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
     "attention_bias": (False,),
@@ -313,7 +313,7 @@ ONLY_VALUES: dict[str, tuple[Any, ...]] = {
     "attention_dropout": (0.0,),
     "router_jitter_noise": (0.0,),
 }
-# Fields that change no forward pass: names, tokens, starts, how to sample or to save.
+# Fields that change no forward pass: names, tokens, initialisation, sampling, saving.
 IGNORED_FIELDS = frozenset(
     """
     _attn_implementation_autoset _name_or_path architectures attn_implementation
@@ -339,12 +339,12 @@ _ROPE = ("rope_theta", "rope_scaling", "rope_parameters")
 
 
 def find_family(name: FamilyName) -> Family:
-    """Return the form of the decoders of a model_type."""
+    """Return the checkpoint format of a model_type."""
     return FAMILIES[name]
 
 
 def known_fields(family: Family) -> frozenset[str]:
-    """Return the fields of config.json that are honoured, or change nothing."""
+    """Return the fields of config.json that are used, or have no effect."""
     read = [*SIZES.values(), *family.sizes.values(), *_ROPE]
     read += ["rms_norm_eps", "tie_word_embeddings", "layer_types"]
     read += [*ONLY_VALUES, *family.fixed, *family.defaults, *family.idle, *family.known]

@@ -1,4 +1,4 @@
-"""The families in docs/checkpoints.md: `python -m scalerl_jax.model.family_table`."""
+"""Print docs/checkpoints.md's table: `python -m scalerl_jax.model.family_table`."""
 
 from scalerl_jax.model.families import FAMILIES, Family
 from scalerl_jax.model.sizes import ARCHITECTURES

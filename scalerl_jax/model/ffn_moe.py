@@ -1,15 +1,15 @@
 """A mixture-of-experts feed-forward: routing, and the experts' outputs.
 
     logits[t]  = norm(x[t]) @ router
-    chosen[t]  = top_k of logits[t], of scores[t] + bias with a bias, or what is given
+    chosen[t]  = top_k of logits[t], or, with a bias, of scores[t] + bias, or given
     gates[t]   = scores[t] at the chosen: softmax, normalised softmax or sigmoid
     output[t]  = sum over the chosen of gate * expert(norm(x[t]))
 
 Logits, gates and sums are float32.  Every token reaches every expert that it chose:
-nothing has a capacity.  There are three ways to compute it, equal to rounding:
+there is no capacity limit.  There are three methods, equal up to rounding:
 
     grouped    tokens sorted by expert, and grouped products; any number of tokens
-    dense      every expert for every token: few tokens meet all experts anyhow
+    dense      every expert for every token: few tokens choose all experts anyway
     gathered   each token's own experts, copied: fewer tokens than experts
 
 Given experts (-1: none) are replayed instead of the top k; their gates still come from
@@ -18,11 +18,11 @@ the logits computed here, so that the router keeps its gradient.
 Over a mesh a learner's device holds some experts (axis expert) and some of their inner
 units (tensor).  It gathers the other parts of these experts for the layer that it
 computes (fsdp), and exchanges tokens with the devices of other experts (expert).  If
-the axis "expert" is no longer than top_k, a device gathers all tokens of the axis, sums
-its own experts' outputs, and returns each device its sums: that moves no more than a
-row for each choice.  Otherwise every token is sent to its experts and back.  A
-sampler's device has whole experts and sees all tokens; the outputs are summed over
-devices.  The file is above 400 lines: the ways share their cuts and their biases.
+the axis "expert" has at most top_k devices, a device gathers all tokens of the axis,
+sums its own experts' outputs, and sends each device its sums: that moves at most one
+row per choice.  Otherwise every token is sent to its experts and back.  A sampler's
+device has whole experts and sees all tokens; the outputs are summed over devices.  The
+file is above 400 lines: the methods share shardings and biases.
 """
 
 import functools
@@ -55,23 +55,23 @@ from scalerl_jax.model.lora import merged
 from scalerl_jax.parallel.mesh import ROWS, over_mesh
 from scalerl_jax.types import PyTree
 
-# Tokens decoded together: below the first bound each gathers its own experts, up to
-# the second every expert is computed for all of them.
+# Bounds on the tokens decoded together: "gathered" below the first, "dense" up to the
+# second.
 GATHERED_BELOW, DENSE_UP_TO = 16, 160
-# Cuts of the params of experts over a learner's mesh, and over a sampler's; those of
-# the router are gathered.
+# Shardings of the experts' params over a learner's mesh, and over a sampler's; the
+# router's are gathered.
 _LEARNER_CUT = {
     "router": PartitionSpec(),
     "expert_gate_up": PartitionSpec("expert", "fsdp", None, "tensor"),
     "expert_down": PartitionSpec("expert", "tensor", "fsdp"),
 }
-_OVER_SHARDS = (Cut("fsdp", 1), Cut("fsdp", 2))  # of the two, within an expert
+_OVER_SHARDS = (Cut("fsdp", 1), Cut("fsdp", 2))  # of gate_up and down, per expert
 _SAMPLER_CUT = {
     "router": PartitionSpec(),
     "expert_gate_up": PartitionSpec(OF_EXPERTS),
     "expert_down": PartitionSpec(OF_EXPERTS),
 }
-# The same of their biases.
+# Shardings of their biases.
 _LEARNER_BIASES = {
     "router_logit_bias": PartitionSpec(),
     "expert_gate_up_bias": PartitionSpec("expert", None, "tensor"),
@@ -92,9 +92,9 @@ def route(
 ) -> tuple[Int[Array, "T k"], Float[Array, "T k"], Float[Array, "T E"]]:
     """Return every token's experts, the likeliest first, their gates, and all scores.
 
-    Experts in `given` that are not negative are used as such.  Qwen3-MoE and Llama 4 as
-    transformers has them; Shazeer et al., https://arxiv.org/abs/1701.06538, equation 5.
-    The bias is in the choice alone: DeepSeek-V3, https://arxiv.org/abs/2412.19437,
+    Experts in `given` that are not negative replace the choice.  Qwen3-MoE and Llama 4
+    as in transformers; Shazeer et al., https://arxiv.org/abs/1701.06538, equation 5.
+    The bias affects only the choice: DeepSeek-V3, https://arxiv.org/abs/2412.19437,
     equation 16.  Gates and scores are float32.
     """
     scores = {
@@ -114,7 +114,7 @@ def route(
 
 
 def to_ids(chosen: Int[Array, "L T k"], experts: Experts) -> UInt[Array, "T L k"]:
-    """Return expert ids by token, as rollouts hold them: -1 as the largest value."""
+    """Return expert ids by token, as in rollouts, with -1 as the largest value."""
     dtype = experts.id_dtype
     none = jnp.iinfo(dtype).max
     return jnp.moveaxis(jnp.where(chosen < 0, none, chosen), 0, 1).astype(dtype)
@@ -140,20 +140,20 @@ def expert_feed_forward(
     """Return the experts' output, without the residual input, and the chosen experts.
 
     Args:
-        layer: its parameters, as `architecture.parameter_table` names them.
+        layer: the layer's parameters, named as in `architecture.parameter_table`.
         arch: a decoder with experts.
-        x: hidden states, the layer's own norm not yet taken.
-        given: experts to take, int32; -1 where the router chooses.
-        decoding: a sampler's pass; the number of tokens decides how it is computed.
-        mesh: over which the parameters are cut by `model.architecture`, and x like a
-            batch if it is a learner's; None: on one device.
+        x: hidden states, before the layer's norm.
+        given: experts to use, int32; -1 where the router chooses.
+        decoding: a sampler's pass; the number of tokens chooses the method.
+        mesh: the mesh over which `model.architecture` shards the parameters, and, for a
+            learner, x like a batch; None: on one device.
 
     Returns:
         The output in the dtype of x, and {"experts": int32 [..., k]}; `with_scores`
-        also {"scores": float32 [..., E]}, those of a token scaled to a sum of 1.
+        also {"scores": float32 [..., E]}, scaled to a sum of 1 per token.
     """
     experts = arch.experts
-    assert experts is not None, "a family with experts says how many"
+    assert experts is not None, "only a family with experts calls this"
     mesh = mesh if mesh is not None and mesh.size > 1 else None
     normed = x if arch.norms == "after" else norm(x, layer["ffn_norm"], arch)
     cuts, cut = _SAMPLER_CUT, PartitionSpec()
@@ -191,10 +191,10 @@ def _chosen_ones(
     x: Float[Array, "... D"],
     given: Int[Array, "... k"] | None,
 ) -> tuple[Float[Array, "... D"], Int[Array, "... k"], Float[Array, "... E"]]:
-    """Outputs of the chosen experts for a device's tokens, their ids, and all scores.
+    """Return the chosen experts' outputs for a device's tokens, their ids, all scores.
 
-    A way is given experts numbered from the device's first: those of other devices
-    have numbers that none of its own has.
+    A method gets experts numbered from the device's first one: experts of other devices
+    have numbers outside of its own.
     """
     tokens = x.reshape(-1, x.shape[-1])
     logits = router_logits(tokens, layer["router"])
@@ -224,25 +224,25 @@ def _chosen_ones(
 
 
 def _once(bias: Array) -> Array:
-    """A bias that devices of the axis "tensor", whose outputs are summed, add once."""
+    """Return the bias on one device of "tensor", and 0 on the others."""
     return jnp.where(jax.lax.axis_index("tensor") == 0, bias, 0)
 
 
 def _activated(experts: Experts, both: Array, axis: int) -> Array:
-    """Gates and ups, side by side along `axis`, to the experts' inner units."""
+    """Return the experts' inner units from gates and ups, side by side along `axis`."""
     gate, up = jnp.split(both, 2, axis=axis)
     return clamped_gated(gate, up, experts.clamp) if experts.clamp else gated(gate, up)
 
 
 def _way(tokens: int, *, decoding: bool, alone: bool = True) -> Callable[..., Array]:
-    """The cheapest way for so many tokens; copies are made where all experts are."""
+    """Return the cheapest method; "gathered" only if all experts are on this device."""
     if not decoding or tokens > DENSE_UP_TO:
         return _grouped
     return _gathered if alone and tokens < GATHERED_BELOW else _dense
 
 
 def _learners_way(parts: int, experts: Experts) -> Callable[..., Array]:
-    """The way of a learner's device over the axis "expert": see the module."""
+    """Return a learner's method for `parts` devices on "expert"; see the module."""
     if parts == 1:
         return functools.partial(_grouped, cuts=_OVER_SHARDS)
     return _gathering if experts.top_k >= parts else _sending
@@ -252,7 +252,7 @@ def _learners_way(parts: int, experts: Experts) -> Callable[..., Array]:
 def router_logits(
     tokens: Float[Array, "T D"], router: Float[Array, "D E"]
 ) -> Float[Array, "T E"]:
-    """Logits of every expert, in float32 at the highest precision, like the head's."""
+    """Return every expert's logits, in float32 at the highest precision."""
     return jnp.einsum(
         "td,de->te",
         tokens.astype(jnp.float32),
@@ -262,7 +262,7 @@ def router_logits(
 
 
 def _mixed(outputs: Array, gates: Array, experts: Experts) -> Float[Array, "T D"]:
-    """The sum [T, D] of outputs [T, k, D] with their gates, in float32."""
+    """Return the gated sum [T, D] of outputs [T, k, D], in float32."""
     outputs = outputs.astype(jnp.float32)
     if experts.gate_input:
         return outputs.sum(axis=1)
@@ -277,7 +277,7 @@ def _grouped(
     gates: Array,
     cuts: tuple[Cut | None, Cut | None] = (None, None),
 ) -> Float[Array, "T D"]:
-    """Compute with rows of (token, expert) sorted by expert, other devices' last."""
+    """Compute rows of (token, expert) sorted by expert, other devices' rows last."""
     here = len(layer["expert_down"])
     flat = chosen.reshape(-1)
     if here < experts.count:
@@ -289,7 +289,7 @@ def _grouped(
 
 
 def _by_group(groups: Array, count: int) -> tuple[Array, Array, Array]:
-    """The order of rows by group, what undoes it, and how many rows each group has.
+    """Return the order of rows by group, its inverse, and the rows of each group.
 
     Rows of group `count` come last, and are not counted.
     """
@@ -301,7 +301,7 @@ def _by_group(groups: Array, count: int) -> tuple[Array, Array, Array]:
 def _gated_rows(
     experts: Experts, tokens: Array, gates: Array, order: Array, place: Array
 ) -> Array:
-    """A row for each choice, in `order`, with its gate if that is of the input."""
+    """Return a row for each choice, in `order`, gated if the gate scales the input."""
     rows: Any = spread(experts.top_k, tokens, order, place)
     if experts.gate_input:
         sorted_gates: Any = permuted(gates.reshape(-1), order, place)
@@ -316,7 +316,7 @@ def _products(
     sizes: Array,
     cuts: tuple[Cut | None, Cut | None],
 ) -> Array:
-    """Outputs of experts for rows sorted by expert; zeros for rows that none has."""
+    """Return the experts' outputs for rows sorted by expert; 0 for other rows."""
     into, out = cuts
     rows = _of_groups(rows, sizes, experts)
     both: Any = grouped_matmul(rows, _gate_up(layer), sizes, "auto", into)
@@ -333,13 +333,13 @@ def _products(
 
 
 def _gate_up(layer: PyTree) -> Float[Array, "E D both"]:
-    """Gate and up matrices side by side: of a learner's pair, or a sampler's as is."""
+    """Return gate and up matrices side by side, of a learner or a sampler."""
     gate_up = layer["expert_gate_up"]
     return gate_up.reshape(*gate_up.shape[:2], -1)
 
 
 def _gate_up_bias(layer: PyTree) -> Float[Array, "E both"]:
-    """Biases of gates and ups, laid out as `_gate_up`."""
+    """Return the biases of gates and ups, in the layout of `_gate_up`."""
     bias = layer["expert_gate_up_bias"]
     return bias.reshape(len(bias), -1)
 
@@ -347,7 +347,7 @@ def _gate_up_bias(layer: PyTree) -> Float[Array, "E both"]:
 def _gathering(
     layer: PyTree, experts: Experts, tokens: Array, chosen: Array, gates: Array
 ) -> Float[Array, "T D"]:
-    """All devices' tokens meet the experts here; each device gets its own's sums."""
+    """Compute all devices' tokens with the experts here; send each device its sums."""
     tokens, chosen, gates = (
         jax.lax.all_gather(each, "expert", tiled=True)
         for each in (tokens, chosen, gates)
@@ -360,7 +360,7 @@ def _gathering(
 def _sending(
     layer: PyTree, experts: Experts, tokens: Array, chosen: Array, gates: Array
 ) -> Float[Array, "T D"]:
-    """Every choice's row is sent to its expert, and what is made of it comes back."""
+    """Send every choice's row to its expert, and the output back."""
     flat, here = chosen.reshape(-1), len(layer["expert_down"])
     parts = experts.count // here
     order, place, counts = _by_group(flat, experts.count)
@@ -370,7 +370,7 @@ def _sending(
     rows = _gated_rows(experts, tokens, gates, order, place)
     room = parts * len(flat)
     rows = send_rows("expert", room, rows, sizes)
-    # They lie by device and then by expert; those past the last one are of nobody.
+    # Received rows are ordered by device, then by expert; unused rows come last.
     ends, number = jnp.cumsum(mine.reshape(-1)), jnp.arange(room)
     of_pair = jnp.searchsorted(ends, number, side="right")
     expert = jnp.where(of_pair < len(ends), of_pair % here, here)
@@ -384,9 +384,9 @@ def _sending(
 
 
 def _of_groups(rows: Any, sizes: Array, experts: Experts) -> Array:
-    """The rows, and zeros for those that no group has: a kernel leaves what was there.
+    """Return the rows with 0 for rows of no group, which a kernel leaves undefined.
 
-    So does that of the gradient, which is masked the same way.
+    The gradient's kernel does too, and is masked in the same way.
     """
     if len(sizes) == experts.count:
         return rows
@@ -396,7 +396,7 @@ def _of_groups(rows: Any, sizes: Array, experts: Experts) -> Array:
 def _dense(
     layer: PyTree, experts: Experts, tokens: Array, chosen: Array, gates: Array
 ) -> Float[Array, "T D"]:
-    """Compute all experts for all tokens, with a gate of 0 for those not chosen."""
+    """Compute all experts for all tokens, with a gate of 0 for unchosen ones."""
     dtype = tokens.dtype
     here = len(layer["expert_down"])
     taken = jnp.arange(here)[:, None, None] == chosen[None]

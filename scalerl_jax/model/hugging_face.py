@@ -1,7 +1,7 @@
-"""Decoders as Hugging Face writes them down: config.json, for reading and writing.
+"""Reading and writing of a decoder's config.json, as Hugging Face defines it.
 
-A field that the forward pass does not honour is refused by its name and value; none is
-dropped.  `families` has the tables.
+A field that the forward pass does not support is refused by its name and value; no
+field is ignored silently.  `families` has the tables.
 """
 
 import dataclasses
@@ -28,19 +28,19 @@ from scalerl_jax.model.layer_files import (
 from scalerl_jax.model.mixture_files import read_rotated, text_fields
 
 CONFIG_FILE = "config.json"
-# Ends of the names of tensors that hold no parameter.
+# Suffixes of the names of tensors that hold no parameter.
 IGNORED = ("rotary_emb.inv_freq",)
-# Beginnings of the names of tensors in a checkpoint that also reads images: of those
-# that hold the decoder, and of those that a decoder has no use for.
+# Prefixes of the names of tensors in a checkpoint that also reads images: of the
+# decoder's tensors, and of those that the decoder does not use.
 TEXT = "language_model."
 IMAGES = ("vision_model.", "vision_tower.", "multi_modal_projector.")
-# model_type of a checkpoint that also reads images -> that of its decoder.
+# model_type of a checkpoint that also reads images -> model_type of its decoder.
 _WITH_IMAGES = {"llama4": "llama4_text", "gemma3": "gemma3_text"}
-_MOST_LAYERS = 2**14  # a file that says more is broken
+_MOST_LAYERS = 2**14  # a file with more is broken
 
 
 def read_architecture(checkpoint: str | Path) -> Architecture:
-    """The architecture of a Hugging Face directory or hub id, or of a GGUF file.
+    """Return the architecture of a Hugging Face directory, hub id or GGUF file.
 
     Raises:
         ValueError: names the field whose value the forward pass does not support.
@@ -82,7 +82,7 @@ def read_architecture(checkpoint: str | Path) -> Architecture:
 
 
 def _read_sizes(fields: Fields, family: Family) -> dict[str, int]:
-    """Sizes that fit each other."""
+    """Return the sizes, checked against each other."""
     num_heads = fields.integer("num_attention_heads")
     defaults = {"num_kv_heads": num_heads}
     if not family.own_head_dim:
@@ -98,13 +98,13 @@ def _read_sizes(fields: Fields, family: Family) -> dict[str, int]:
         )
     if sizes["head_dim"] % 2:
         raise fields.refuse(
-            "head_dim", f"rotary positions need it even: {sizes['head_dim']}"
+            "head_dim", f"rotary positions need an even one: {sizes['head_dim']}"
         )
     return sizes
 
 
 def _decoder_fields(file: Any) -> Fields:
-    """The fields of a decoder that is known, and its defaults; others are refused."""
+    """Return a decoder's fields with its defaults; refuse unknown fields and models."""
     fields = Fields(file, read_json(file))
     kind: Any = fields.values.get("model_type")
     if isinstance(kind, str) and kind in _WITH_IMAGES:
@@ -132,7 +132,7 @@ def _decoder_fields(file: Any) -> Fields:
 def config_values(
     arch: Architecture, *, dtype: str, eos_token_id: int | list[int] | None
 ) -> dict[str, Any]:
-    """Fields that `read_architecture` reads back and transformers 4 and 5 load."""
+    """Return fields that `read_architecture` and transformers 4 and 5 can read."""
     family = find_family(arch.family)
     for field in dataclasses.fields(Architecture):
         if field.name in FEATURES:
@@ -150,7 +150,7 @@ def config_values(
         **rope_values(arch, family),
         "tie_word_embeddings": arch.tied_embeddings,
         "torch_dtype": dtype,
-        # Written even if null: absent, transformers takes a family's own ids.
+        # Written even if null: if absent, transformers uses the family's own ids.
         "bos_token_id": None,
         "pad_token_id": None,
         "eos_token_id": eos_token_id,

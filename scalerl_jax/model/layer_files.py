@@ -1,4 +1,4 @@
-"""What config.json says of single layers: windows, positions, rotary frequencies."""
+"""The fields of config.json about single layers: windows, rotary positions."""
 
 import dataclasses
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def _flag(rope: Fields, name: str) -> bool:
     return bool(rope.values[name])
 
 
-# rope_type -> class, and for each of its fields the name and what reads it.
+# rope_type -> (class, {its field: (name in config.json, function that reads it)}).
 _ORIGINAL = ("original_max_position_embeddings", _integer)
 SCALINGS: dict[str, tuple[type, dict[str, tuple[str, _Read]]]] = {
     "linear": (LinearScaling, {"factor": ("factor", _number)}),
@@ -61,11 +61,11 @@ SCALINGS: dict[str, tuple[type, dict[str, tuple[str, _Read]]]] = {
 
 
 def read_ropes(fields: Fields, family: Family) -> tuple[Rope, Rope]:
-    """Positions of layers that see all tokens, and of those with a window.
+    """Return the rotary positions of layers that see all tokens, and of windowed ones.
 
-    transformers 5 writes rope_parameters, which holds theta and scaling, of each kind
-    of layers where they differ; older ones and most published checkpoints have the two
-    apart, some with "type" for "rope_type".
+    transformers 5 writes rope_parameters with theta and scaling, for each kind of
+    layers if they differ.  Older versions and most published checkpoints have theta and
+    scaling as separate fields, some with "type" for "rope_type".
     """
     near_theta = family.window_theta or "rope_theta"
     both = fields.values.get("rope_parameters")
@@ -118,12 +118,12 @@ def _read_rope(rope: Fields, fields: Fields, theta_field: str = "rope_theta") ->
         known |= {theirs for theirs, _ in parts.values()}
     for name, value in rope.values.items():
         if name not in known and value is not None:
-            raise rope.refuse(name, f"a rope of type {kind!r} knows {sorted(known)}")
+            raise rope.refuse(name, f"a rope of type {kind!r} has {sorted(known)}")
     return Rope(theta, scaling)
 
 
 def rope_values(arch: Architecture, family: Family) -> dict[str, Any]:
-    """Fields of config.json that `read_ropes` reads back."""
+    """Return the fields of config.json that `read_ropes` reads."""
 
     def of(rope: Rope) -> dict[str, Any] | None:
         for kind, (made, parts) in SCALINGS.items():
@@ -152,7 +152,7 @@ def rope_values(arch: Architecture, family: Family) -> dict[str, Any]:
 
 
 def read_windows(fields: Fields, family: Family, num_layers: int) -> tuple[int, ...]:
-    """Tokens that each layer sees, 0 for all; empty if all layers see all."""
+    """Return the window of each layer in tokens, 0: all; () if all layers see all."""
     given = fields.values.get("layer_types")
     if family.windows is None:
         if given and (not isinstance(given, list) or set(map(str, given)) - {_FULL}):
@@ -183,7 +183,7 @@ def read_windows(fields: Fields, family: Family, num_layers: int) -> tuple[int, 
 
 
 def window_values(arch: Architecture, family: Family) -> dict[str, Any]:
-    """Fields of config.json that `read_windows` reads back."""
+    """Return the fields of config.json that `read_windows` reads."""
     if family.windows is None:
         return {}
     window = max(arch.windows, default=None)
@@ -191,5 +191,5 @@ def window_values(arch: Architecture, family: Family) -> dict[str, Any]:
         return {"sliding_window": window}
     windows = arch.windows or (0,) * arch.num_layers
     kinds = [_NEAR if each else _FULL for each in windows]
-    # A number even if no layer has a window: transformers makes a mask of it.
+    # A number even if no layer has a window: transformers makes a mask from it.
     return {"sliding_window": window or arch.max_positions, "layer_types": kinds}

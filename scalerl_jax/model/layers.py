@@ -1,7 +1,7 @@
-"""Parts of a decoder, each of which keeps only its inputs for the backward pass.
+"""Parts of a decoder; each saves only its inputs for the backward pass.
 
 Gradients of weights are summed in the weights' own dtype: with float32 weights and a
-bfloat16 forward pass nothing of a gradient is rounded before it reaches the optimizer.
+bfloat16 forward pass no gradient is rounded before it reaches the optimizer.
 """
 
 import functools
@@ -18,14 +18,14 @@ from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.lora import Adapted
 from scalerl_jax.parallel.mesh import ROWS, SHARDS, over_mesh
 
-# Under a scan nothing is merged across the two passes: a barrier would only cost.
+# Under a scan the two passes share no code: a barrier would only cost time.
 _remember_inputs = functools.partial(jax.checkpoint, prevent_cse=False)
 # Names, for remat policies, of the experts that tokens chose and of grouped products.
 CHOSEN, GROUPED = "chosen experts", "grouped"
-# Scope of a router's products, by which they are found in a compiled program.
+# Scope of a router's products, to find them in a compiled program.
 ROUTER = "router"
 CLAMPED_GAIN = 1.702
-# Cuts over a mesh: of the embedding's table, of tokens and of the rows that they find.
+# Shardings of the embedding's table, of tokens and of their embeddings.
 _TABLE = PartitionSpec("tensor", SHARDS)
 _TOKENS = PartitionSpec(ROWS, "context")
 _FOUND = PartitionSpec(ROWS, "context", None)
@@ -34,7 +34,7 @@ _FOUND = PartitionSpec(ROWS, "context", None)
 def linear(
     x: Float[Array, "... K"], weights: Float[Array, "K N"] | Adapted
 ) -> Float[Array, "... N"]:
-    """x @ weights, in the dtype of x; factors are multiplied one after the other."""
+    """Return x @ weights in the dtype of x; factors are applied one after the other."""
     if not isinstance(weights, Adapted):
         return _linear(x, weights)
     factors: Any = weights.factors
@@ -54,7 +54,7 @@ def _product(x: Array, weights: Array) -> Array:
 
 
 def _linear_forward(x: Array, weights: Array) -> tuple[Array, tuple[Array, Array]]:
-    # Not `_linear` itself: remat policies find products, and none inside a custom rule.
+    # Not `_linear` itself: remat policies do not see products inside a custom rule.
     return _product(x, weights), (x, weights)
 
 
@@ -63,8 +63,8 @@ def _linear_backward(
 ) -> tuple[Array, Array]:
     x, weights = saved
     # XLA's CPU backend transposes the left operand of a product over tokens.  Behind a
-    # barrier that is a plain copy of x, and not part of what computes the cotangent,
-    # which it makes several times as slow.
+    # barrier that is a plain copy of x; without it, the transpose is fused into the
+    # cotangent's computation, which becomes several times slower.
     x = jax.lax.optimization_barrier(x)
     of_x = jnp.einsum("...n,kn->...k", cotangent, weights.astype(x.dtype))
     of_weights = jnp.einsum(
@@ -86,7 +86,7 @@ def rms_norm(x: Array, scale: Array, eps: float) -> Array:
 
 @functools.partial(_remember_inputs, static_argnums=(2, 3))
 def offset_norm(x: Array, scale: Array, eps: float, offset: float) -> Array:
-    """x / rms(x) * (offset + scale), rounded once: Gemma's norm, whose offset is 1."""
+    """x / rms(x) * (offset + scale), rounded once: Gemma's norm, with offset 1."""
     x32 = x.astype(jnp.float32)
     inverse = jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
     return (x32 * inverse * (offset + scale.astype(jnp.float32))).astype(x.dtype)
@@ -110,8 +110,7 @@ def clamped_gated(
 ) -> Array:
     """g * sigmoid(1.702 g) * (u + 1), g = min(gate, limit), u within +-limit (gpt-oss).
 
-    1.702 makes of the first factor an approximation of gelu:
-    https://arxiv.org/abs/1606.08415.
+    With 1.702 the first factor approximates gelu: https://arxiv.org/abs/1606.08415.
     """
     gate = jnp.minimum(gate, limit)
     up = jnp.clip(up, -limit, limit)
@@ -119,13 +118,13 @@ def clamped_gated(
 
 
 def norm(x: Array, scale: Array, arch: Architecture) -> Array:
-    """x normalised as all norms of a decoder do."""
+    """Return x normalised by the decoder's kind of norm."""
     if arch.norm_offset:
         return offset_norm(x, scale, arch.rms_eps, arch.norm_offset)
     return rms_norm(x, scale, arch.rms_eps)
 
 
-# Activation of an `Architecture` -> gate and up to the feed-forward's inner units.
+# Activation of an `Architecture` -> function (gate, up) -> inner units.
 ACTIVATIONS: dict[str, Callable[[Array, Array], Array]] = {
     "silu": gated,
     "gelu_tanh": gelu_gated,
@@ -139,13 +138,12 @@ def embed(
     mesh: Mesh | None,
     dtype: DTypeLike,
 ) -> Float[Array, "R S D"]:
-    """Rows table[tokens] in `dtype`; the gradient is summed in the table's own dtype.
+    """Return table[tokens] in `dtype`; the gradient is summed in the table's dtype.
 
-    Over a mesh the table is cut over vocabulary (tensor) and hidden units (fsdp), the
-    tokens over rows (data, fsdp) and along them (context).  Each device looks its own
-    columns up for the tokens of its whole fsdp group, and the group exchanges columns
-    for rows: the table itself never travels, and neither does its gradient before it
-    is summed.
+    Over a mesh the table is sharded over vocabulary (tensor) and hidden units (fsdp),
+    the tokens over rows (data, fsdp) and along rows (context).  Each device looks up
+    its own columns for the tokens of its whole fsdp group, and the group exchanges
+    columns for rows: neither the table nor its unsummed gradient is sent.
     """
     if mesh is None:
         return table[tokens].astype(dtype)
@@ -158,7 +156,7 @@ def _embed(mesh: Mesh, dtype: DTypeLike, table: Array, tokens: Array) -> Array:
         tokens = jax.lax.all_gather(tokens, SHARDS, tiled=True)
         places, here = _places(table, tokens)
         found = jnp.where(here[..., None], table[places].astype(dtype), 0)
-        # The token's row is on one device of the tensor axis: the sum is exact.
+        # A token's row is on only one device of the tensor axis: the sum is exact.
         found = jax.lax.psum(found, "tensor")
         return jax.lax.all_to_all(found, SHARDS, 0, 2, tiled=True)
 
@@ -166,7 +164,7 @@ def _embed(mesh: Mesh, dtype: DTypeLike, table: Array, tokens: Array) -> Array:
 
 
 def _places(table: Array, tokens: Array) -> tuple[Array, Array]:
-    """Rows of the local table, and which of the tokens have theirs there."""
+    """Return each token's row in the local table, and whether it has one there."""
     places = tokens - jax.lax.axis_index("tensor") * table.shape[0]
     here = (places >= 0) & (places < table.shape[0])
     return jnp.where(here, places, 0), here

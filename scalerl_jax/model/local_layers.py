@@ -1,8 +1,8 @@
-"""Layers that know positions and see a chunk, among layers that do neither (Llama 4).
+"""Layers with positions that see only a chunk, and others without (Llama 4).
 
 https://arxiv.org/abs/2305.19466 for layers without positions, and
-https://arxiv.org/abs/2501.19399 for the temperature of their queries; the rest is as
-transformers has it.
+https://arxiv.org/abs/2501.19399 for the temperature of their queries; the rest is as in
+transformers.
 """
 
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ def placed(
     near: bool | Bool[Array, ""],
     eps: float,
 ) -> tuple[Array, Array]:
-    """Turn queries and keys of a layer; `near`: it has positions and sees a chunk."""
+    """Return a layer's positioned q and k; `near`: it has positions, sees a chunk."""
     turned = [rotate(x, turns, neighbours=True) for x in (q, k)]
     if local.normalized:
         turned = [rms_norm(x, jnp.ones(()), eps) for x in turned]
@@ -35,9 +35,10 @@ def placed(
 
 
 def chunked(segment_ids: Int[Array, "R S"], chunk: int) -> Int[Array, "R S"]:
-    """Cut segments of rows in chunks of so many tokens from their own first one.
+    """Return ids of the rows' segments, divided into chunks of `chunk` tokens.
 
-    The parts of a row have different numbers, not 1, 2, ...
+    Chunks are counted from a segment's first token.  The ids in a row are distinct, but
+    not 1, 2, ...
     """
     length = segment_ids.shape[1]
     places = jnp.arange(length)[None] - segment_starts(segment_ids)

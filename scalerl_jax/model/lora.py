@@ -1,11 +1,11 @@
-"""Low-rank factors, which are trained, beside frozen weights.
+"""Trained low-rank factors beside frozen weights.
 
     W' = W + scale * down @ up,   scale = alpha / rank,   up = 0 at the start
 
-LoRA, https://arxiv.org/abs/2106.09685, equation 3.  `join` makes one tree of the two
-of `trainable`; an adapted weight is an `Adapted` in it.  `layers.linear` multiplies by
-its parts one after the other, so that no product of the factors exists.  `merged` adds
-the product to the weight, for who samples, exports or has weights of experts.
+LoRA, https://arxiv.org/abs/2106.09685, equation 3.  `join` makes one tree of the two of
+`trainable`; an adapted weight is an `Adapted` in it.  `layers.linear` multiplies by its
+parts one after the other, so that the factors' product is never computed.  `merged`
+adds the product to the weight, for sampling, exports and weights of experts.
 """
 
 import math
@@ -28,18 +28,18 @@ from scalerl_jax.model.architecture import (
 from scalerl_jax.model.trainable import matching, named
 from scalerl_jax.types import PyTree
 
-# Of a layer, with experts or without; not the router, which is no linear layer.
+# Adaptable weights of a layer, with or without experts; the router is excluded.
 _LINEAR = re.compile(
     r"layers/(query|key|value|output|gate|up|down|shared_(gate|up|down)"
     r"|expert_(gate_up|down))"
 )
-# Dimensions of a weight that are not those of its input: stacks, and its outputs.
+# Leading dimensions of a weight that stack matrices.
 _STACKS = ("layers", "experts")
 
 
 @struct.dataclass(kw_only=True)
 class Factors:
-    """The two factors of a weight's change, float32; layers and experts are stacked."""
+    """The two factors of a weight's change, float32, stacked by layer and expert."""
 
     down: Array  # [..., inputs, rank]
     up: Array  # [..., rank, outputs]
@@ -70,8 +70,8 @@ def factor_table(arch: Architecture, lora: LoraConfig) -> PyTree:
     """Return `Factors` of `ParamSpec`s for each target, in the tree of the params.
 
     Raises:
-        ValueError: the targets match nothing or what is no matrix of a layer, or the
-            rank is above a matrix's dimensions.
+        ValueError: a target matches no parameter, or one that is no matrix of a layer,
+            or the rank is above a matrix's dimensions.
     """
     specs = named(parameter_table(arch))
     if lora.targets:
@@ -83,7 +83,7 @@ def factor_table(arch: Architecture, lora: LoraConfig) -> PyTree:
         if not _LINEAR.fullmatch(name):
             raise ValueError(
                 f"model.lora.targets matches {name!r}, which is no matrix of attention "
-                f"or of a feed-forward; there are "
+                f"or of a feed-forward; choose from "
                 f"{[each for each in specs if _LINEAR.fullmatch(each)]}"
             )
         layers[name.removeprefix("layers/")] = _factors(name, specs[name], lora)
@@ -112,7 +112,7 @@ def init_factors(arch: Architecture, lora: LoraConfig, key: Array) -> PyTree:
 
         down ~ U(-1 / sqrt(inputs), 1 / sqrt(inputs)),   up = 0
 
-    That is the start of `peft`, Kaiming's for a = sqrt(5).
+    This is `peft`'s initialisation, Kaiming's for a = sqrt(5).
     """
     leaves, treedef = jax.tree.flatten(factor_table(arch, lora))
 
@@ -127,7 +127,7 @@ def init_factors(arch: Architecture, lora: LoraConfig, key: Array) -> PyTree:
 
 
 def abstract_factors(arch: Architecture, lora: LoraConfig, mesh: Mesh) -> PyTree:
-    """Return shapes, dtypes and shardings of the factors, cut as their weights are."""
+    """Return the factors' shapes, dtypes and shardings, which follow their weights'."""
 
     def leaf(spec: ParamSpec) -> jax.ShapeDtypeStruct:
         sharding: NamedSharding = learner_sharding(spec, mesh)
@@ -137,7 +137,7 @@ def abstract_factors(arch: Architecture, lora: LoraConfig, mesh: Mesh) -> PyTree
 
 
 def join(trained: PyTree, frozen: PyTree | None) -> PyTree:
-    """Return one tree of a trained and a frozen one; factors stand by their weights."""
+    """Return one tree from a trained and a frozen one; factors join their weights."""
     if frozen is None or trained is None:
         return trained if frozen is None else frozen
     if isinstance(trained, Factors):
@@ -161,17 +161,17 @@ def merged(params: PyTree) -> PyTree:
 
 
 class Sizes(NamedTuple):
-    """Numbers of params of a policy, or of those that a token is multiplied by."""
+    """Numbers of trained and frozen params."""
 
     trained: float
     frozen: float
 
 
 def sizes(model: ModelConfig, arch: Architecture, *, products: bool = False) -> Sizes:
-    """Return how many params are trained and frozen; factors count as trained.
+    """Return the numbers of trained and frozen params; factors are trained.
 
-    With `products` only those count that a token is multiplied by, the head among them:
-    of the experts the share that it takes.
+    With `products` only those count by which a token is multiplied, including the head;
+    of the experts only the share that a token uses.
     """
     specs = named(parameter_table(arch))
     own = dict(specs)

@@ -1,7 +1,7 @@
-"""Mixtures of experts as Hugging Face writes them down, beyond what all decoders share.
+"""The fields of config.json and tensors that only mixtures of experts have.
 
-Qwen3-MoE has a tensor per expert; Llama 4 and gpt-oss have one of all of them, and
-layers of two kinds.
+Qwen3-MoE has a tensor per expert; Llama 4 and gpt-oss have one tensor for all experts,
+and layers of two kinds.
 """
 
 import re
@@ -11,9 +11,9 @@ from typing import Any, Literal
 from scalerl_jax.formats.reading import Fields
 from scalerl_jax.model.architecture import Architecture, Experts, LocalLayers
 
-# No family has a bias in the choice of its own: DeepSeek-V3's names stand for it, and
-# transformers leaves it out.
-_BIAS = "scalerl_router_bias"  # field of config.json, there where there is one
+# No family has its own bias in the choice: its tensor has DeepSeek-V3's name, and
+# transformers ignores it.
+_BIAS = "scalerl_router_bias"  # field of config.json, present if there is a bias
 _NUMBERS = ("num_experts", "num_local_experts")  # transformers 5 may write either
 COUNTS = (*_NUMBERS, "num_experts_per_tok", _BIAS)  # fields of every mixture
 
@@ -31,7 +31,7 @@ Gate = Literal["softmax", "normalized", "sigmoid"]
 
 
 def _read_experts(fields: Fields, name: str, gate: Gate, **more: Any) -> Experts:
-    """Experts that are counted by the field `name`, or by its other name."""
+    """Return the experts, counted by the field `name` or by its other name."""
     if name not in fields.values:
         (name,) = set(_NUMBERS) - {name}
     count, top_k = fields.integer(name), fields.integer("num_experts_per_tok")
@@ -44,7 +44,7 @@ def _read_experts(fields: Fields, name: str, gate: Gate, **more: Any) -> Experts
 
 
 def _expert_values(arch: Architecture, name: str) -> dict[str, Any]:
-    """Fields of config.json that `_read_experts` reads back."""
+    """Return the fields of config.json that `_read_experts` reads."""
     experts = arch.experts
     assert experts is not None, "a mixture has experts"
     values = {name: experts.count, "num_experts_per_tok": experts.top_k}
@@ -52,7 +52,7 @@ def _expert_values(arch: Architecture, name: str) -> dict[str, Any]:
 
 
 def read_qwen3(fields: Fields, num_layers: int) -> dict[str, Any]:
-    """Read what is a Qwen3 mixture's own."""
+    """Return the `Architecture` fields of Qwen3 mixtures alone."""
     del num_layers
     fields.only("norm_topk_prob", (True, False))
     normalized = fields.values.get("norm_topk_prob")
@@ -61,24 +61,24 @@ def read_qwen3(fields: Fields, num_layers: int) -> dict[str, Any]:
 
 
 def write_qwen3(arch: Architecture) -> dict[str, Any]:
-    """Fields of config.json that `read_qwen3` reads back."""
+    """Return the fields of config.json that `read_qwen3` reads."""
     values = _expert_values(arch, "num_experts")
     assert arch.experts is not None
     return values | {
         "norm_topk_prob": arch.experts.gate == "normalized",
-        "intermediate_size": arch.ffn_size,  # of a layer without experts: none
+        "intermediate_size": arch.ffn_size,  # for layers without experts: unused
     }
 
 
 def read_gpt_oss(fields: Fields, num_layers: int) -> dict[str, Any]:
-    """Read what is a gpt-oss' own."""
+    """Return the `Architecture` fields of gpt-oss alone."""
     del num_layers
     limit = fields.number("swiglu_limit")
     given = fields.values.get("quantization_config") or {}
     if not isinstance(given, dict):
         raise fields.refuse("quantization_config", "it must be an object")
     Fields(fields.file, given, "quantization_config.").only("quant_method", ("mxfp4",))
-    # The softmax of the chosen logits is that of all of them, normalised.
+    # A softmax of the chosen logits equals the softmax of all logits, normalised.
     experts = _read_experts(
         fields, "num_local_experts", "normalized", biased=True, clamp=limit
     )
@@ -86,14 +86,14 @@ def read_gpt_oss(fields: Fields, num_layers: int) -> dict[str, Any]:
 
 
 def write_gpt_oss(arch: Architecture) -> dict[str, Any]:
-    """Fields of config.json that `read_gpt_oss` reads back."""
+    """Return the fields of config.json that `read_gpt_oss` reads."""
     values = _expert_values(arch, "num_local_experts")
     assert arch.experts is not None
     return values | {"swiglu_limit": arch.experts.clamp}
 
 
 def read_llama4(fields: Fields, num_layers: int) -> dict[str, Any]:
-    """Read what is a Llama 4's own."""
+    """Return the `Architecture` fields of Llama 4 alone."""
     experts = _read_experts(
         fields, "num_local_experts", "sigmoid", gate_input=True, shared=True
     )
@@ -101,7 +101,7 @@ def read_llama4(fields: Fields, num_layers: int) -> dict[str, Any]:
 
 
 def read_rotated(fields: Fields, num_layers: int) -> tuple[bool, ...]:
-    """Read which layers have positions: 1 in no_rope_layers, or a rule."""
+    """Return which layers have positions: 1 in no_rope_layers, or by the interval."""
     given = fields.values.get("no_rope_layers") or []
     interval = fields.integer("no_rope_layer_interval")
     known = given or [int(each % interval != 0) for each in range(1, num_layers + 1)]
@@ -111,7 +111,7 @@ def read_rotated(fields: Fields, num_layers: int) -> tuple[bool, ...]:
 
 
 def _read_local(fields: Fields, num_layers: int) -> LocalLayers:
-    """Read the layers of a Llama 4 that know positions, and what follows from that."""
+    """Return the settings of Llama 4's layers with and without positions."""
     fields.only("moe_layers", ([*range(num_layers)],))
     tuned = fields.values["attn_temperature_tuning"]
     local = LocalLayers(
@@ -126,13 +126,13 @@ def _read_local(fields: Fields, num_layers: int) -> LocalLayers:
 
 
 def _layer_types(local: LocalLayers) -> list[str]:
-    """Kinds of the layers, as config.json names them."""
+    """Return the kinds of the layers by config.json's names."""
     kinds = {True: "chunked_attention", False: "full_attention"}
     return [kinds[near] for near in local.with_positions]
 
 
 def write_llama4(arch: Architecture) -> dict[str, Any]:
-    """Fields of config.json that `read_llama4` reads back."""
+    """Return the fields of config.json that `read_llama4` reads."""
     local = arch.local
     assert local is not None, "a Llama 4 has layers of two kinds"
     return _expert_values(arch, "num_local_experts") | {
@@ -150,10 +150,9 @@ def write_llama4(arch: Architecture) -> dict[str, Any]:
 def check_experts(
     stored: Mapping[str, Any], expected: Mapping[str, Any], count: int
 ) -> None:
-    """Refuse experts that are kept in another layout, or of another number.
+    """Refuse experts in another layout, or another number of them.
 
-    `stored` are the tensors of a checkpoint by name, `expected` is by the names that
-    the family has.
+    `stored` are a checkpoint's tensors by name; `expected` has the family's names.
     """
     of_one = re.compile(r"\.experts\.(\d+)\.")
     apart = any(of_one.search(name) for name in expected)
@@ -162,12 +161,12 @@ def check_experts(
         if ".experts." in name and apart != bool(number):
             layouts = ("in one tensor per layer", "in a tensor each")
             raise ValueError(
-                f"{tensor.file} keeps its experts {layouts[bool(number)]} "
+                f"{tensor.file} has its experts {layouts[bool(number)]} "
                 f"({tensor.name}); this family has them {layouts[apart]}: save it "
                 f"again with save_pretrained of transformers"
             )
         if number and int(number[1]) >= count:
             raise ValueError(
-                f"{tensor.file} holds tensor {tensor.name}, of an expert that "
-                f"config.json does not count: it says {count} experts"
+                f"{tensor.file} holds tensor {tensor.name}, of an expert above "
+                f"config.json's {count} experts"
             )

@@ -1,11 +1,11 @@
-"""Experts' matrices of 4-bit numbers with common scales, as gpt-oss is published.
+"""Experts' matrices of 4-bit numbers with shared scales, as in published gpt-oss.
 
 A block of 32 numbers along an output's inputs is 16 bytes, the earlier number in the
 lower half of each, and one more byte for a power of two:
 
     number = E2M1[4 bits] * 2 ^ (scale - 127)
 
-OCP Microscaling Formats, version 1.0, section 5.4.  All such numbers are bfloat16 ones.
+OCP Microscaling Formats, version 1.0, section 5.4.  bfloat16 represents them exactly.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-_BLOCKS, _SCALES = "_blocks", "_scales"  # ends of the names of a tensor's two parts
+_BLOCKS, _SCALES = "_blocks", "_scales"  # suffixes of the names of the two parts
 _POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _E2M1 = np.array([*_POSITIVE, *(-each for each in _POSITIVE)], np.float32)
 _BLOCK = 32  # numbers
@@ -23,10 +23,10 @@ _BLOCK = 32  # numbers
 
 @dataclasses.dataclass(frozen=True)
 class PackedTensor:
-    """A tensor [experts, inputs, outputs] in two, as readers take one."""
+    """A tensor [experts, inputs, outputs] stored in two, read like a `SafeTensor`."""
 
     blocks: Any  # `model.weights.SafeTensor` [experts, outputs, inputs / 32, 16]
-    scales: Any  # the same without the last axis
+    scales: Any  # `SafeTensor` [experts, outputs, inputs / 32]
     name: str
 
     @property
@@ -41,7 +41,7 @@ class PackedTensor:
         return experts, blocks * _BLOCK, outputs
 
     def read(self, region: tuple[tuple[int, int], ...]) -> np.ndarray:
-        """A part (from, to per dimension) in float32; whole blocks are read."""
+        """Return a part (from, to per dimension) in float32; whole blocks are read."""
         experts, (first, end), outputs = region
         start, stop = first // _BLOCK, -(-end // _BLOCK)
         place = (experts, outputs, (start, stop))
@@ -57,7 +57,7 @@ def join_packed(stored: Mapping[str, Any]) -> dict[str, Any]:
     """Return tensors by name, with each pair of blocks and scales as one tensor.
 
     Raises:
-        ValueError: names the tensor of bytes that is no half of a pair.
+        ValueError: names a tensor of bytes that is not in a pair.
     """
     joined = {}
     for name, tensor in stored.items():
@@ -70,7 +70,7 @@ def join_packed(stored: Mapping[str, Any]) -> dict[str, Any]:
         if whole == name or not scaled or held != (*scaled, _BLOCK // 2):
             raise ValueError(
                 f"{tensor.file}: tensor {name} has dtype U8 and shape {tensor.shape}, "
-                f"and is no half of a tensor in blocks of {_BLOCK} 4-bit numbers"
+                f"and is no part of a tensor in blocks of {_BLOCK} 4-bit numbers"
             )
         joined[whole] = PackedTensor(blocks, scales, whole)
     return joined

@@ -1,9 +1,9 @@
-"""Rotary position embeddings: their frequencies, stretched or not, and the rotation.
+"""Rotary position embeddings: frequencies, their scalings, and the rotation.
 
     frequency[i] = theta ^ (-2 i / head_dim)
 
-https://arxiv.org/abs/2104.09864, section 3.2.2.  A scaling lets positions beyond those
-of the pretraining fall between known ones; each is as transformers has it.
+https://arxiv.org/abs/2104.09864, section 3.2.2.  A scaling maps positions beyond the
+pretraining's between known ones; each is as in transformers.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 
 @dataclasses.dataclass(frozen=True)
 class Llama3Scaling:
-    """Llama 3's stretching of the low rotary frequencies."""
+    """Llama 3's scaling of the low rotary frequencies."""
 
     factor: float
     low_freq_factor: float
@@ -34,9 +34,9 @@ class LinearScaling:
 
 @dataclasses.dataclass(frozen=True)
 class DynamicScaling:
-    """None up to the decoder's `max_positions`, which no sequence may pass.
+    """No scaling up to the decoder's `max_positions`, which no sequence may exceed.
 
-    Beyond them frequencies would change with every token, and not those of cached keys.
+    Above, frequencies would change with every token, but not in cached keys.
     """
 
     factor: float
@@ -44,7 +44,7 @@ class DynamicScaling:
 
 @dataclasses.dataclass(frozen=True)
 class YarnScaling:
-    """YaRN: low frequencies divided, high ones kept, a ramp between them.
+    """YaRN: low frequencies divided, high ones unchanged, a ramp between them.
 
     https://arxiv.org/abs/2309.00071.  Cosines and sines are multiplied by
     `attention_factor`; None: 0.1 log(factor) + 1, equation 22 there.
@@ -52,9 +52,9 @@ class YarnScaling:
 
     factor: float
     original_max_positions: int
-    beta_fast: float = 32.0  # turns within the original positions: kept above,
-    beta_slow: float = 1.0  # and divided below
-    truncate: bool = True  # the ramp's ends are whole dimensions
+    beta_fast: float = 32.0  # turns in the original positions: above it, unchanged
+    beta_slow: float = 1.0  # turns in the original positions: below it, divided
+    truncate: bool = True  # round the ramp's ends to whole dimensions
     attention_factor: float | None = None
 
 
@@ -70,7 +70,7 @@ class Rope:
 
     @property
     def magnitude(self) -> float:
-        """Return what cosines and sines are multiplied by."""
+        """Return the factor of cosines and sines."""
         scaling = self.scaling
         if not isinstance(scaling, YarnScaling):
             return 1.0
@@ -80,7 +80,7 @@ class Rope:
 
 
 def rope_frequencies(rope: Rope, head_dim: int) -> Float[Array, " half"]:
-    """Rotary frequencies, radians per position."""
+    """Return the rotary frequencies, in radians per position."""
     half = jnp.arange(head_dim // 2, dtype=jnp.float32)
     frequencies = rope.theta ** (-2.0 * half / head_dim)
     if rope.scaling is None:
@@ -101,7 +101,7 @@ def _as_yarn(rope: Rope, frequencies: Array) -> Array:
     half = len(frequencies)
 
     def place(turns: float) -> float:
-        """Dimension whose frequency turns so often in the original positions."""
+        """Return the dimension with `turns` turns in the original positions."""
         radians = scaling.original_max_positions / (turns * 2 * math.pi)
         return half * math.log(radians) / math.log(rope.theta)
 
@@ -127,7 +127,7 @@ def rotations(
     frequencies: Float[Array, " half"],
     magnitude: float = 1.0,
 ) -> tuple[Float[Array, "... 1 half"], Float[Array, "... 1 half"]]:
-    """Cosines and sines of the angles by which heads are turned at each position."""
+    """Return cosines and sines of the heads' rotation angles at each position."""
     angles = positions[..., None, None].astype(jnp.float32) * frequencies
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     return (cos, sin) if magnitude == 1.0 else (cos * magnitude, sin * magnitude)
@@ -139,7 +139,7 @@ def rotate(
     *,
     neighbours: bool = False,
 ) -> Array:
-    """Rotary position embedding; dimension i is paired with i + dim / 2.
+    """Return x with its heads rotated; dimension i is paired with i + dim / 2.
 
     With `neighbours` dimension 2 i is paired with 2 i + 1.
     """

@@ -1,6 +1,6 @@
-"""Parameters into safetensors files that transformers loads.
+"""Writing of parameters to safetensors files that transformers loads.
 
-An export is whole or not there at all; it takes one tensor and one file at a time.
+An export is complete or does not exist; one tensor and one file are written at a time.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from scalerl_jax.model.weights import DTYPES, INDEX, SINGLE, StoredParameter, pa
 from scalerl_jax.process.full_disk import why_full
 from scalerl_jax.types import PyTree
 
-# Files that say how texts become tokens and where they end.
+# Files of the tokenizer, its templates and its EOS tokens.
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -36,9 +36,9 @@ TOKENIZER_FILES = (
     "merges.txt",
     "generation_config.json",
 )
-# Files that may lie beside the weights; the last says how a base checkpoint was made.
+# Files beside the weights; the last records how a base checkpoint was made.
 COMPANIONS = (*TOKENIZER_FILES, "warmstart.json")
-# Of an export of low-rank factors alone.
+# Files of an export of low-rank factors.
 ADAPTER_CONFIG, ADAPTER_TENSORS = "adapter_config.json", "adapter_model.safetensors"
 
 
@@ -54,21 +54,21 @@ def save_params(
 ) -> None:
     """Write a directory that transformers' `AutoModelForCausalLM` loads.
 
-    It is written under another name and renamed when whole.  An earlier export at
-    `directory` is replaced; a directory with anything else in it is refused.
+    It is written under another name and renamed when complete.  An earlier export at
+    `directory` is replaced; a directory with other files is refused.
 
     Args:
         directory: made with its parents.
         params: on any devices; they stay there.
-        arch: what config.json will say.
-        dtype: of the files.
-        max_shard_bytes: of a file, unless one tensor is larger.
+        arch: the architecture, for config.json.
+        dtype: dtype of the files.
+        max_shard_bytes: size limit of a file, unless one tensor is larger.
         companions: names in `COMPANIONS` and the contents of these files.
-        eos_token_id: what ends a text, for config.json.
+        eos_token_id: the EOS ids, for config.json.
 
     Raises:
-        ValueError: `params` do not fit `arch`, or `directory` is not ours to replace.
-        RuntimeError: it cannot be written; what was there before still is.
+        ValueError: `params` do not fit `arch`, or `directory` holds other files.
+        RuntimeError: it cannot be written; its earlier content is unchanged.
     """
     directory, dtype = Path(directory).absolute(), np.dtype(dtype)
     companions = companions or {}
@@ -87,14 +87,14 @@ def save_params(
 
 
 def check_place(directory: str | Path, *, num_bytes: int = 0) -> None:
-    """Refuse a directory that cannot be written, before there is anything to write.
+    """Refuse, before expensive work, a directory that cannot be written.
 
-    `num_bytes` is what it will hold, beside an earlier export until that is replaced.
-    Nothing is left behind.
+    `num_bytes` is its future size, beside an earlier export until that is replaced.  No
+    file is left behind.
 
     Raises:
-        ValueError: it is not ours to replace.
-        RuntimeError: nothing may be written there, or there is too little room.
+        ValueError: it holds other files.
+        RuntimeError: it cannot be written, or there is too little space.
     """
     directory = Path(directory).absolute()
     _check_replaceable(directory)
@@ -109,18 +109,18 @@ def check_place(directory: str | Path, *, num_bytes: int = 0) -> None:
         ) from error
     if num_bytes > free:
         raise RuntimeError(
-            f"cannot write {directory} (it takes {num_bytes:,} bytes, and {free:,} are "
+            f"cannot write {directory} (it needs {num_bytes:,} bytes, and {free:,} are "
             f"free in {there}); free space there, or name another directory"
         )
 
 
 @contextlib.contextmanager
 def whole_directory(directory: Path) -> Iterator[Path]:
-    """Give an empty directory to write into, which then replaces `directory`."""
+    """Yield an empty directory to write into, which then replaces `directory`."""
     partial = directory.with_name(f".{directory.name}.partial")
     replaced = directory.with_name(f".{directory.name}.replaced")
     try:
-        if replaced.exists() and not directory.exists():  # died between two renames
+        if replaced.exists() and not directory.exists():  # killed between the renames
             replaced.rename(directory)
         _check_replaceable(directory)
         for leftover in (partial, replaced):
@@ -180,7 +180,7 @@ def _write_tensors(
     dtype: np.dtype,
     max_shard_bytes: int,
 ) -> None:
-    """Write one file, or as many as needed and the index that says what is where."""
+    """Write one file, or several and the index of their tensors."""
     sizes = {
         name: math.prod(shape) * dtype.itemsize
         for parameter in found
@@ -202,7 +202,7 @@ def _write_tensors(
         shard = dict(itertools.islice(tensors, len(names)))
         # transformers refuses files that do not name a format.
         save_file(shard, directory / file, metadata={"format": "pt"})
-        (directory / file).chmod(0o644)  # safetensors makes it the owner's alone
+        (directory / file).chmod(0o644)  # safetensors makes it private
     if count > 1:
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}
         _write_json(directory / INDEX, index)
@@ -211,7 +211,7 @@ def _write_tensors(
 def _tensors(
     leaves: list[jax.Array], found: list[StoredParameter], dtype: np.dtype
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield every tensor by name, as Hugging Face lays it out."""
+    """Yield every tensor by name, in Hugging Face's layout."""
     for leaf, parameter in zip(leaves, found, strict=True):
         for name, parts in itertools.groupby(parameter.parts, lambda part: part.tensor):
             tensor = np.empty(parameter.tensors[name], dtype)

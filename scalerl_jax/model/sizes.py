@@ -1,6 +1,6 @@
-"""Sizes of published decoders, and of our own small one, that a config can name.
+"""Architectures of published decoders and of the tiny one, by name, for configs.
 
-A checkpoint brings its own, so that a run from one does without this list.
+A run from a checkpoint does not need this list, since the checkpoint has its own.
 """
 
 import dataclasses

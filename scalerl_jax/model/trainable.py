@@ -1,7 +1,7 @@
-"""Params as two trees, those that are trained and those that are frozen.
+"""Params as two trees, the trained and the frozen ones.
 
-The frozen have no gradient, no moments and no float32 copy; checkpoints name them by a
-digest.
+Frozen params have no gradient, no moments and no float32 copy; checkpoints store only
+their digest.
 """
 
 import re
@@ -16,12 +16,12 @@ from scalerl_jax.types import PyTree
 def frozen_params(params: PyTree, patterns: Sequence[str]) -> PyTree:
     """Return a tree that is True at the leaves whose whole name a pattern matches.
 
-    Names are paths in the tree: "embedding", "layers/query".  Layers are stacked, so
-    that a name stands for a parameter of all layers.
+    Names are paths in the tree: "embedding", "layers/query".  Layers are stacked, so a
+    name stands for a parameter of all layers.
 
     Raises:
-        ValueError: a pattern is no regular expression or matches nothing, or all of
-            them together leave nothing to train.
+        ValueError: a pattern is no regular expression or matches no name, or the
+            patterns together match every parameter.
     """
     names = list(named(params))
     frozen = matching(names, patterns, setting="model.frozen")
@@ -53,7 +53,7 @@ def matching(
         if not matches:
             raise ValueError(
                 f"{setting} holds {pattern!r}, which matches the whole name of no "
-                f"parameter; there are {list(names)}"
+                f"parameter; choose from {list(names)}"
             )
         found |= matches
     return found
@@ -68,9 +68,9 @@ def named(tree: PyTree) -> dict[str, Any]:
 
 
 def split(params: PyTree, frozen: PyTree) -> tuple[PyTree, PyTree]:
-    """Return the params that are trained and those that are not, each without the rest.
+    """Return the tree of the trained params and the tree of the frozen ones.
 
-    `frozen` has a bool for each leaf, and params and it are nested dicts.
+    `frozen` has a bool for each leaf; `params` and `frozen` are nested dicts.
     """
 
     def part(params: PyTree, frozen: PyTree, wanted: bool) -> PyTree:

@@ -1,13 +1,13 @@
 """The decoder's forward pass, with and without a KV cache, and its float32 head.
 
-Pure functions of a parameter tree (see `architecture.parameter_table`).  The two
-passes share every formula; they differ in where keys and values come from:
+Pure functions of a parameter tree (see `architecture.parameter_table`).  The two passes
+share every formula; they differ in the source of keys and values:
 
     hidden_states   whole rows, several segments in a row, layers under a scan
     cached_hidden   tokens of any sequences, attention by a function with their cache
 
-Neither samples, masks a loss nor knows a mesh.
-The file is above 400 lines: both passes and what they share.
+Neither samples or masks a loss.  The file is above 400 lines: it has both passes and
+their common parts.
 """
 
 import functools
@@ -43,9 +43,9 @@ from scalerl_jax.parallel.mesh import ROWS
 from scalerl_jax.types import PyTree, Sharing
 
 _saveable = jax.checkpoint_policies
-# Name of a remat policy -> what is saved of a layer; None: everything.  The rest is
-# computed again from the layer's input, except the chosen experts, which are always
-# saved: recomputed router logits may round to other experts than the forward pass had.
+# Name of a remat policy -> the values of a layer that are saved; None: all.  The others
+# are recomputed from the layer's input.  Chosen experts are always saved: recomputed
+# router logits could round to other experts than in the forward pass.
 REMAT: dict[str, Callable[..., Any] | None] = {
     "none": None,
     "dots": _saveable.save_from_both_policies(
@@ -60,7 +60,7 @@ _INIT_STD = 0.02
 
 
 def abstract_params(arch: Architecture, *, dtype: DTypeLike) -> PyTree:
-    """Shapes and dtypes of the parameters, without any memory."""
+    """Return shapes and dtypes of the parameters, without arrays."""
     return jax.tree.map(
         lambda spec: jax.ShapeDtypeStruct(spec.shape, dtype), parameter_table(arch)
     )
@@ -79,29 +79,29 @@ def unstack_layers(params: PyTree, arch: Architecture) -> PyTree:
     return params | {"layers": layers}
 
 
-# Queries, keys and values of a layer's new tokens -> attention's output.
+# (queries, keys, values) of a layer's new tokens -> attention's output.
 Attend = Callable[[Array, Array, Array], Array]
-# Further outputs of a layer by name: "experts", the ones that tokens chose.
+# Further outputs of a layer by name: "experts" are those that tokens chose.
 Said = dict[str, Array]
 
 
-Turns = tuple[Array, Array]  # of `rope.rotations`
+Turns = tuple[Array, Array]  # result of `rope.rotations`
 
 
 class Kind(NamedTuple):
-    """What tells a layer from others: Python's values, or traced ones under a scan.
+    """The properties in which layers differ: Python values, or traced under a scan.
 
-    None where no layer of the decoder is told so.
+    None if the layers of the decoder do not differ in it.
     """
 
     near: Any = None  # a bool; see `architecture.LocalLayers`
-    window: Any = None  # tokens that it sees
-    near_rope: Any = None  # a bool: its positions are of `Architecture.window_rope`
-    rotated: Any = None  # a bool: it has positions
+    window: Any = None  # tokens that a token sees
+    near_rope: Any = None  # a bool: positions by `Architecture.window_rope`
+    rotated: Any = None  # a bool: the layer has positions
 
 
 class Where(NamedTuple):
-    """Places of the tokens of a layer, and the kind of the layer."""
+    """Positions of the tokens in a layer, and the kind of the layer."""
 
     positions: Array
     turns: Turns
@@ -110,14 +110,14 @@ class Where(NamedTuple):
 
 
 def _choose(flag: Any, chosen: Any, other: Any) -> Any:
-    """One of two trees of arrays, by a Python bool or by a traced one."""
+    """Return one of two trees of arrays, by a Python or a traced bool."""
     if isinstance(flag, bool):
         return chosen if flag else other
     return jax.tree.map(lambda one, two: jnp.where(flag, one, two), chosen, other)
 
 
 def _all_turns(arch: Architecture, positions: Array) -> tuple[Turns, Turns | None]:
-    """Rotations of the layers' positions, and those of layers with windows apart."""
+    """Return the rotations of the layers, and of layers with windows if they differ."""
 
     def turns(rope: Rope) -> Turns:
         frequencies = rope_frequencies(rope, arch.head_dim)
@@ -128,12 +128,12 @@ def _all_turns(arch: Architecture, positions: Array) -> tuple[Turns, Turns | Non
 
 
 def _turned(q: Array, k: Array, arch: Architecture, where: Where) -> tuple[Array, ...]:
-    """Queries and keys with their positions, if the layer has any."""
+    """Return queries and keys, rotated if the layer has positions."""
     turns, kind = where.turns, where.kind
     if where.near_turns is not None:
         turns = _choose(kind.near_rope, where.near_turns, turns)
     if arch.attention_scale is not None:
-        # Whoever attends divides scores by the root of head_dim.
+        # Attention divides scores by the root of head_dim.
         q = (q * (arch.attention_scale * arch.head_dim**0.5)).astype(q.dtype)
     if kind.rotated is False:
         return q, k
@@ -144,7 +144,7 @@ def _turned(q: Array, k: Array, arch: Architecture, where: Where) -> tuple[Array
 def _attention(
     layer: PyTree, arch: Architecture, x: Array, where: Where, attend: Attend
 ) -> Array:
-    """Attention, without the input that it is added to."""
+    """Return attention's output, without the residual input."""
     h = x if arch.norms == "after" else norm(x, layer["attention_norm"], arch)
     q, k, v = (linear(h, layer[name]) for name in ("query", "key", "value"))
     if arch.qkv_bias:
@@ -176,7 +176,7 @@ def _attention(
 
 
 def _gated_feed_forward(layer: PyTree, arch: Architecture, x: Array) -> Array:
-    """A gated feed-forward (SwiGLU), without the input that it is added to.
+    """Return the output of a gated feed-forward, without the residual input.
 
     https://arxiv.org/abs/2002.05202, equation 6.
     """
@@ -194,9 +194,9 @@ def _block(
     attend: Attend,
     **options: Any,
 ) -> tuple[Array, Said]:
-    """One layer: attention and a feed-forward, each added to its input.
+    """Return a layer's output: attention and a feed-forward, each added to its input.
 
-    `options` are those of `ffn_moe.expert_feed_forward`.
+    `options` are arguments of `ffn_moe.expert_feed_forward`.
     """
 
     def after(found: Array, name: str) -> Array:
@@ -213,7 +213,7 @@ def _block(
 
 
 def _scaled(x: Array, arch: Architecture) -> Array:
-    """Embeddings as the first layer takes them."""
+    """Return the embeddings scaled for the first layer."""
     if not arch.scaled_embeddings:
         return x
     return x * jnp.asarray(arch.hidden_size**0.5, x.dtype)
@@ -238,14 +238,14 @@ def hidden_states(
     """Return final hidden states of whole rows, and the layers' other outputs, stacked.
 
     A token sees the earlier tokens of its segment.  With `sharing`, tokens, positions
-    and hidden states are streams [D, U], segment ids rows [R, S].  `mesh` None: one
-    device; `attention` None: plain XLA.  `remat`, a name in `REMAT`, says what parts of
-    a layer the backward pass recomputes.  Unscanned layers take longer to compile and
-    save the copies in and out of a stack.
+    and hidden states are streams [D, U], and segment ids are rows [R, S].  `mesh` None:
+    one device; `attention` None: plain XLA.  `remat`, a name in `REMAT`, chooses what
+    the backward pass recomputes.  Unscanned layers take longer to compile, but need no
+    copies into and out of a stack.
 
     A mixture also returns {"experts": int32 [layers, rows, tokens, k]}, and takes
     `experts` of that shape in place of its own choice; -1: the router chooses.  With
-    `with_scores` it returns {"scores": float32 [layers, rows, tokens, experts]} too.
+    `with_scores` it also returns {"scores": float32 [layers, rows, tokens, experts]}.
     """
     attention = attention or BlockwiseAttention(mesh)
     turns, near_turns = _all_turns(arch, positions)
@@ -282,7 +282,7 @@ def hidden_states(
 
 
 def _layer_kinds(arch: Architecture, segment_ids: Array) -> tuple[Kind, Array]:
-    """Kinds of all layers, and the chunks of tokens for layers that see those."""
+    """Return the kinds of all layers, and segment ids of chunks for local layers."""
     if arch.local is not None:
         kinds = Kind(near=jnp.array(arch.local.with_positions))
         return kinds, chunked(segment_ids, arch.local.chunk)
@@ -299,7 +299,7 @@ def _layer_kinds(arch: Architecture, segment_ids: Array) -> tuple[Kind, Array]:
 
 
 class _OfLayer(NamedTuple):
-    """The inputs of one layer alone; stacked, those of all layers."""
+    """The inputs of one layer, or, stacked, of all layers."""
 
     params: PyTree
     given: Array | None  # experts
@@ -311,7 +311,7 @@ def _unscanned(
 ) -> tuple[Array, Said]:
     """Apply `step` to each layer's params in turn, like `jax.lax.scan` but unrolled."""
     leaves, treedef = jax.tree.flatten(stack)
-    # Not slices: their gradients would be padded to stacks, and these added up.
+    # Not slices: their gradients would be padded to stacks, and the stacks summed.
     parts = [jax.lax.split(leaf, (1,) * len(leaf)) for leaf in leaves]
     each = []
     for layer in zip(*parts, strict=True):
@@ -321,9 +321,9 @@ def _unscanned(
 
 
 def cut_rows(x: Float[Array, "R S D"], mesh: Mesh | None) -> Float[Array, "R S D"]:
-    """Hidden states cut as a batch: rows over replicas and shards, tokens over context.
+    """Constrain hidden states to a batch's sharding: rows, and tokens over context.
 
-    Said between two layers, it keeps the compiler from cutting hidden units instead.
+    Between two layers this keeps the compiler from sharding hidden units instead.
     """
     if mesh is None:
         return x
@@ -332,10 +332,10 @@ def cut_rows(x: Float[Array, "R S D"], mesh: Mesh | None) -> Float[Array, "R S D
 
 
 def over_copies(x: Float[Array, "T D"], mesh: Mesh | None) -> Float[Array, "T D"]:
-    """Hidden states whose rows are shared out among the copies of a replica's weights.
+    """Shard the rows of hidden states over the copies of a replica's weights.
 
-    A mixture's replica may have all but the experts several times, on the mesh's axis
-    "expert": each copy then computes its share of the rows, where they divide.
+    A mixture's replica may hold its non-expert weights several times, along the mesh
+    axis "expert": each copy then computes its share of the rows, if they divide evenly.
     """
     if mesh is None or mesh.shape["expert"] == 1 or len(x) % mesh.shape["expert"]:
         return x
@@ -344,7 +344,7 @@ def over_copies(x: Float[Array, "T D"], mesh: Mesh | None) -> Float[Array, "T D"
 
 
 def everywhere(x: Float[Array, "T heads d"], mesh: Mesh | None) -> Array:
-    """Keys or values with all rows in each copy of a replica's weights."""
+    """Gather the rows of keys or values in each copy of a replica's weights."""
     if mesh is None or mesh.shape["expert"] == 1:
         return x
     sharding = NamedSharding(mesh, PartitionSpec(None, "tensor", None))
@@ -365,17 +365,17 @@ def cached_hidden(
     """Return final hidden states of T new tokens of any sequences.
 
     `attend(layer, q, k, v)` caches the keys and values [T, kv heads, head dim] of a
-    layer and returns what the queries [T, heads, head dim] find in the cache.  The
-    layers are unrolled, every layer's cache is updated in place, and `params` are laid
-    out by `architecture.layered_table`.  What the layers say, and `experts`, are as in
-    `hidden_states`, for T tokens.
+    layer and returns the attention of the queries [T, heads, head dim] to the cache.
+    The layers are unrolled, every layer's cache is updated in place, and `params` are
+    in the tree of `architecture.layered_table`.  The other outputs, and `experts`, are
+    as in `hidden_states`, for T tokens.
     """
     turns, near_turns = _all_turns(arch, positions)
     x = over_copies(_scaled(params["embedding"][tokens].astype(dtype), arch), mesh)
     each = []
 
     def attend_all(index: int, q: Array, k: Array, v: Array) -> Array:
-        # A cache, of which every copy has all rows.
+        # Every copy of the cache has all rows.
         return attend(index, q, everywhere(k, mesh), everywhere(v, mesh))
 
     for index, layer in enumerate(params["layers"]):
@@ -401,7 +401,7 @@ def cached_hidden(
 
 
 def head_weights(params: PyTree) -> Float[Array, "V D"]:
-    """The output head: its own matrix, or the embedding where they are tied."""
+    """Return the output head: its own matrix, or the embedding if they are tied."""
     return params["head"] if "head" in params else params["embedding"]
 
 

@@ -1,8 +1,8 @@
-"""Loading of parameters from checkpoints straight onto the devices.
+"""Loading of parameters from checkpoints directly onto the devices.
 
-A device's shard of a parameter is filled part by part with what it needs of the
-tensors: the host holds one shard, and of the files `_CHUNK_BYTES` at a time.
-It is above 400 lines with the heads of safetensors, which nobody else reads.
+A device's shard of a parameter is filled part by part with the regions of the tensors
+that it needs: the host holds one shard, and `_CHUNK_BYTES` of the files at a time.  The
+file is above 400 lines, since it also parses the headers of safetensors.
 """
 
 import dataclasses
@@ -31,46 +31,46 @@ from scalerl_jax.model.mxfp4 import join_packed
 from scalerl_jax.parallel.mesh import Device
 from scalerl_jax.types import PyTree
 
-# Read of a tensor at one time, as float32.  Few rows are also turned from [out, in] to
-# [in, out] within a processor's cache.
+# Bytes (as float32) of a tensor that are read at a time: few enough rows to transpose
+# from [out, in] to [in, out] within a processor's cache.
 _CHUNK_BYTES = 2**20
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-_DIMENSIONS, _LONGEST_NAME = 8, 500  # of a tensor, at most
-_OTHERS = (".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf")  # of weights
-# safetensors' names of number formats.
+_DIMENSIONS, _LONGEST_NAME = 8, 500  # limits of a tensor
+_OTHERS = (".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf")  # other weight files
+# safetensors' names of dtypes.
 DTYPES = {
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
 
-# And of bytes, which stand for numbers in a checkpoint of 4-bit ones alone.
+# With bytes, which are allowed only in a checkpoint of 4-bit numbers.
 _STORED = DTYPES | {"U8": np.dtype(np.uint8)}
 
-Region = tuple[tuple[int, int], ...]  # per dimension, from where to where
+Region = tuple[tuple[int, int], ...]  # (from, to) per dimension
 Stored = Any  # `SafeTensor`, `mxfp4.PackedTensor` or `formats.gguf.GGUFTensor`
 
 
 @dataclasses.dataclass(frozen=True)
 class StoredPart:
-    """A vector or matrix of a parameter, and where checkpoints keep it.
+    """A vector or matrix of a parameter, and its location in a checkpoint.
 
-    Most keep a matrix as [out, in]; here they are [in, out].
+    Most checkpoints have matrices as [out, in]; parameters are [in, out].
     """
 
     tensor: str  # its name
     shape: tuple[int, ...]  # of the whole tensor
-    place: tuple[int | None, ...]  # in the parameter, None along the matrix itself
-    before: tuple[int, ...] = ()  # in the tensor: indices before the matrix,
-    column: int = 0  # and the matrix's first column
+    place: tuple[int | None, ...]  # index in the parameter; None: a matrix dimension
+    before: tuple[int, ...] = ()  # indices in the tensor before the matrix
+    column: int = 0  # the matrix's first column in the tensor
     step: int = 1  # from one of its columns to the next
     transposed: bool = False  # the tensor's matrix is [out, in]
 
 
 @dataclasses.dataclass(frozen=True)
 class StoredParameter:
-    """A leaf of the parameter tree and the parts that it is read and written in."""
+    """A leaf of the parameter tree, and its parts in checkpoints."""
 
     name: str  # its path in the tree
     spec: ParamSpec
@@ -78,12 +78,12 @@ class StoredParameter:
 
     @functools.cached_property
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Names of the tensors that hold it, in order, and their shapes."""
+        """Shapes of the tensors that hold it, by name, in order."""
         return {part.tensor: part.shape for part in self.parts}
 
 
 def parameters(arch: Architecture) -> list[StoredParameter]:
-    """Every parameter, in the order of `jax.tree.leaves(parameter_table(arch))`."""
+    """Return all parameters, in the order of `parameter_table`'s leaves."""
     found, family = [], find_family(arch.family)
     for path, spec in jax.tree_util.tree_leaves_with_path(parameter_table(arch)):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
@@ -104,7 +104,7 @@ def parameters(arch: Architecture) -> list[StoredParameter]:
 def _layer_parts(
     pattern: str, layer: int, spec: ParamSpec, interleaved: bool
 ) -> list[StoredPart]:
-    """Parts of one layer: a tensor, one per expert, or an expert's of a common one."""
+    """Return a layer's parts: a tensor, one per expert, or each expert's in one."""
     shape, name = spec.shape[1:], functools.partial(pattern.format, layer=layer)
     if spec.axes[1] != "experts":
         place = (layer, *(None,) * len(shape))
@@ -141,15 +141,15 @@ def load_params(
 ) -> PyTree:
     """Load the parameters of `checkpoint`, cast to `dtype` and placed by `shardings`.
 
-    Each process reads what its own devices need.  Without shardings everything goes
-    to the first device.
+    Each process reads only the shards of its own devices.  Without shardings all
+    parameters go to the first device.
 
     Args:
         checkpoint: a Hugging Face directory or hub id, or a GGUF file.
-        arch: the decoder that `hugging_face.read_architecture` finds there.
-        dtype: of the parameters.
+        arch: the decoder, from `hugging_face.read_architecture`.
+        dtype: dtype of the parameters.
         shardings: in the tree of `architecture.parameter_table`.
-        require_finite: whether numbers that are NaN or infinite are refused.
+        require_finite: whether to refuse numbers that are NaN or infinite.
 
     Raises:
         ValueError: names the tensor and file that is missing, unexpected, of another
@@ -182,7 +182,7 @@ def _load(
     placement: Sharding | None,
     require_finite: bool,
 ) -> jax.Array:
-    """One parameter, a shard at a time."""
+    """Return one parameter, loaded shard by shard."""
     shape = parameter.spec.shape
     if placement is None:
         whole = tuple((0, extent) for extent in shape)
@@ -197,7 +197,7 @@ def _load(
     shards = []
     for region, devices in holders.items():
         host = _read(parameter, stored, region, dtype, require_finite)
-        # Waiting frees `host` before the next one is made: transfers are asynchronous.
+        # Transfers are asynchronous: waiting frees `host` before the next one is made.
         shards += [
             jax.block_until_ready(jax.device_put(host, device)) for device in devices
         ]
@@ -211,7 +211,7 @@ def _read(
     dtype: np.dtype,
     require_finite: bool,
 ) -> np.ndarray:
-    """A region of a parameter, read part by part and chunk by chunk."""
+    """Return a region of a parameter, read part by part and chunk by chunk."""
     host = np.empty([stop - start for start, stop in region], dtype)
     for part in parameter.parts:
         index: list[int | slice] = []
@@ -223,7 +223,7 @@ def _read(
             elif start <= place < stop:
                 index.append(place - start)
         if len(index) < len(region):
-            continue  # of another shard
+            continue  # the part is in another shard
         into = host[tuple(index)]
         if part.transposed:
             into, bounds = into.T, bounds[::-1]
@@ -263,7 +263,7 @@ def _fill(
 
 def _all_finite(numbers: np.ndarray) -> bool:
     """Return whether all numbers are finite: each exponent has a bit that is 0."""
-    if numbers.dtype.itemsize == 2:  # NumPy takes ten times as long for those
+    if numbers.dtype.itemsize == 2:  # NumPy's isfinite is ten times slower for these
         exponent = np.uint16(0x7C00 if numbers.dtype == np.float16 else 0x7F80)
         return not ((numbers.view(np.uint16) & exponent) == exponent).any()
     return bool(np.isfinite(numbers).all())
@@ -275,7 +275,7 @@ def _check_tensors(
     found: list[StoredParameter],
     arch: Architecture,
 ) -> None:
-    """Refuse what does not fit `arch`, before anything is read."""
+    """Refuse tensors that do not fit `arch`, before any is read."""
     expected = {name: shape for each in found for name, shape in each.tensors.items()}
     if arch.experts is not None:
         check_experts(stored, expected, arch.experts.count)
@@ -306,7 +306,7 @@ def _check_tensors(
 
 
 def _check_tied(head: Stored, embedding: Stored) -> None:
-    """Refuse a head beside tied embeddings that is not the embedding once more."""
+    """Refuse a head that differs from the embedding although the two are tied."""
     rows = max(1, _CHUNK_BYTES // (4 * math.prod(head.shape[1:])))
     regions = [
         (
@@ -319,28 +319,28 @@ def _check_tied(head: Stored, embedding: Stored) -> None:
         np.array_equal(head.read(region), embedding.read(region)) for region in regions
     ):
         raise ValueError(
-            f"{head.file}: tensor {head.name} differs from {embedding.name}, and "
-            f"config.json says tie_word_embeddings = true, by which it would not be "
-            f"used; write false there to use it (transformers 5 and vLLM do), or "
-            f"remove it from the file"
+            f"{head.file}: tensor {head.name} differs from {embedding.name}, and with "
+            f"tie_word_embeddings = true in config.json it would not be used; write "
+            f"false there to use it (transformers 5 and vLLM do), or remove it from "
+            f"the file"
         )
 
 
-# The tensors of a Hugging Face directory: of one safetensors file, or of many.
+# The tensors of a Hugging Face directory, in one or several safetensors files.
 
 
 @dataclasses.dataclass(frozen=True)
 class SafeTensor:
-    """Place of a tensor's bytes."""
+    """A tensor's location in a file."""
 
     file: Path
     name: str
     dtype: np.dtype
     shape: tuple[int, ...]
-    start: int  # bytes from the beginning of the file
+    start: int  # offset in the file, bytes
 
     def read(self, region: tuple[tuple[int, int], ...]) -> np.ndarray:
-        """A view of a part (from, to per dimension), read when it is used."""
+        """Return a view of a part (from, to per dimension), read when it is used."""
         tensor = np.memmap(
             self.file, self.dtype, mode="r", offset=self.start, shape=self.shape
         )
@@ -348,11 +348,11 @@ class SafeTensor:
 
 
 def read_tensors(directory: Path) -> dict[str, SafeTensor]:
-    """Every tensor of the directory, from the headers of its files.
+    """Return the directory's tensors by name, from the headers of its files.
 
     Raises:
-        ValueError: names the file that is missing, cut short or broken, and the
-            tensor of another dtype.
+        ValueError: names the file that is missing, cut short or broken, or the tensor
+            of another dtype.
     """
     if (directory / SINGLE).is_file():
         return _read_header(directory / SINGLE)
@@ -362,8 +362,8 @@ def read_tensors(directory: Path) -> dict[str, SafeTensor]:
         )
         raise ValueError(
             f"{directory} holds neither {SINGLE} nor {INDEX}, but {others}; other "
-            f"weight formats must be converted to safetensors first, with "
-            f"save_pretrained of transformers, say; a .gguf file is named itself"
+            f"weight formats must be converted to safetensors first, such as with "
+            f"save_pretrained of transformers; for GGUF give the .gguf file itself"
         )
     weight_map = read_json(directory / INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not all(
@@ -376,25 +376,25 @@ def read_tensors(directory: Path) -> dict[str, SafeTensor]:
         )
     stored: dict[str, SafeTensor] = {}
     for file in sorted(set(weight_map.values())):
-        # The hub's cache has links to its blobs.
+        # The files in the hub's cache are links to its blobs.
         path = inside(directory, file, follow_links=True)
         if not path.is_file():
             example = min(name for name in weight_map if weight_map[name] == file)
-            raise ValueError(f"{path} does not exist; {INDEX} says it holds {example}")
+            raise ValueError(f"{path} does not exist; by {INDEX} it holds {example}")
         stored |= _read_header(path)
     for name, file in weight_map.items():
         if name not in stored or stored[name].file.name != file:
             raise ValueError(
-                f"{directory / file} lacks tensor {name}, which {INDEX} puts there"
+                f"{directory / file} lacks tensor {name}, which by {INDEX} it holds"
             )
     return stored
 
 
 def _read_header(path: Path) -> dict[str, SafeTensor]:
-    """Tensors of one safetensors file: 8 bytes of length, JSON, then the data.
+    """Return the tensors of one safetensors file: 8 bytes of length, JSON, then data.
 
-    Parsed here because safetensors' own reader does not say which tensor of a file
-    was cut short.
+    It is parsed here because safetensors' own reader does not report which tensor of a
+    file was cut short.
     """
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -438,7 +438,7 @@ def _read_header(path: Path) -> dict[str, SafeTensor]:
 
 
 def _entry(name: str, each: Any) -> tuple[str, tuple[int, ...], int, int]:
-    """Return dtype, shape, begin and end of a tensor, as a header has it."""
+    """Return dtype, shape, begin and end of a tensor from its entry in a header."""
     if len(name) > _LONGEST_NAME:
         raise ValueError(f"a tensor's name has {len(name)} letters")
     if not isinstance(each, dict):

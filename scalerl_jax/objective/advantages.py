@@ -1,4 +1,4 @@
-"""Advantages of a packed batch, from its rewards and scores; on the host."""
+"""Advantages of a packed batch from its rewards and scores, computed on the host."""
 
 import dataclasses
 import functools
@@ -16,12 +16,12 @@ from scalerl_jax.types import PackedBatch
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KlPenalty:
-    """The KL penalty of a rollout, subtracted from its reward.
+    """A KL penalty that is subtracted from the reward of a rollout.
 
         reward[b] -= coefficient * regularization[b] * sum over its tokens t of
                      estimator(behavior_logprob[t], reference_logprob[t])
 
-    The KL is that of the behavior policy, whose estimate from its own tokens is
+    It is the KL of the behavior policy, since its estimate from its own tokens is
     unbiased.  https://arxiv.org/abs/2203.02155, equation 2.
     """
 
@@ -31,7 +31,7 @@ class KlPenalty:
     def of_rollouts(
         self, batch: PackedBatch, rewards: Rewards
     ) -> Float[np.ndarray, " B"]:
-        """Return the penalty of each rollout; 0 of those that the batch lacks."""
+        """Return the penalty of each rollout; 0 for rollouts outside of the batch."""
         mask, penalties = batch.mask, self.of_tokens(batch)
         return np.bincount(
             rewards.rollout[mask],
@@ -40,7 +40,7 @@ class KlPenalty:
         )
 
     def of_tokens(self, batch: PackedBatch) -> Float[np.ndarray, "M R S"]:
-        """Return the penalty of each token; 0 on tokens that were not sampled."""
+        """Return the penalty of each token; 0 for tokens that were not sampled."""
         mask = batch.mask
         logprobs = (batch.behavior_logprobs[mask], batch.scores["reference"][mask])
         kl = np.asarray(self.estimator(*map(jnp.asarray, logprobs)))
@@ -54,14 +54,14 @@ class KlPenalty:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GroupAdvantages:
-    """Gives all tokens of a rollout one advantage: its reward beside its group's.
+    """One advantage for all tokens of a rollout: its reward relative to its group.
 
-    Where turns have rewards of their own, what they have beside their group is added.
+    If turns have their own rewards, each turn's advantage over its group is added.
     """
 
     # rewards [B], judged [B], kept [B] -> advantages [B], 0 where not kept
     of_rewards: Callable[[Array, Array, Array], Array]
-    penalty: KlPenalty | None = None  # subtracted from the rewards before
+    penalty: KlPenalty | None = None  # subtracted from the rewards first
 
     def __call__(self, batch: PackedBatch, rewards: Rewards) -> PackedBatch:
         """Return the batch [M, R, S] with its advantages."""
@@ -80,16 +80,17 @@ class GroupAdvantages:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaughtAdvantages:
-    """Adds what a teacher says of each sampled token to its advantage.
+    """Advantages with a teacher's log-probability ratio added at each sampled token.
 
         advantage[t] += coefficient * (teacher_logprob[t] - behavior_logprob[t])
 
-    With the gradient of a token's log-probability, its mean is minus the gradient of
-    KL(policy || teacher) of the next token, the later ones' aside.  Agarwal et al.,
-    https://arxiv.org/abs/2306.13649, with the reverse KL on the policy's own samples.
+    Multiplied by the gradient of the token's log-probability, its mean is minus the
+    gradient of the next token's KL(policy || teacher); the KL of later tokens is left
+    out.  Agarwal et al., https://arxiv.org/abs/2306.13649, with the reverse KL on the
+    policy's own samples.
     """
 
-    of_rewards: Advantages | None  # made before; None: the teacher is alone
+    of_rewards: Advantages | None  # the rewards' part; None: the teacher's alone
     coefficient: float
 
     def __call__(self, batch: PackedBatch, rewards: Rewards) -> PackedBatch:
@@ -103,15 +104,15 @@ class TaughtAdvantages:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CriticAdvantages:
-    """Gives each sampled token its advantage over a critic's values, and a return.
+    """Advantages over a critic's values, and returns, for each sampled token.
 
-    The critic spoke before the window's first step.  A completion's reward is that of
-    its last sampled token.
+    The values are computed before the window's first step.  A completion's last sampled
+    token has its reward.
     """
 
     gamma: float
     gae_lambda: float
-    eps: float | None  # whitened over the sampled tokens of the batch; None: as is
+    eps: float | None  # for whitening over the batch's sampled tokens; None: unscaled
     penalty: KlPenalty | None = None  # subtracted from each token's reward
 
     def __call__(self, batch: PackedBatch, rewards: Rewards) -> PackedBatch:
@@ -123,7 +124,7 @@ class CriticAdvantages:
         )
         on_tokens = rewards.on_tokens(rewards.rewards)
         rows = (on_tokens, penalties, values, batch.sequence_ids, batch.mask)
-        # Microbatch by microbatch: the shape is always the same, so one program.
+        # Per microbatch: the shape is always the same, so one program is compiled.
         advantages = np.stack(
             [self._of_rows(*each) for each in zip(*rows, strict=True)]
         )

@@ -1,4 +1,4 @@
-"""Batches and advantages from a Config: filters, weights, packing, replay."""
+"""Build the assembler of batches from a Config: advantages, weights, packing."""
 
 import functools
 from collections.abc import Callable
@@ -42,14 +42,14 @@ from scalerl_jax.types import PackedBatch
 def make_advantages(
     config: Config, running: RunningNormalization | None = None
 ) -> Advantages:
-    """Return the map of a batch's rewards and scores to its advantages.
+    """Return the function from a batch's rewards and scores to its advantages.
 
-    The scale of groups' advantages is `running` if there is one.
+    `running`, if given, scales the groups' advantages.
     """
     teacher = config.teacher
     of_rewards = None if teacher.alone else _of_rewards(config, running)
     if not teacher.checkpoint:
-        assert of_rewards is not None, "nobody is alone without a teacher"
+        assert of_rewards is not None, "teacher.alone needs a teacher"
         return of_rewards
     return TaughtAdvantages(of_rewards=of_rewards, coefficient=teacher.coefficient)
 
@@ -70,7 +70,7 @@ def _of_rewards(config: Config, running: RunningNormalization | None) -> Advanta
 def _of_groups(
     config: Config, running: RunningNormalization | None
 ) -> Callable[[Array, Array, Array], Array]:
-    """Return a map of rewards [B] to advantages [B]: a baseline, then a scale."""
+    """Return a function from rewards [B] to advantages [B]: baseline, then scale."""
     objective, group_size = config.objective, config.batch.group_size
     baseline = BASELINES[objective.advantage]
     scale = running or NORMALIZATIONS[objective.advantage_normalization]
@@ -89,7 +89,7 @@ def _of_groups(
 
 
 def make_penalty(config: Config) -> KlPenalty | None:
-    """Return the KL penalty of the reward; None: there is none."""
+    """Return the KL penalty of the reward, or None."""
     objective = config.objective
     if objective.kl_in != "reward":
         return None
@@ -100,7 +100,7 @@ def make_penalty(config: Config) -> KlPenalty | None:
 
 
 def make_assembler(config: Config, arch: Architecture) -> Assembler:
-    """Return the assembler, which makes batches of groups for this objective."""
+    """Return the assembler of batches from groups for this objective."""
     objective, sampler = config.objective, config.sampler
     group_size = config.batch.group_size
     running = shape_rewards = None
@@ -138,7 +138,7 @@ def make_assembler(config: Config, arch: Architecture) -> Assembler:
 
 
 def make_pack(config: Config, arch: Architecture) -> tuple[Pack, PackedBatch]:
-    """Return what packs rollouts, and the shapes of a microbatch that it makes."""
+    """Return the function that packs rollouts, and its microbatches' shapes."""
     batch = config.batch
     if not batch.shared_tokens:
         rows = dict(
@@ -163,5 +163,5 @@ def make_pack(config: Config, arch: Architecture) -> tuple[Pack, PackedBatch]:
 
 
 def make_replay(config: Config, arch: Architecture) -> Replay | None:
-    """Return the replay of routing, if the objective asks for it."""
+    """Return the routing replay, or None without objective.routing_replay."""
     return Replay(arch) if config.objective.routing_replay == "on" else None

@@ -1,6 +1,6 @@
 """Load balancing of a mixture's experts: an auxiliary loss, and a routing bias.
 
-Both are off by default: in RL they pull a trained router away from what it has learned.
+Both are off by default: in RL they pull a trained router away from its routing.
 """
 
 import dataclasses
@@ -17,26 +17,26 @@ from scalerl_jax.types import PackedBatch
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoadBalancing:
-    """Settings of a mixture's balancing loss and of its experts' biases; static.
+    """The load-balancing loss of a mixture, and its experts' biases; static.
 
         loss = coefficient * mean over layers of E * sum_e f[e] * P[e]
 
     f[e] is the share of the choices that fell on expert e, and P[e] its mean score,
     with a token's scores scaled to a sum of 1: Switch Transformers,
     https://arxiv.org/abs/2101.03961, equations 4 to 6.  Even loads give a loss of
-    `coefficient`.  Each microbatch has its own f and P, over all its tokens but
-    padding, and its loss is weighted by its share of the batch's weights.  So the
-    loss depends on the cut: f of the whole batch would take a pass before the first.
+    `coefficient`.  Each microbatch has its own f and P, over all its tokens except
+    padding, and its loss is weighted by its share of the batch's weights.  So the loss
+    depends on the cut into microbatches: f of the whole batch would need an extra pass.
     """
 
     coefficient: float = 0.0
-    bias_rate: float = 0.0  # 0: there are no biases
-    metrics = staticmethod(load_metrics)  # of a step's choices
+    bias_rate: float = 0.0  # 0: no biases
+    metrics = staticmethod(load_metrics)  # metrics of a step's choices
 
     def __call__(
         self, said: dict[str, Array], batch: PackedBatch
     ) -> tuple[Float[Array, ""], Float[Array, "L E"]]:
-        """Return the loss, and how many choices fell on each expert.
+        """Return the loss, and the number of choices that fell on each expert.
 
         Args:
             said: outputs of the layers, "experts" [L, R, S, k], "scores" [L, R, S, E].
@@ -55,7 +55,7 @@ class LoadBalancing:
         return self.coefficient * weight * uneven, taken
 
     def adjust(self, params: Any, taken: Float[Array, "L E"], *, old: Any) -> None:
-        """Set the biases in `params` to the old ones, moved towards even loads.
+        """Set the biases in `params` to the old ones plus a step towards even loads.
 
             bias[e] += bias_rate * sign(mean of taken - taken[e])
 
@@ -70,7 +70,7 @@ class LoadBalancing:
 
 
 def make_balance(config: Config) -> LoadBalancing | None:
-    """Return the load balancing of a mixture; None: it is off."""
+    """Return the load balancing of a mixture, or None if it is off."""
     objective = config.objective
     if not (objective.expert_balance or objective.expert_bias_rate):
         return None

@@ -1,7 +1,7 @@
 """The objective of a config in words and formulas, for `main --describe`.
 
-Words, formulas and sources are the docstrings of the functions that a run would use,
-so that they cannot say anything else.
+Words, formulas and sources are the docstrings of the functions that a run uses, so that
+they cannot differ from the code.
 """
 
 import inspect
@@ -14,7 +14,7 @@ from scalerl_jax.objective.terms import Term, terms_of
 
 
 def describe(config: Config) -> str:
-    """Return the objective's formula, each term that is on, and names of the others."""
+    """Return the objective's formula, each active term, and the names of the others."""
     parts = list(terms_of(config))
     text = ["The objective", "", *_indented(_whole(config, parts)), ""]
     for part in parts:
@@ -37,7 +37,7 @@ def _indented(text: str) -> list[str]:
 
 
 def _whole(config: Config, terms: Sequence[Term]) -> str:
-    """Write the objective of an optimizer step as a formula."""
+    """Return the objective of an optimizer step as a formula."""
     objective, batch = config.objective, config.batch
     on = [term for term in terms if term.on]
     scaled = any("regularization" in term.scores for term in on)
@@ -50,7 +50,7 @@ def _whole(config: Config, terms: Sequence[Term]) -> str:
         f"loss = {objective.loss}, weight = {objective.aggregation}, advantages = "
         f"{objective.advantage} / {objective.advantage_normalization}",
         f"{batch.num_prompts} prompts x {batch.group_size} completions a batch, "
-        f"optimizer steps on what is taken together: {config.steps_per_window} "
+        f"optimizer steps per window: {config.steps_per_window} "
         f"(batch.epochs = {batch.epochs}, queue.mode = {config.queue.mode!r}, "
         f"queue.max_staleness = {config.queue.max_staleness})",
     ]

@@ -1,4 +1,4 @@
-"""The loss of a batch, token by token: what the train step minimises and measures."""
+"""The loss of a batch per token, which the train step minimises, and its metrics."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -17,10 +17,10 @@ Scalars = dict[str, Float[Array, ""]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Objective:
-    """The loss of a token, and metrics of it; static."""
+    """The loss of a token, and its metrics; static."""
 
     token_loss: TokenLoss  # with its regularisers
-    elementwise: bool = True  # a token's loss is a function of that token alone
+    elementwise: bool = True  # a token's loss depends on that token alone
     max_importance_ratio: float = float("inf")  # ratios above it are counted
     # Metric name -> per-token values, averaged over trained tokens.
     measures: Mapping[str, TokenLoss] = dataclasses.field(default_factory=dict)
@@ -28,7 +28,7 @@ class Objective:
     def weighted(
         self, logprobs: Array, entropy: Array, batch: PackedBatch
     ) -> Float[Array, "..."]:
-        """Return each token's loss times its weight; zero where it is masked."""
+        """Return each token's loss times its weight; zero where masked."""
         losses = self.token_loss(tokens_of(batch, logprobs, entropy))
         return batch.weights * jnp.where(batch.mask, losses, 0.0)
 
@@ -61,9 +61,9 @@ def summarize(sums: Scalars, maxima: Scalars) -> Scalars:
 
 
 def tokens_of(batch: PackedBatch, logprobs: Array, entropy: Array) -> Tokens:
-    """Make the fields that a loss reads; every entry is finite, also where masked."""
+    """Return the inputs of a loss; every entry is finite, also where masked."""
     own = jax.lax.stop_gradient(logprobs)
-    # Masked before exp: a masked token has ratio 1, and can never make a NaN.
+    # Masked before exp: a masked token has ratio 1, and cannot make a NaN.
     return Tokens(
         logprobs=logprobs,
         entropy=entropy,

@@ -1,4 +1,4 @@
-"""Metrics of a token's loss, each only where it has a meaning."""
+"""Metrics of a token's loss, each only for losses for which it has a meaning."""
 
 import dataclasses
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from scalerl_jax.algo.losses import TokenLoss, importance_ratio, log_ratio, sequ
 from scalerl_jax.config import LOSSES, ObjectiveConfig
 from scalerl_jax.types import Tokens
 
-# The loss of a token before regularisers, its tokens -> a value per token.
+# (loss of a token before regularisers, tokens) -> a value per token.
 Measure = Callable[[TokenLoss, Tokens], Array]
 
 
@@ -34,7 +34,7 @@ def measures_of_loss(objective: ObjectiveConfig) -> dict[str, Measure]:
 
 
 def _without_gradient(loss: TokenLoss, tokens: Tokens) -> Array:
-    """Return True on tokens with an advantage and, by a clip or mask, no gradient."""
+    """Return True on tokens with an advantage but, by a clip or mask, no gradient."""
 
     def total(logprobs: Array) -> Array:
         return loss(dataclasses.replace(tokens, logprobs=logprobs)).sum()

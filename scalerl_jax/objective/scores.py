@@ -1,10 +1,10 @@
-"""Scores: values per token that a batch carries for the terms of the objective."""
+"""Scores: values per token in a batch that terms of the objective read."""
 
 from typing import Literal
 
-# What makes a score: a forward pass of the policy at the start of the window, of the
+# The maker of a score: a forward pass of the policy at the start of the window, of the
 # reference, of the teacher or of the critic; the verdicts of the token's group
-# (`terms.Term.of_verdicts`); or the map that makes the advantages.
+# (`terms.Term.of_verdicts`); or the function that computes the advantages.
 Maker = Literal["policy", "reference", "teacher", "critic", "groups", "advantages"]
 SCORES: dict[str, Maker] = {
     "proximal": "policy",
@@ -21,8 +21,8 @@ def made_by(*makers: Maker) -> tuple[str, ...]:
     return tuple(name for name, maker in SCORES.items() if maker in makers)
 
 
-# Of params in the policy's shapes and shardings.
+# Scores under params with the policy's shapes and shardings.
 OF_POLICY = made_by("policy", "reference")
-LOGPROBS = (*OF_POLICY, *made_by("teacher"))  # in nats; a ratio may be over them
-# Those that the learner gives a window before its first step.
+LOGPROBS = (*OF_POLICY, *made_by("teacher"))  # in nats; possible anchors of a ratio
+# Scores that the learner adds to a window before its first step.
 OF_PARAMS = made_by("policy", "reference", "teacher", "critic")

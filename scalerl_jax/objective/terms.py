@@ -1,11 +1,11 @@
-"""The terms of the objective: what each computes, and what it needs.
+"""The terms of the objective: the function of each, and its needs.
 
-`terms_of` makes every term that there is from a config, on or off, and all else is read
-off them: the loss, a batch's scores, what the learner keeps beside the policy, passes
+`terms_of` makes all terms from a config, on or off.  The rest is derived from them: the
+loss, a batch's scores, the models that the learner keeps beside the policy, the passes
 that the ledger counts, and the text of `main --describe`.
 
-Here names of settings become functions.  What a config alone knows of a loss, for its
-checks, stands in `config.LOSSES`.
+Here names of settings become functions.  The facts about a loss that the config's
+checks need are in `config.LOSSES`.
 """
 
 import dataclasses
@@ -85,7 +85,7 @@ BASELINES: dict[str, Callable[..., Array]] = {
     "group_mean": group_advantages,
     "leave_one_out": leave_one_out,
 }
-# The scale "running" has a state: `assembly.make_advantages` is given one.
+# The scale "running" has a state, an argument of `assembly.make_advantages`.
 NORMALIZATIONS: dict[str, Callable[..., Any]] = {
     "batch": normalize_by_batch,
     "none": unnormalized,
@@ -102,30 +102,30 @@ class Term:
 
     name: str
     function: Callable[..., Any]  # its docstring has words, formula and source
-    settings: tuple[str, ...]  # that it reads; the first of one that may be off: switch
+    settings: tuple[str, ...]  # settings that it reads, first the one that enables it
     on: bool = True
-    # What it does to the loss of a token: changes it, or is added to it, which a
-    # token's regulariser factor scales.
+    # Effect on a token's loss: `changes` replaces the loss, `added` is added to it,
+    # scaled by the token's regulariser factor.
     changes: Callable[[TokenLoss], TokenLoss] | None = None
     added: TokenLoss | None = None
-    formula: str = ""  # of what is added, with its sign: "+ 0.01 * k3[t]"
+    formula: str = ""  # of `added`, with its sign: "+ 0.01 * k3[t]"
     measures: Mapping[str, Measure] = dataclasses.field(default_factory=dict)
-    # What it needs: values per token, by names of `SCORES`, and what the learner or
-    # its model must have beside the policy.
+    # Needs: scores (names of `SCORES`), and a model that the learner must have beside
+    # the policy, or the router.
     scores: tuple[str, ...] = ()
-    # What makes those of its scores that come of the verdicts of a token's group.
+    # Score name -> function that computes it from the verdicts of a token's group.
     of_verdicts: Mapping[str, OfVerdicts] = dataclasses.field(default_factory=dict)
     beside: Literal["", "reference", "critic", "router"] = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
-    """The needs of all terms that are on, taken together."""
+    """The needs of all active terms together."""
 
     scores: tuple[str, ...]  # names of `SCORES`, in its order
     reference: bool  # params of the reference policy in the train state
-    critic: bool  # a critic with an optimizer of its own
-    router: bool  # a mixture, whose router is looked at
+    critic: bool  # a critic with its own optimizer
+    router: bool  # a mixture, whose router's choices are read
 
     @property
     def passes(self) -> int:
@@ -134,12 +134,12 @@ class Needs:
 
     @property
     def of_params(self) -> tuple[str, ...]:
-        """Scores that the learner gives a window before its first step."""
+        """Scores that the learner adds to a window before its first step."""
         return tuple(name for name in self.scores if name in OF_PARAMS)
 
 
 def needs_of(config: Config) -> Needs:
-    """Collect the needs of the terms that are on."""
+    """Return the needs of the active terms."""
     parts = [term for term in terms_of(config) if term.on]
     scores = {name for term in parts for name in term.scores}
     beside = {term.beside for term in parts}
@@ -152,12 +152,12 @@ def needs_of(config: Config) -> Needs:
 
 
 def with_scores(batch: PackedBatch, needs: Needs) -> PackedBatch:
-    """Return a microbatch's shapes with those of the scores that are needed."""
+    """Return a microbatch's shapes with those of the needed scores added."""
     return dataclasses.replace(batch, scores=dict.fromkeys(needs.scores, batch.weights))
 
 
 def make_objective(config: Config) -> Objective:
-    """Return the loss that is set, with its regularisers and metrics."""
+    """Return the config's loss, with its regularisers and metrics."""
     objective, entry = config.objective, LOSSES[config.objective.loss]
     recomputed = objective.anchor == "recomputed"
     capped = "max_importance_ratio" in entry.settings
@@ -190,11 +190,11 @@ def with_keywords(
     return functools.partial(function, **found)
 
 
-# ---- every term, in the order that a batch meets them
+# ---- every term, in the order of a batch's computation
 
 
 def terms_of(config: Config) -> Iterator[Term]:
-    """Yield every term that there is, on or off."""
+    """Yield every term, on or off."""
     yield from _of_rollouts(config)
     if config.objective.advantage == "critic":
         yield from _of_critic()
@@ -221,7 +221,7 @@ def _term(
     on: bool = True,
     **more: Any,
 ) -> Term:
-    """Return a term; settings without a section are the objective's."""
+    """Return a term; settings without a section are in `objective`."""
     names = (each if "." in each else f"objective.{each}" for each in settings.split())
     return Term(name=name, function=function, settings=tuple(names), on=on, **more)
 
@@ -389,7 +389,7 @@ def _of_regularizers(config: Config) -> Iterator[Term]:
         formula=f"- {entropy} * entropy[t]",
     )
     yield _term(
-        "Regularisers on easy prompts alone",
+        "Regularisers only on easy prompts",
         easy_prompts,
         "regularize regularize_from_pass_rate",
         objective.regularize == "easy",

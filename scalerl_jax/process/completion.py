@@ -62,7 +62,8 @@ def _words(command: str) -> list[str]:
         each.replace("[no]", "").rstrip(".-") for each in _FLAG.findall(done.stdout)
     }
     more = _COMMANDS.search(done.stdout.partition("\n\n")[0])
-    return [*(more[1].split(",") if more else ()), *sorted(flags - _NEVER_MEANT)]
+    flags = flags - _NEVER_MEANT | {"--quiet"}
+    return [*(more[1].split(",") if more else ()), *sorted(flags)]
 
 
 def script(

@@ -15,6 +15,8 @@ import warnings
 from types import TracebackType
 from typing import Any
 
+from scalerl_jax.process.common_flags import is_quiet
+
 # C0 but for tab and newline, DEL and C1; separators that some take for a line's end;
 # what turns the direction of a text around; halves of characters, which UTF-8 lacks.
 _OBEYED = re.compile(
@@ -60,7 +62,13 @@ def log_to_stderr() -> None:
     logging.basicConfig(
         format="%(message)s", level=logging.WARNING, stream=Stderr(), force=True
     )
-    logging.getLogger("scalerl_jax").setLevel(logging.INFO)
+    log_this_package()
+
+
+def log_this_package() -> None:
+    """Let through this package's own messages; with --quiet its warnings alone."""
+    level = logging.WARNING if is_quiet() else logging.INFO
+    logging.getLogger("scalerl_jax").setLevel(level)
 
 
 def guard_terminal() -> None:

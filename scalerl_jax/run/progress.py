@@ -11,6 +11,7 @@ from rich.highlighter import ReprHighlighter
 from rich.table import Column
 from rich.text import Text
 
+from scalerl_jax.process.common_flags import is_quiet
 from scalerl_jax.process.printing import shown
 
 _AVERAGE_S = 3600.0  # over which the time that is left is estimated
@@ -38,7 +39,7 @@ class Progress(progress.Progress):
             _Line(console),
             progress.BarColumn(bar_width=None),
             console=console,
-            disable=not console.is_interactive,
+            disable=not console.is_interactive or is_quiet(),
             expand=True,
             refresh_per_second=4,
             speed_estimate_period=_AVERAGE_S,
@@ -53,7 +54,9 @@ class Progress(progress.Progress):
             self.console.show_cursor()  # a process that is killed cannot give it back
 
     def note(self, text: str) -> None:
-        """Write a line that stays."""
+        """Write a line that stays; with --quiet only if it is a warning."""
+        if is_quiet() and not text.startswith("warning: "):
+            return
         self.console.print(
             shown(text), markup=False, highlight=False, emoji=False, soft_wrap=True
         )

@@ -1,1 +1,1 @@
-"""Generation: an engine with JetStream's verbs, its scheduler, and a slow oracle."""
+"""Generation: an engine with JetStream's verbs, a scheduler, a slow reference."""

@@ -1,13 +1,13 @@
 """Attention over a paged cache: one interface, and a backend for each kind of machine.
 
-    gathered   a call's pages copied once into rows: fastest where XLA is the kernel
-    paged      XLA operations straight on the pages (`paged`)
+    gathered   a call's pages copied once into rows: fastest if XLA is the kernel
+    paged      XLA operations directly on the pages (`paged`)
     cudnn      gathered rows, cuDNN's kernel (`kernels`)
     pallas     JAX's ragged paged attention kernel for TPUs (`kernels`)
 
-A page holds `page_size` tokens of one sequence, in every layer.  Its layout is up to
-the backend; the first axis of every array counts the pages.
-The file is above 400 lines: the interface and the backend of a plain CPU.
+A page holds `page_size` tokens of one sequence, in every layer.  The backend chooses
+its layout; the first axis of every array counts the pages.  The file is above 400
+lines: it has the interface and the CPU's backend.
 """
 
 import abc
@@ -30,10 +30,10 @@ _BLOCK_TOKENS = 128  # tokens of each sequence in one step of `over_pages`
 
 @struct.dataclass(kw_only=True)
 class Chunk:
-    """Prompt tokens of one sequence or several, one after the other.
+    """Prompt tokens of one or several sequences, one after the other.
 
     Only the first sequence may have tokens in the cache already, and only the last
-    may go on in a later chunk.
+    may continue in a later chunk.
     """
 
     tokens: Int[AnyArray, " C"]
@@ -41,7 +41,7 @@ class Chunk:
     segments: Int[AnyArray, " C"]  # number of the token's sequence, from 1; 0: padding
     table: Int[AnyArray, "S pages"]  # each sequence's pages
     query_starts: Int[AnyArray, " S+1"]  # first token of each sequence in the chunk
-    lengths: Int[AnyArray, " S"]  # tokens in the cache once the chunk is written
+    lengths: Int[AnyArray, " S"]  # tokens in the cache after the chunk is written
     num_sequences: Int[AnyArray, " 1"]
 
 
@@ -62,7 +62,7 @@ class Pages:
 
     @property
     def page_size(self) -> int:
-        """Tokens in a page."""
+        """Tokens per page."""
         return self.keys.shape[-1]
 
     def write(
@@ -90,14 +90,14 @@ class Pages:
 
 @struct.dataclass(kw_only=True)
 class Places:
-    """Places of tokens in the cache; a page number past the last means no place."""
+    """Positions of tokens in the cache; a page number above the last means none."""
 
     page: Int[Array, " T"]
     offset: Int[Array, " T"]
 
 
 def marked(k: Array, v: Array) -> tuple[Array, Array]:
-    """Return keys and values in which only a key can be NaN.
+    """Return keys and values in which only keys can be NaN.
 
     A token with a non-finite key or value gets a NaN key and a finite value.  Then only
     queries that attend to it become NaN: a masked score is replaced, but a masked value
@@ -114,9 +114,9 @@ def places_of(
     page_size: int,
     valid: Bool[Array, " T"],
 ) -> Places:
-    """Return the places of `positions`, each in its own row of `table`.
+    """Return page and offset of `positions`, each in its own row of `table`.
 
-    A position that is not `valid` has no place.
+    A position that is not `valid` gets no page.
     """
     index = jnp.where(valid, positions // page_size, 0)
     page = jnp.take_along_axis(table, index[:, None], axis=1)[:, 0]
@@ -128,10 +128,10 @@ def places_of(
 
 @dataclasses.dataclass(frozen=True)
 class Near:
-    """The part of its sequence that a layer's token sees."""
+    """The part of a sequence that a token of a local layer sees."""
 
     tokens: int
-    sliding: bool = False  # the last tokens, itself among them, not its own chunk
+    sliding: bool = False  # True: the last `tokens` including itself; False: its chunk
 
     def first(self, positions: Array) -> Array:
         """Return the first position that tokens at `positions` see."""
@@ -140,9 +140,10 @@ class Near:
         return positions // self.tokens * self.tokens
 
     def sees(self, positions: Array) -> Array:
-        """Return [T, T], whether a token at one of `positions` sees another or later.
+        """Return the mask [T, T] of the tokens that are in each token's part.
 
-        All are of one sequence.
+        Later tokens may be True: the causal mask must be applied in addition.  All
+        `positions` are of one sequence.
         """
         if self.sliding:
             return positions >= self.first(positions)[:, None]
@@ -153,7 +154,7 @@ class Near:
 def with_sinks(
     state: tuple[Array, Array, Array], sinks: Float[Array, " heads"] | None
 ) -> tuple[Array, Array, Array]:
-    """Return an online softmax's state with a score more in each head, of no token.
+    """Return an online softmax's state with one more score per head, of no token.
 
     The state is that of `over_pages`, [..., kv, group] and [..., kv, group, dim].
     """
@@ -168,12 +169,12 @@ def with_sinks(
 
 
 class CachedAttention(abc.ABC):
-    """A backend: pages and a prompt's chunks by plain XLA, decoding by its own way."""
+    """A backend: pages and prompt chunks in plain XLA, decoding by the subclass."""
 
     # A call's page table is as wide as its longest sequence, rounded up to a power of
     # two of pages times one of these; empty: always as wide as the longest possible.
     width_steps: tuple[float, ...] = ()
-    page_spec = PartitionSpec(None, "tensor")  # every array is cut along its heads
+    page_spec = PartitionSpec(None, "tensor")  # every array is sharded by heads
 
     def init_pages(
         self, num_pages: int, page_size: int, *, heads: int, dim: int, dtype: DTypeLike
@@ -186,7 +187,7 @@ class CachedAttention(abc.ABC):
 
     @abc.abstractmethod
     def open(self, pages: tuple[Any, ...], rows: Rows, steps: int) -> tuple[Any, ...]:
-        """Return the arrays (views) that a `generate` call works on, per layer."""
+        """Return the arrays (views) that a `generate` call uses, per layer."""
 
     @abc.abstractmethod
     def decode(
@@ -205,7 +206,7 @@ class CachedAttention(abc.ABC):
     ) -> tuple[Float[Array, "rows heads dim"], Any]:
         """Return the attention of one new token per row, and the updated view.
 
-        With `near` a token sees a part of its sequence; see `with_sinks`.
+        With `near` a token sees a part of its sequence; `sinks`: see `with_sinks`.
         """
 
     @abc.abstractmethod
@@ -250,7 +251,7 @@ class CachedAttention(abc.ABC):
         near: Near | None = None,
         sinks: Array | None = None,
     ) -> Float[Array, "C heads dim"]:
-        """Attend with a chunk's queries to the chunk and to the first one's past."""
+        """Return a chunk's attention to itself and to its first sequence's past."""
         length, heads, dim = q.shape
         grouped = q.reshape(length, k.shape[1], -1, dim)
         k, v = marked(k, v)
@@ -291,10 +292,10 @@ def over_pages(
     carry: tuple[Array, Array, Array],
     first: Int[Array, "rows queries"] | None = None,
 ) -> tuple[Array, Array, Array]:
-    """Fold the rows' pages into the online softmax's state, and return the state.
+    """Return the online softmax's state with the rows' pages folded in.
 
     The state is (highest score, sum of exponentials, mixed values).  A query sees the
-    tokens from its `first` on; None: all of them.
+    tokens from its `first` on; None: all tokens.
     """
     page_size, dim = pages.page_size, q.shape[-1]
     per_block = min(max(1, _BLOCK_TOKENS // page_size), table.shape[1])
@@ -335,7 +336,7 @@ def over_pages(
 
 @struct.dataclass(kw_only=True)
 class _Gathered:
-    """A layer's rows: tokens cached before the call, and the call's own tokens."""
+    """A layer's rows: tokens cached before the call, and tokens of the call."""
 
     keys: Float[Array, "rows pages kv dim size"]
     values: Float[Array, "rows kv past dim"]
@@ -346,8 +347,8 @@ class _Gathered:
 class GatheredAttention(CachedAttention):
     """Attention over a copy of the past, made once per call, and the call's tokens.
 
-    A scatter into a cache costs XLA's CPU backend more than the attention does: here
-    a step writes one slice for all rows, and a call scatters once.
+    On a CPU a scatter into a cache takes XLA longer than the attention: here a step
+    writes one slice for all rows, and a call scatters once.
     """
 
     width_steps = (1.0, 1.5)
@@ -385,7 +386,7 @@ class GatheredAttention(CachedAttention):
         near: Near | None = None,
         sinks: Array | None = None,
     ) -> tuple[Array, _Gathered]:
-        """Attention over the past and the call's tokens up to `step`."""
+        """Return attention over the past and the call's tokens up to `step`."""
         del active
         first = positions if near is None else near.first(positions)
         view = dataclasses.replace(
@@ -396,7 +397,7 @@ class GatheredAttention(CachedAttention):
         dim = q.shape[-1]
         grouped = q.reshape(q.shape[0], k.shape[1], -1, dim).astype(jnp.float32)
         grouped = grouped * dim**-0.5
-        # Products and sums: a matmul of a group's few queries takes three times that.
+        # Products and sums: a matmul of a group's few queries is three times slower.
         past = (grouped[:, None, :, :, :, None] * view.keys[:, :, :, None]).sum(axis=4)
         past = past.transpose(0, 2, 3, 1, 4).reshape(*grouped.shape[:3], -1)
         new = (grouped * view.new_keys[:, :, :, None]).sum(axis=-1)

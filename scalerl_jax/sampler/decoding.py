@@ -1,6 +1,6 @@
-"""The pure functions behind the engine's verbs, and the state they pass on.
+"""The pure functions behind the engine's verbs, and their state.
 
-The file is above 400 lines: settings and state are read by these functions first.
+The file is above 400 lines: it has the functions with their settings and state.
 """
 
 import dataclasses
@@ -28,12 +28,12 @@ from scalerl_jax.sampler.attention import CachedAttention, Chunk, Near, Rows
 from scalerl_jax.sampler.sampling import Sampling, SamplingRows, draw_tokens
 from scalerl_jax.types import AnyArray, PyTree
 
-NEVER = np.iinfo(np.int32).max  # a thinking length that is not reached
+NEVER = np.iinfo(np.int32).max  # a thinking length that is never reached
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EngineSettings:
-    """Settings that the compiled programs of an engine depend on."""
+    """The settings on which an engine's compiled programs depend."""
 
     arch: Architecture
     slots: int
@@ -44,17 +44,17 @@ class EngineSettings:
     eos_ids: tuple[int, ...]
     float32_head: bool = True
     phrase: tuple[int, ...] = ()  # forced at the thinking limit; empty: never
-    end_of_thinking: Marker | None = None  # once spelled, nothing is forced
+    end_of_thinking: Marker | None = None  # after this text nothing is forced
     page_size: int = 32  # tokens
-    cache_tokens: int = 0  # held by all pages; 0: every slot at its full length
+    cache_tokens: int = 0  # in all pages; 0: room for every slot at its full length
     prefill_tokens: int = 256  # size of the largest chunk
     attention: str = "auto"  # see `kernels.ATTENTION`
-    top_logprobs: int = 0  # likeliest tokens reported beside the drawn one
-    report_experts: bool = False  # for every token and layer; mixtures only
+    top_logprobs: int = 0  # number of likeliest tokens to report
+    report_experts: bool = False  # of every token and layer; mixtures only
 
     @property
     def max_tokens(self) -> int:
-        """Return the most tokens of one sequence, prompt and completion."""
+        """Return the longest sequence, prompt and completion, in tokens."""
         return self.max_prompt_tokens + self.max_completion_tokens
 
     def near_of(self, layer: int) -> Near | None:
@@ -69,7 +69,7 @@ class EngineSettings:
 
     @property
     def near(self) -> tuple[Near, ...]:
-        """Return the parts that layers see, of those that see less than all tokens."""
+        """Return the parts seen by those layers that do not see all tokens."""
         each = map(self.near_of, range(self.arch.num_layers))
         return tuple(near for near in each if near)
 
@@ -87,7 +87,7 @@ class EngineSettings:
         """Number of pages in the whole cache."""
         if self.cache_tokens:
             return self.cache_tokens // self.page_size
-        # One page more: a prompt's partly filled last page is held beside its copy.
+        # One more page: a prompt's partly filled last page is kept beside its copy.
         return self.slots * self.pages_per_slot + 1
 
 
@@ -109,7 +109,7 @@ class SlotRows:
 
 @struct.dataclass(kw_only=True)
 class DecodeState:
-    """Everything that lives on the device from call to call."""
+    """The sampler's state on the device between calls."""
 
     pages: tuple[Any, ...]  # per layer, as the attention backend keeps them
     rows: SlotRows  # one per slot
@@ -117,19 +117,19 @@ class DecodeState:
 
 @struct.dataclass(kw_only=True)
 class DecodedTokens:
-    """The tokens of one `generate` call; rows past a sequence's end are not valid."""
+    """The tokens of one `generate` call; steps after a sequence's end are not valid."""
 
     tokens: Int[Array, "steps rows"]
     logprobs: Float[Array, "steps rows"]  # nats, float32; 0 on forced tokens
-    full_logprobs: Float[Array, "steps rows"]  # without the filters
-    top_tokens: Int[Array, "steps rows top"]  # the likeliest, without the filters
+    full_logprobs: Float[Array, "steps rows"]  # without filters
+    top_tokens: Int[Array, "steps rows top"]  # the likeliest, without filters
     top_logprobs: Float[Array, "steps rows top"]
     valid: Bool[Array, "steps rows"]
     forced: Bool[Array, "steps rows"]
     active: Bool[Array, " rows"]  # after the call
-    cut_off: Bool[Array, " rows"]  # ended by the limit, without EOS
+    cut_off: Bool[Array, " rows"]  # ended at the limit, without EOS
     failed: Bool[Array, " rows"]  # ended by logits that are not finite
-    # Experts of the tokens before these, if reported; format of `ffn_moe.to_ids`.
+    # Experts of the preceding tokens, if reported; in the format of `ffn_moe.to_ids`.
     experts: UInt[Array, "steps rows layers k"] | None = None
 
 
@@ -161,10 +161,9 @@ def first_row(
     thinking_limit: int = NEVER,
     sampling: Sampling,
 ) -> SlotRows:
-    """Return the row of a sequence that is cached except its last token.
+    """Return the row of a sequence of which all tokens but the last are cached.
 
-    Of its tokens the last ones, `written`, are of its completion; the others are its
-    prompt.
+    The last `written` tokens belong to its completion, the others to its prompt.
     """
     rows = empty_rows(settings, 1)
     length, states = np.array([len(tokens)], np.int32), rows.thinking_states
@@ -197,9 +196,9 @@ def prefill(
     """Write the keys and values of a chunk's tokens into their pages.
 
     Return the state, and the tokens' experts if they are reported.  In the last layer
-    they have no experts: its output for these tokens is never read.
+    they have no experts, since its output for these tokens is never read.
     """
-    # Code after the last layer's keys and values is dead, and not compiled.
+    # Code after the last layer's keys and values is dead: XLA removes it.
     _, pages, said = _forward(
         settings,
         params,
@@ -255,7 +254,7 @@ def _forward(
 
 def _ids(settings: EngineSettings, experts: Array) -> Array:
     """Return the experts of tokens in the format of `ffn_moe.to_ids`."""
-    assert settings.arch.experts is not None, "only a mixture is asked"
+    assert settings.arch.experts is not None, "only a mixture reports experts"
     return to_ids(experts, settings.arch.experts)
 
 
@@ -299,7 +298,7 @@ def generate(
     """
     steps = settings.tokens_per_call
     rows = jax.tree.map(lambda held: held[slots], state.rows)
-    # A slot number past the last reads the last slot's row, which must not run.
+    # A slot number above the last reads the last slot's row, which must not run.
     rows = dataclasses.replace(rows, active=rows.active & (slots < settings.slots))
     places = Rows(table=table, starts=rows.positions)
     views = attention.open(state.pages, places, steps)
@@ -334,7 +333,7 @@ def generate(
 def _record(
     results: DecodedTokens, step: Array, rows: SlotRows, new: dict[str, Array]
 ) -> DecodedTokens:
-    """Return the results with those of one step added; `rows` is the state after it."""
+    """Return the results with one step's added; `rows` is the state after the step."""
     written = {
         name: getattr(results, name).at[step].set(value)
         for name, value in new.items()
@@ -382,7 +381,7 @@ def _next_tokens(
     logits = head_logits(
         hidden, head_weights(params), float32_head=settings.float32_head
     )
-    index = rows.positions + 1 - rows.prompt_lengths  # place in the completion
+    index = rows.positions + 1 - rows.prompt_lengths  # index in the completion
     draw = draw_tokens(logits, rows.sampling, keys=rows.keys, index=index)
     tokens, forced, places = _force_phrase(settings, rows, draw.tokens, index)
 
@@ -431,7 +430,7 @@ def likeliest(
 def _force_phrase(
     settings: EngineSettings, rows: SlotRows, tokens: Array, index: Array
 ) -> tuple[Array, Array, Array]:
-    """Return tokens with the phrase forced in, which are forced, and phrase places."""
+    """Return tokens with the phrase forced in, their mask, and next phrase places."""
     if not settings.phrase:
         return tokens, jnp.zeros_like(rows.active), rows.phrase_places
     phrase = jnp.array(settings.phrase, jnp.int32)

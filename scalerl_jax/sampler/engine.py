@@ -5,8 +5,8 @@
     state, results = engine.generate(params, state, slots=slots, table=table)
 
 `params` is an argument of every call: an in-flight weight update is the next call
-with other params, the KV cache kept.  The caller (`scheduler`) keeps track of which
-sequence owns which page.  Unlike JetStream's, `prefill` draws no token: the last
+with other params, with the KV cache kept.  The caller (`scheduler`) records which
+sequence owns which page.  Unlike in JetStream, `prefill` draws no token: the last
 prompt token is decoded in each slot, so that every token of a completion comes from
 one code path, with the key of its own sample.
 """
@@ -42,9 +42,9 @@ MAX_SEQUENCES = 32  # prompts in one prefill chunk
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Programs:
-    """The jitted functions behind an engine's verbs, to be called or lowered.
+    """The jitted functions behind an engine's verbs, to call or to lower.
 
-    All but `init` donate the state that they take.
+    All except `init` donate their state argument.
     """
 
     init: Any  # () -> state
@@ -55,18 +55,18 @@ class Programs:
 
 
 class Engine:
-    """The compiled programs, and nothing that changes from call to call."""
+    """The compiled programs, without any state of a sequence."""
 
-    # Called with (number, total) as each program is compiled.
+    # Called with (number, total) when a program is compiled.
     notice: Callable[[int, int], None] = staticmethod(lambda *_: None)
 
     def __init__(self, settings: EngineSettings, *, mesh: Mesh) -> None:
-        """Make programs for `settings` on `mesh`; each compiles when it is called.
+        """Make programs for `settings` on `mesh`; each compiles at its first call.
 
         Raises:
-            ValueError: the cache does not hold one sequence at its full length.
+            ValueError: the cache has no room for one sequence at its full length.
         """
-        # A prompt page that is copied for a sequence is held beside it.
+        # One more page: a prompt page that is copied for a sequence is kept, too.
         if settings.num_pages < settings.pages_per_slot + 1:
             raise ValueError(
                 f"sampler.cache_tokens = {settings.cache_tokens} makes "
@@ -86,8 +86,8 @@ class Engine:
         self.table_widths = _ladder(first, last, steps=steps) if steps else (last,)
         self.chunk_sizes = _ladder(64, settings.prefill_tokens)
         self._unstack = jax.jit(functools.partial(unstack_layers, arch=settings.arch))
-        self._loaded: tuple[PyTree, PyTree] | None = None  # as given, as used
-        self.traces = 0  # of programs; constant once everything is compiled
+        self._loaded: tuple[PyTree, PyTree] | None = None  # (as given, as used)
+        self.traces = 0  # of programs; constant after everything is compiled
 
         self.programs = self._make_programs(attention)
 
@@ -133,7 +133,7 @@ class Engine:
 
     @functools.cached_property
     def _next_states(self) -> jax.Array | None:
-        """Return `settings.end_of_thinking`'s transition table, put on the devices."""
+        """Return `settings.end_of_thinking`'s transition table, on the devices."""
         marker = self.settings.end_of_thinking
         if marker is None:
             return None
@@ -143,20 +143,20 @@ class Engine:
 
     @property
     def insert_counts(self) -> tuple[int, ...]:
-        """Sizes of `insert` calls, in sequences, to which the scheduler pads."""
+        """Sizes, in sequences, to which the scheduler pads `insert` calls."""
         return _ladder(1, self.settings.slots)
 
     @property
     def num_programs(self) -> int:
-        """Number of programs, of which a run may not need all."""
+        """Number of programs; a run may not need all of them."""
         shapes = len(self.row_counts) * len(self.table_widths)
         return len(self.chunk_sizes) + len(self.insert_counts) + shapes + 1
 
     def load_params(self, params: PyTree) -> PyTree:
-        """Return the params as the programs take them: an array per layer.
+        """Return the params in the programs' layout: an array per layer.
 
         Stacked params are copied layer by layer, once; params that `learner.publish` or
-        this function has laid out are returned as they are.
+        this function has laid out are returned unchanged.
 
         Raises:
             ValueError: a parameter is missing, of another shape or of another dtype.
@@ -168,7 +168,7 @@ class Engine:
         return self._loaded[1]
 
     def init_decode_state(self) -> DecodeState:
-        """Return a state of empty slots and empty pages."""
+        """Return a state with empty slots and pages."""
         return self.programs.init()
 
     def prefill(
@@ -176,7 +176,7 @@ class Engine:
     ) -> tuple[DecodeState, UInt[Array, "T layers k"] | None]:
         """Write a chunk's keys and values into its pages; donates `state`.
 
-        The second result has the experts of the chunk's tokens if settings report them.
+        The second result is the experts of the chunk's tokens, if they are reported.
         """
         return self.programs.prefill(self.load_params(params), state, chunk)
 
@@ -191,8 +191,8 @@ class Engine:
     ) -> DecodeState:
         """Put sequences into slots, each with a copy of a page; donates `state`.
 
-        A slot number past the last one inserts nothing, and such a page number copies
-        nothing.
+        A slot number above the last inserts nothing; a page number above the last
+        copies nothing.
         """
         return self.programs.insert(state, slots, rows, copy_from, copy_to)
 
@@ -206,7 +206,7 @@ class Engine:
     ) -> tuple[DecodeState, DecodedTokens]:
         """Decode up to `tokens_per_call` tokens in each of `slots`; donates `state`.
 
-        `table` holds the pages of each slot, enough for the tokens of the call.
+        `table` has the pages of each slot, enough for the tokens of the call.
         """
         return self.programs.generate(
             self.load_params(params), state, self._next_states, slots, table
@@ -231,7 +231,7 @@ def check_params(params: PyTree, settings: EngineSettings) -> bool:
         if found.get(name) != wanted.get(name):
             raise ValueError(
                 f"parameter {name} is {found.get(name, 'missing')}; the sampler's "
-                f"model has {wanted.get(name, 'none of that name')}: publish "
+                f"model has {wanted.get(name, 'no parameter of that name')}: publish "
                 f"params of the same architecture, cast to model.sampler_dtype"
             )
     return stacked
@@ -262,7 +262,7 @@ def _expected_table(
 def _ladder(first: int, last: int, *, steps: tuple[float, ...] = (1,)) -> tuple:
     """Return sizes from `first` to `last`: powers of two times each of `steps`.
 
-    Above 16 sizes only double, as every size is a program to compile.
+    Above 16 sizes only double, since every size is a program to compile.
     """
     sizes, size = {last}, first
     while size < last:

@@ -6,12 +6,12 @@
         prefill_params=[params], generate_params=[params], interleaved_mode=True)
 
 It needs the extra `jetstream`, and nothing else in the package imports it: training
-and serving use `engine` and `scheduler`.  The protocol costs more than they do: one
+and serving use `engine` and `scheduler`.  The protocol costs more than these: one
 token per call, pages for a whole sequence in every slot, and a prefill for each sample
-of a prompt.  It cannot express two things: no thinking length is forced, and a sequence
-whose logits are not finite just ends.
+of a prompt.  It lacks two things: no thinking length is forced, and a sequence whose
+logits are not finite ends without an error.
 
-The protocol is that of 0.2.2, in which `prefill` gives a prefix and no token; the
+The protocol is that of 0.2.2, in which `prefill` returns a prefix and no token; the
 first token comes from the first `generate`, as in `engine`.
 """
 
@@ -51,26 +51,26 @@ except ImportError as error:
         '    pip install "scalerl_jax[jetstream]"'
     ) from error
 
-# The orchestrator puts `bos_id` before every prompt that comes as ids; `prefill` takes
-# this one off again, since a prompt holds all of its tokens already.
+# The orchestrator puts `bos_id` before every prompt of ids; `prefill` removes this one,
+# since a prompt has all of its tokens already.
 NO_BOS = -1
-# The longest prompts that the orchestrator can pad to; another one ends its process.
+# Prompt lengths to which the orchestrator can pad; any other ends its process.
 PREFILL_LENGTHS = tuple(2**power for power in range(4, 16))
 
 
 @struct.dataclass
 class ResultTokens(engine_api.ResultTokens):
-    """A token per slot, and its log-probability under what it was drawn from.
+    """A token per slot, and its log-probability under the sampled distribution.
 
-    JetStream 0.2.2 knows no log-probability.  Here it stays, on the host too, until
-    JetStream makes objects of its own: `get_result_at_slot` (take `log_prob[slot]`),
-    `token_utils.process_result_tokens`, and so the orchestrator, lose it.
+    JetStream 0.2.2 has no log-probabilities.  They are kept here, on the host too, but
+    lost where JetStream makes its own objects: in `get_result_at_slot` (use
+    `log_prob[slot]`), `token_utils.process_result_tokens`, and so the orchestrator.
     """
 
     log_prob: Float[Array, "slots 1"]  # nats, float32; 0 where not valid
 
     def copy_to_host_async(self) -> None:
-        """Begin to copy both arrays to the host."""
+        """Start to copy both arrays to the host."""
         for array in (self.data, self.log_prob):
             if isinstance(array, jax.Array):
                 array.copy_to_host_async()
@@ -82,37 +82,37 @@ class ResultTokens(engine_api.ResultTokens):
 
 @struct.dataclass(kw_only=True)
 class CachedPrompt:
-    """JetStream's prefix: a prompt's pages, in order, and the row that goes on."""
+    """JetStream's prefix: a prompt's pages, in order, and the row to decode."""
 
     pages: tuple[Any, ...]  # per layer, as the attention backend keeps them
-    row: decoding.SlotRows  # of one slot
+    row: decoding.SlotRows  # one row
 
 
 @struct.dataclass(kw_only=True)
 class SlotState:
-    """JetStream's decode state: ours, and the tokens that each slot has made."""
+    """JetStream's decode state: this package's, and each slot's number of tokens."""
 
     state: decoding.DecodeState
     lengths: Int[Array, " slots"]
 
 
 class EngineTokenizer(tokenizer_api.Tokenizer):
-    """Our tokenizer as the orchestrator wants one.
+    """This package's tokenizer behind the orchestrator's interface.
 
-    The orchestrator decodes tokens one by one: a character that is cut across tokens
-    becomes U+FFFD.  A client that sends ids gets ids, and can decode them together.
+    The orchestrator decodes tokens one by one: a character that is split over several
+    tokens becomes U+FFFD.  A client that sends ids gets ids, to decode together.
     """
 
     bos_id = NO_BOS
     pad_id = 0  # follows the true length, and is never read
 
     def __init__(self, tokenizer: Tokenizer, *, eos_ids: tuple[int, ...]) -> None:
-        """An adapter that ends a sequence where the engine does, at `eos_ids`."""
+        """Make an adapter that ends a sequence at `eos_ids`, as the engine does."""
         self._tokenizer = tokenizer
         self._eos_ids = eos_ids
 
     def encode(self, s: str, **kwargs: Any) -> tuple[Any, int]:
-        """Padded ids of a text without a BOS, and how many are not padding."""
+        """Return padded ids of a text without a BOS, and the number before padding."""
         return token_utils.pad_tokens(
             np.array(self._tokenizer.encode(s), np.int32),
             bos_id=self.bos_id,
@@ -121,13 +121,13 @@ class EngineTokenizer(tokenizer_api.Tokenizer):
         )
 
     def decode(self, token_ids: list[int], **kwargs: Any) -> str:
-        """The text of ids, special tokens left out."""
+        """Return the text of ids, without special tokens."""
         del kwargs
         return self._tokenizer.decode(token_ids)
 
     @property
     def stop_tokens(self) -> set[int]:
-        """Ids that end a sequence; padding does not, for 0 is a token like others."""
+        """Ids that end a sequence; not the padding, since 0 is also a real token."""
         return set(self._eos_ids)
 
     @property
@@ -137,11 +137,11 @@ class EngineTokenizer(tokenizer_api.Tokenizer):
 
 
 class JetStreamEngine(engine_api.Engine):
-    """Our engine behind JetStream's abstract class.
+    """This package's engine behind JetStream's abstract class.
 
-    Slot i owns the pages from i times `pages_per_slot` on.  A prompt is prefilled in
-    the one slot of a second engine, and its pages are copied into the slot's.  Threads
-    may share it: it holds no state of a sequence, and only counts prompts.
+    Slot i owns the pages from i * `pages_per_slot` on.  A prompt is prefilled in the
+    only slot of a second engine, and its pages are copied into the slot's.  Threads may
+    share it: its only state is a count of prompts.
     """
 
     samples_per_slot = 1
@@ -156,10 +156,10 @@ class JetStreamEngine(engine_api.Engine):
         seed: int = 0,
         sampling: Sampling | None = None,
     ) -> None:
-        """An engine on `mesh`; `tokens_per_call` and `cache_tokens` are set here.
+        """Make an engine on `mesh`; `tokens_per_call` and `cache_tokens` are set here.
 
-        `seed` and `sampling` are for prompts that are prefilled without a key or a
-        distribution of their own: prompt n of these, counted from 0, gets
+        `seed` and `sampling` are for prompts that are prefilled without their own key
+        or distribution: prompt n of these, counted from 0, gets
         `sample_keys(seed, "serve", prompt_id=n, epoch=0, num_samples=1)`.
 
         Raises:
@@ -172,7 +172,7 @@ class JetStreamEngine(engine_api.Engine):
             )
         self._settings = _fixed_pages(settings)
         self._engine = Engine(self._settings, mesh=mesh)
-        # The pages of a prompt, and of the one token that an engine must make.
+        # Pages for a prompt, and for the one token that an engine must allow.
         one_slot = _fixed_pages(replace(settings, slots=1, max_completion_tokens=1))
         self._prompts = Engine(one_slot, mesh=mesh)
         self._tokenizer, self._seed = tokenizer, seed
@@ -197,11 +197,11 @@ class JetStreamEngine(engine_api.Engine):
         )
 
     def load_params(self, params: PyTree) -> PyTree:
-        """The params as both engines take them; see `Engine.load_params`."""
+        """Return the params in both engines' layout; see `Engine.load_params`."""
         return self._engine.load_params(params)
 
     def init_decode_state(self) -> SlotState:
-        """Slots without a sequence."""
+        """Return a state of slots without a sequence."""
         lengths = jax.device_put(
             np.zeros(self._settings.slots, np.int32), self._shardings.rows.tokens
         )
@@ -217,13 +217,13 @@ class JetStreamEngine(engine_api.Engine):
         key: UInt32[np.ndarray, "2"] | None = None,
         sampling: Sampling | None = None,
     ) -> CachedPrompt:
-        """The keys and values of a prompt, or of more tokens after a cached one.
+        """Return keys and values of a prompt, or of more tokens after a cached one.
 
-        `key` and `sampling` are of the completion, and not in JetStream's protocol.
-        An existing prefix stays as it is, and must be of the same params.
+        `key` and `sampling` are for the completion, and not in JetStream's protocol.
+        An existing prefix is not changed, and must be of the same params.
 
         Raises:
-            ValueError: there is no token, or there are more than `max_prefill_length`.
+            ValueError: there are no tokens, or more than `max_prefill_length`.
         """
         tokens = np.asarray(padded_tokens, np.int32)[: int(true_length)]
         tokens = tokens[tokens != NO_BOS]
@@ -231,7 +231,7 @@ class JetStreamEngine(engine_api.Engine):
         if existing_prefix is not None:
             row = jax.device_get(existing_prefix.row)
             cached = int(row.positions[0])
-            # The last one is decoded first, and not in the pages yet.
+            # The last token is decoded first, and is not in the pages yet.
             known = np.zeros(cached, np.int32), row.tokens
             tokens = np.concatenate([*known, tokens])
             state = replace(state, pages=jax.tree.map(jnp.copy, existing_prefix.pages))
@@ -266,15 +266,15 @@ class JetStreamEngine(engine_api.Engine):
     def insert(
         self, prefix: CachedPrompt, decode_state: SlotState, slot: int
     ) -> SlotState:
-        """A prompt into a slot, whatever is in it; donates `decode_state` only."""
+        """Put a prompt into a slot, also a used one; donates only `decode_state`."""
         return self._put(decode_state, prefix, np.int32(slot))
 
     def generate(
         self, params: PyTree, decode_state: SlotState
     ) -> tuple[SlotState, ResultTokens]:
-        """The next token in every slot; donates `decode_state`.
+        """Return the next token of every slot; donates `decode_state`.
 
-        The token of a slot without a sequence, or past the end of its sequence, is not
+        The token of a slot without a sequence, or after the end of its sequence, is not
         valid.  EOS is valid, and counted in the length.
         """
         state, results = self._engine.generate(
@@ -291,15 +291,15 @@ class JetStreamEngine(engine_api.Engine):
         )
 
     def get_prefix_destination_sharding(self) -> CachedPrompt:
-        """Return where a prefix must be for `insert`, by leaf."""
+        """Return the shardings that a prefix must have for `insert`, by leaf."""
         return CachedPrompt(pages=self._shardings.pages, row=self._shardings.rows)
 
     def get_tokenizer(self) -> Any:
-        """Parameters that name no file: `build_tokenizer` does without them."""
+        """Return empty parameters, which `build_tokenizer` ignores."""
         return tokenizer_pb2.TokenizerParameters()
 
     def build_tokenizer(self, metadata: Any) -> EngineTokenizer:
-        """The engine's own tokenizer."""
+        """Return the engine's own tokenizer."""
         del metadata
         return EngineTokenizer(self._tokenizer, eos_ids=self._settings.eos_ids)
 
@@ -315,13 +315,13 @@ class JetStreamEngine(engine_api.Engine):
 
     @property
     def mesh(self) -> Mesh:
-        """Devices that the engine runs on."""
+        """Devices of the engine."""
         return self._engine.mesh
 
 
 def _fixed_pages(settings: decoding.EngineSettings) -> decoding.EngineSettings:
-    """One token per call, a sequence's pages for each slot, and one that none owns."""
-    # `Engine` asks for the last one, to copy a shared page into.
+    """Return settings of one token per call and a whole sequence's pages per slot."""
+    # One page more, since `Engine` needs a page to which it copies a shared one.
     pages = settings.slots * settings.pages_per_slot + 1
     return replace(settings, tokens_per_call=1, cache_tokens=pages * settings.page_size)
 
@@ -353,7 +353,7 @@ def _put(
 def _report(
     lengths: Array, results: decoding.DecodedTokens
 ) -> tuple[Array, Int[Array, "slots 3"], Float[Array, "slots 1"]]:
-    """Lengths after a call; token, validity and length of each slot; log-probs."""
+    """Return lengths after a call; each slot's token, validity, length; logprobs."""
     valid = results.valid[0]
     lengths = lengths + valid
     tokens = jnp.where(valid, results.tokens[0], 0)
@@ -362,15 +362,15 @@ def _report(
 
 
 def load_orchestrator() -> ModuleType:
-    """`jetstream.core.orchestrator` of 0.2.2, made to run on today's JAX.
+    """Import `jetstream.core.orchestrator` of 0.2.2, patched to run on today's JAX.
 
     JetStream has been archived since February 2026, and 0.2.2 of May 2024 is the last
     release.  Its `Driver` calls `jax.tree_map`, which JAX has removed: the one function
     that does so is replaced, in the orchestrator's module only.  The import also sets
-    the root logger to DEBUG and gives it a handler; both are taken back.
+    the root logger to DEBUG and adds a handler; both are undone.
 
-    Three things stay: an exception in one of its threads kills the process (SIGKILL),
-    it holds the params that it was made with, and returns no log-probabilities.
+    Three limits remain: an exception in one of its threads kills the process (SIGKILL),
+    its params cannot be changed, and it returns no log-probabilities.
     """
     root = logging.getLogger()
     level, handlers = root.level, list(root.handlers)

@@ -1,4 +1,4 @@
-"""Attention backends on kernels that JAX ships, and the choice of a backend.
+"""Attention backends with kernels from JAX, and the choice of a backend.
 
 The file is above 400 lines: it has the kernels of two kinds of machine, and the choice.
 """
@@ -30,27 +30,27 @@ from scalerl_jax.sampler.attention import (
 from scalerl_jax.sampler.decoding import EngineSettings
 from scalerl_jax.sampler.paged import PagedAttention
 
-# Block sizes are set here: the kernel's own table asks the process for its TPU, which
-# fails if a program is compiled without one.  The kernel computes a block's queries
-# against each sequence that the block touches, hence few queries for decoding.
-_BLOCK_TOKENS = 512  # keys that are looked at together
+# Block sizes are set here: the kernel's own table needs a TPU in the process, and fails
+# if a program is compiled without one.  The kernel computes a block's queries against
+# each sequence that the block overlaps, hence few queries for decoding.
+_BLOCK_TOKENS = 512  # keys that are read together
 _DECODE_QUERIES = 8
 _CHUNK_QUERIES = 32
-# The page table lies in scalar memory, 1 MiB on v5e, v5p and v6e, with rows padded to
-# whole lines; the kernel takes about 3 KiB for itself.
+# The page table is in scalar memory, 1 MiB on v5e, v5p and v6e, with rows padded to
+# whole lines; the kernel itself needs about 3 KiB.
 _TABLE_BYTES = 1_000_000
 _TABLE_LINE = 128
 
 
 @struct.dataclass(kw_only=True)
 class CombinedPages:
-    """A layer's cache as the TPU kernel reads it: a head's value after its key."""
+    """A layer's cache in the TPU kernel's layout: a head's value after its key."""
 
     heads: Float[Array, "pages size keys_and_values dim"]
 
     @property
     def page_size(self) -> int:
-        """Tokens in a page."""
+        """Tokens per page."""
         return self.heads.shape[1]
 
     def write(
@@ -59,7 +59,7 @@ class CombinedPages:
         v: Float[Array, "T kv dim"],
         places: Places,
     ) -> "CombinedPages":
-        """The pages with new keys and values."""
+        """Return the pages with new keys and values written."""
         new = jnp.stack(marked(k, v), axis=2).astype(self.heads.dtype)
         new = new.reshape(k.shape[0], *self.heads.shape[2:])
         return CombinedPages(
@@ -67,36 +67,36 @@ class CombinedPages:
         )
 
     def read(self, numbers: Int[Array, "..."]) -> tuple[Array, Array]:
-        """Keys [..., kv, dim, size] and values [..., kv, size, dim] of pages."""
+        """Return keys [..., kv, dim, size] and values [..., kv, size, dim] of pages."""
         found = self.heads[numbers]
         found = found.reshape(*found.shape[:-2], -1, 2, found.shape[-1])
         keys, values = found[..., 0, :], found[..., 1, :]
         return jnp.moveaxis(keys, -3, -1), jnp.swapaxes(values, -3, -2)
 
 
-_NEAR = "choose_attention does not choose cuDNN where layers see parts"
-_SINKS = "choose_attention chooses no kernel where heads have sinks"
+_NEAR = "choose_attention does not choose cuDNN for a model with local layers"
+_SINKS = "choose_attention chooses no kernel for a model whose heads have sinks"
 
 
 class PallasAttention(PagedAttention):
     """JAX's ragged paged attention, a Mosaic kernel for TPUs.
 
-    The kernel reads all pages that it is given.  If a layer sees a part (`near`), a
-    decoded token is given only the pages of that; chunks have whole ones, and of a
-    window the kernel masks what lies before.  A prompt's tokens may lie on both sides
-    of a chunk's end, and attend in plain XLA.
+    The kernel reads all pages in its table.  If a layer sees a part (`near`), a decoded
+    token's table has only the pages of that part.  Prefill chunks have all pages; the
+    kernel masks tokens before a sliding window.  In layers that see chunks of the
+    sequence, prompt tokens may be on both sides of a border, and use plain XLA.
     """
 
     page_spec = PartitionSpec(None, None, "tensor")
 
     def __init__(self, mesh: Mesh) -> None:
-        """Attention of heads that are cut over the "tensor" axis of `mesh`."""
+        """Shard the heads over the "tensor" axis of `mesh`."""
         self._mesh = mesh
 
     def init_pages(
         self, num_pages: int, page_size: int, *, heads: int, dim: int, dtype: DTypeLike
     ) -> CombinedPages:
-        """A layer's empty pages."""
+        """Return a layer's empty pages."""
         return CombinedPages(
             heads=jnp.zeros((num_pages, page_size, 2 * heads, dim), dtype)
         )
@@ -110,7 +110,7 @@ class PallasAttention(PagedAttention):
         near: Near | None = None,
         sinks: Array | None = None,
     ) -> Float[Array, "rows heads dim"]:
-        """One query per row, its last token, over its `lengths` tokens."""
+        """Return each row's attention of its last token to its `lengths` tokens."""
         assert sinks is None, _SINKS
         count = q.shape[0]
         if near is not None:
@@ -120,7 +120,7 @@ class PallasAttention(PagedAttention):
             places = first[:, None] // pages.page_size + jnp.arange(table.shape[1])
             table = jnp.take_along_axis(table, places, axis=1, mode="clip")
             lengths = lengths - first
-        # Copies of the cache (a mixture's) take a share of the rows each.
+        # Each copy of the cache (over a mixture's "expert" axis) takes some rows.
         copies = self._mesh.shape["expert"]
         own = count if count % copies else count // copies
         return self._attend(
@@ -145,13 +145,13 @@ class PallasAttention(PagedAttention):
         near: Near | None = None,
         sinks: Array | None = None,
     ) -> Float[Array, "C heads dim"]:
-        """A chunk's queries over their sequences' pages; 0 for padding."""
+        """Return the attention of a chunk to its sequences' pages; 0 for padding."""
         assert sinks is None, _SINKS
         if near is not None and not near.sliding:
             return super().attend_chunk(q, k, v, pages, chunk, near)
         del k, v
-        # The kernel fetches the first sequence's pages and waits for them only where
-        # it has a query: an empty chunk gets one, of one token.
+        # The kernel fetches the first sequence's pages, but waits for them only if it
+        # has a query: so an empty chunk gets a query of one token.
         found = self._attend(
             q,
             pages,
@@ -162,7 +162,7 @@ class PallasAttention(PagedAttention):
             queries_per_block=_CHUNK_QUERIES,
             window=None if near is None else near.tokens,
         )
-        # Past the last sequence the kernel returns what its memory held before.
+        # After the last sequence the kernel's output is uninitialised memory.
         return jnp.where((chunk.segments > 0)[:, None, None], found, 0)
 
     def _attend(
@@ -178,7 +178,7 @@ class PallasAttention(PagedAttention):
         rows: str | None = None,
         window: int | None = None,
     ) -> Array:
-        """The result of JAX's kernel; `rows` is the axis that cuts the sequences."""
+        """Return the kernel's result; `rows` is the mesh axis that shards sequences."""
         parts = self._mesh.shape[rows] if rows else 1
         blocks = dict(
             num_kv_pages_per_block=min(
@@ -195,7 +195,7 @@ class PallasAttention(PagedAttention):
                 **blocks,
             )
 
-        # On one device too: the mesh tells the kernel's compiler which TPU it is for.
+        # Also on one device: the kernel's compiler takes the TPU's type from the mesh.
         heads, whole = PartitionSpec(rows, "tensor"), PartitionSpec()
         shared = PartitionSpec(rows)
         cut = jax.shard_map(
@@ -210,7 +210,7 @@ class PallasAttention(PagedAttention):
 
 @struct.dataclass(kw_only=True)
 class _WholeRows:
-    """A layer's rows: what was cached before the call, and after it the new tokens."""
+    """A layer's rows: tokens cached before the call, then the new tokens."""
 
     keys: Float[Array, "rows tokens kv dim"]
     values: Float[Array, "rows tokens kv dim"]
@@ -218,16 +218,16 @@ class _WholeRows:
 
 
 class CudnnPagedAttention(CachedAttention):
-    """A call's pages copied into rows, which `jax.nn.dot_product_attention` takes."""
+    """Attention by `jax.nn.dot_product_attention`, over pages copied into rows."""
 
     width_steps = (1.0,)
 
     def __init__(self, implementation: Literal["cudnn", "xla"]) -> None:
-        """Attention by cuDNN or, for what it does not take, by XLA."""
+        """Use cuDNN or, for shapes that it does not support, XLA."""
         self._implementation: Literal["cudnn", "xla"] = implementation
 
     def open(self, pages: tuple[Any, ...], rows: Rows, steps: int) -> tuple[Any, ...]:
-        """The rows' tokens, a copy."""
+        """Return a copy of the rows' tokens."""
         count, width = rows.table.shape
 
         def gather(layer: Pages) -> _WholeRows:
@@ -235,7 +235,7 @@ class CudnnPagedAttention(CachedAttention):
             shape = (count, width * size, heads, dim)
             keys = layer.keys[rows.table].transpose(0, 1, 4, 2, 3).reshape(shape)
             values = layer.values[rows.table].transpose(0, 1, 3, 2, 4).reshape(shape)
-            # Another's NaN, past the row's own tokens, must not meet an added mask.
+            # After a row's own tokens come others': their NaN passes an added mask.
             own = (jnp.arange(shape[1]) < rows.starts[:, None])[..., None, None]
             return _WholeRows(keys=jnp.where(own, keys, 0), values=values, steps=steps)
 
@@ -255,7 +255,7 @@ class CudnnPagedAttention(CachedAttention):
         near: Near | None = None,
         sinks: Array | None = None,
     ) -> tuple[Array, _WholeRows]:
-        """Attention over the rows up to `positions`, the new token among them."""
+        """Return attention over the rows up to `positions`, including the new token."""
         assert near is None, _NEAR
         assert sinks is None, _SINKS
         del rows, step
@@ -285,7 +285,7 @@ class CudnnPagedAttention(CachedAttention):
         rows: Rows,
         positions: Array,
     ) -> tuple[Any, ...]:
-        """The call's tokens into the pages."""
+        """Return the pages with the call's tokens written."""
         steps, count = views[0].steps, rows.starts.shape[0]
         at = rows.starts[:, None] + jnp.arange(steps)
         places = places_of(
@@ -305,10 +305,10 @@ class CudnnPagedAttention(CachedAttention):
 
 
 def choose_attention(settings: EngineSettings, mesh: Mesh) -> CachedAttention:
-    """The backend that `settings.attention` names, for the machine of `mesh`.
+    """Return the backend `settings.attention`, for the machine of `mesh`.
 
     Raises:
-        ValueError: there is no such backend, or it does not take these shapes.
+        ValueError: the backend is unknown, or does not support these shapes.
     """
     name = settings.attention
     if name not in ATTENTION:
@@ -317,14 +317,14 @@ def choose_attention(settings: EngineSettings, mesh: Mesh) -> CachedAttention:
         )
     if name == "cudnn" and (refused := _why_not_cudnn(settings)):
         raise ValueError(
-            f"sampler.attention = 'cudnn' does not take {refused}; "
+            f"sampler.attention = 'cudnn' does not support {refused}; "
             f"set sampler.attention = 'auto'"
         )
     return ATTENTION[name](settings, mesh)
 
 
 def _why_not_cudnn(settings: EngineSettings) -> str | None:
-    """Return what cuDNN does not know of a model; None: it fits."""
+    """Return the property of a model that cuDNN does not support; None: it fits."""
     if settings.arch.sinks:
         return "a model whose heads have sinks"
     if not settings.near:
@@ -357,7 +357,7 @@ def _pallas(settings: EngineSettings, mesh: Mesh) -> CachedAttention:
     refused = why_not_pallas(settings, tensor=mesh.shape["tensor"])
     if refused:
         raise ValueError(
-            f"sampler.attention = 'pallas' does not take {refused}; "
+            f"sampler.attention = 'pallas' does not support {refused}; "
             f"or set sampler.attention = 'auto'"
         )
     return PallasAttention(mesh)
@@ -367,7 +367,7 @@ def _cudnn(settings: EngineSettings, mesh: Mesh) -> CachedAttention:
     taken = (
         mesh.devices.flat[0].platform == "gpu"
         and jnp.dtype(settings.dtype) in (jnp.bfloat16, jnp.float16)
-        # Up to 256 on the newest only.
+        # cuDNN supports up to 256, but only on the newest GPUs.
         and settings.arch.head_dim % 8 == 0
         and settings.arch.head_dim <= 128
     )
@@ -427,12 +427,12 @@ def why_not_pallas(settings: EngineSettings, *, tensor: int) -> str | None:
 
 
 def _table_bytes(settings: EngineSettings) -> int:
-    """Return bytes of scalar memory for the pages and lengths of all slots."""
+    """Return the bytes of scalar memory for the pages and lengths of all slots."""
     return settings.slots * _slot_bytes(settings.pages_per_slot)
 
 
 def most_slots(pages_per_slot: int) -> int:
-    """Return the most slots of so many pages that the TPU kernel takes."""
+    """Return the largest number of slots of `pages_per_slot` for the TPU kernel."""
     return _TABLE_BYTES // _slot_bytes(pages_per_slot)
 
 

@@ -1,9 +1,9 @@
-"""One engine over several processes: one of them leads, the others make the same calls.
+"""One engine over several processes: a leader, and followers that repeat its calls.
 
 Every process that has a part of a mesh must dispatch the same programs in the same
-order.  The scheduler runs in the leader alone, and each call of its engine is told to
-the followers: NumPy arguments by value, params and decode states by number.  With the
-next call followers drop the objects that the leader no longer holds.
+order.  Only the leader has a scheduler, and each call of its engine is sent to the
+followers: NumPy arguments by value, params and decode states by number.  With the next
+call followers drop the objects that the leader no longer holds.
 """
 
 import collections
@@ -24,7 +24,7 @@ from scalerl_jax.types import PyTree
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EngineCall:
-    """The message about a call of the leader's engine that followers get."""
+    """The message to followers about a call of the leader's engine."""
 
     method: str  # name in `Engine`; empty: only drop the objects in `gone`
     state: int = 0  # number of the decode state that it takes and returns, or makes
@@ -34,12 +34,12 @@ class EngineCall:
 
 
 class LeadingEngine(Engine):
-    """An `Engine` whose every call is told to the followers before it is made."""
+    """An `Engine` that sends every call to the followers before it makes the call."""
 
     def lead(self, tell: Callable[[EngineCall], None]) -> None:
-        """Begin to `tell` followers of calls, which they get in the same order."""
+        """Start to send calls to the followers by `tell`, in the order of dispatch."""
         self._tell = tell
-        self._order = threading.Lock()  # keeps telling and dispatching in one order
+        self._order = threading.Lock()  # keeps sending and dispatching in one order
         self._numbers: dict[int, int] = {}  # `id` of a live object -> its number
         self._count = itertools.count()
         self._gone: collections.deque[int] = collections.deque()
@@ -49,24 +49,24 @@ class LeadingEngine(Engine):
         return next(self._count)
 
     def know(self, params: PyTree, number: int) -> None:
-        """Register params whose parts the followers hold under this number."""
-        # A dict takes no weak reference; its first array lives as long.
+        """Register params of which the followers hold their parts under this number."""
+        # A dict has no weak references, so the first array stands for it.
         self._watch(_anchor(params), number)
 
     def forget(self, number: int) -> None:
-        """Make the followers drop a number that this process does not hold."""
+        """Make the followers drop an object that this process does not hold."""
         self._gone.append(number)
 
     def let_go(self) -> EngineCall:
         """Return a call that only drops objects no longer held here."""
         gone: list[int] = []
-        with contextlib.suppress(IndexError):  # two threads may ask
+        with contextlib.suppress(IndexError):  # two threads may call this
             while True:
                 gone.append(self._gone.popleft())
         return EngineCall(method="", gone=tuple(gone))
 
     def init_decode_state(self) -> DecodeState:
-        """Tell, then make `Engine.init_decode_state`."""
+        """Send the call, then make `Engine.init_decode_state`."""
         with self._order:
             number = self.new_number()
             self._told("init_decode_state", number)
@@ -77,21 +77,21 @@ class LeadingEngine(Engine):
     def prefill(
         self, params: PyTree, state: DecodeState, chunk: Any
     ) -> tuple[DecodeState, Any]:
-        """Tell, then make `Engine.prefill`."""
+        """Send the call, then make `Engine.prefill`."""
         return self._made("prefill", self._usable(params), state=state, chunk=chunk)
 
     def insert(self, state: DecodeState, **arguments: Any) -> DecodeState:
-        """Tell, then make `Engine.insert`."""
+        """Send the call, then make `Engine.insert`."""
         return self._made("insert", state=state, **arguments)
 
     def free_resource(self, state: DecodeState, **arguments: Any) -> DecodeState:
-        """Tell, then make `Engine.free_resource`."""
+        """Send the call, then make `Engine.free_resource`."""
         return self._made("free_resource", state=state, **arguments)
 
     def generate(
         self, params: PyTree, state: DecodeState, **arguments: Any
     ) -> tuple[DecodeState, DecodedTokens]:
-        """Tell, then make `Engine.generate`."""
+        """Send the call, then make `Engine.generate`."""
         return self._made("generate", self._usable(params), state=state, **arguments)
 
     def _made(
@@ -106,13 +106,13 @@ class LeadingEngine(Engine):
         return made
 
     def _usable(self, params: PyTree) -> PyTree:
-        """Return params as the programs take them, before followers are told.
+        """Return params in the programs' layout, before the call is sent.
 
         Raises:
             RuntimeError: the params were deleted to make room for others.
         """
         if _anchor(params).is_deleted():  # the first array to be deleted
-            raise RuntimeError("these params have given place to others")
+            raise RuntimeError("these params were deleted to make room for others")
         return self.load_params(params)
 
     def _told(
@@ -129,23 +129,23 @@ class LeadingEngine(Engine):
         self._tell(call)
 
     def _watch(self, held: Any, number: int) -> None:
-        """Keep a number for an object as long as the object lives."""
+        """Keep the number of an object until the object is deleted."""
         self._numbers[id(held)] = number
         end = weakref.finalize(held, self._ended, id(held), number)
         end.atexit = False
 
     def _ended(self, held: int, number: int) -> None:
-        """Note that an object is gone, unless its number was passed to another."""
+        """Record that an object is deleted, unless another one got its number."""
         if self._numbers.get(held) == number:
             del self._numbers[held]
             self._gone.append(number)
 
 
 class Followed:
-    """A follower's side: its objects by the leader's numbers, and its calls."""
+    """A follower's engine and its objects, by the leader's numbers."""
 
     def __init__(self, engine: Engine) -> None:
-        """Make calls of this engine, which is like the leader's."""
+        """Repeat the leader's calls on this engine, which is like the leader's."""
         self._engine = engine
         self._held: dict[int, Any] = {}
 
@@ -154,10 +154,10 @@ class Followed:
         self._held[number] = params
 
     def obey(self, call: EngineCall) -> None:
-        """Make a call of the leader's.
+        """Repeat a call of the leader.
 
         Raises:
-            KeyError: the call names a number that is not held here.
+            KeyError: the call names a number that is unknown here.
         """
         for number in call.gone:
             self._held.pop(number, None)
@@ -171,5 +171,5 @@ class Followed:
 
 
 def _anchor(params: PyTree) -> jax.Array:
-    """Return an array that lives as long as these params do."""
+    """Return the params' first array, whose lifetime is that of the params."""
     return jax.tree.leaves(params)[0]

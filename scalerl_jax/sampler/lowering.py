@@ -1,4 +1,4 @@
-"""An engine's programs from shapes alone, for devices that may not be there.
+"""Lowering of an engine's programs from shapes, without the devices.
 
 The engine's mesh may come from `jax.experimental.topologies`: the programs lowered here
 compile for it and report their memory, without an array on any device.
@@ -16,7 +16,7 @@ from scalerl_jax.types import PyTree
 
 
 def sampler_params(engine: Engine) -> PyTree:
-    """Return shapes and shardings of an engine's params, cut over "tensor" alone."""
+    """Return shapes and shardings of an engine's params, sharded over "tensor"."""
     settings = engine.settings
     return sampler_layout(settings.arch, dtype=settings.dtype, mesh=engine.mesh)
 
@@ -45,7 +45,7 @@ def lower_prefill(engine: Engine, *, tokens: int | None = None) -> Any:
 def lower_generate(
     engine: Engine, *, rows: int | None = None, width: int | None = None
 ) -> Any:
-    """Lower the call that decodes `rows` slots of `width` pages; None: the most."""
+    """Lower the call that decodes `rows` slots of `width` pages; None: the largest."""
     rows = rows or engine.row_counts[-1]
     width = width or engine.table_widths[-1]
     marker = engine.settings.end_of_thinking

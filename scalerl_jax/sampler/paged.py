@@ -1,4 +1,4 @@
-"""Decoding straight on the pages by plain XLA: needs no memory of its own."""
+"""Decoding directly on the pages in plain XLA, without extra memory."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ class PagedAttention(CachedAttention):
     """Plain XLA on the pages, a block of each sequence at a time (online softmax)."""
 
     def open(self, pages: tuple[Any, ...], rows: Rows, steps: int) -> tuple[Any, ...]:
-        """Return the pages: a call works on them."""
+        """Return the pages, which a call uses directly."""
         del rows, steps
         return pages
 
@@ -40,7 +40,7 @@ class PagedAttention(CachedAttention):
     ) -> tuple[Array, Any]:
         """Return the attention, and the pages with the new keys and values."""
         del step
-        # All tokens of a row are read, an ended row's too: it gets a length of one.
+        # Ended rows are read too, so give them a length of one.
         positions = jnp.where(active, positions, 0)
         places = places_of(
             rows.table, positions, page_size=view.page_size, valid=active
@@ -70,7 +70,7 @@ class PagedAttention(CachedAttention):
         near: Near | None = None,
         sinks: Array | None = None,
     ) -> Float[Array, "rows heads dim"]:
-        """Attend with each row's last token to its `lengths` tokens, or those near."""
+        """Return each row's attention of its last token to its `lengths` tokens."""
         grouped = q.reshape(q.shape[0], 1, pages.keys.shape[1], -1, q.shape[-1])
         shape = grouped.shape[:-1]
         carry = (

@@ -1,4 +1,4 @@
-"""The books of the KV cache: who owns which page, and which prefixes are being cached.
+"""The host's records of the KV cache: the owners of pages, and cached prefixes.
 
 No array here is on a device.
 """
@@ -17,39 +17,39 @@ class Prefix:
     pages: list[int]
     version: int
     done: int = 0  # tokens in the cache
-    place: slice | None = None  # its tokens in the last chunk, if it was part of it
-    # Experts if reported: outputs of the chunks, and the prefix's place in each.
+    place: slice | None = None  # its tokens in the last chunk; None: it had none there
+    # Experts, if reported: the chunks' outputs, and the prefix's tokens in each.
     experts: list[tuple[Any, slice]] = dataclasses.field(default_factory=list)
 
     @property
     def ready(self) -> bool:
-        """Return whether all of it is in the cache."""
+        """Return whether the whole prefix is in the cache."""
         return self.done == len(self.tokens)
 
 
 class PageLedger:
-    """Pages by number; one may have several owners, and is free when it has none."""
+    """The owners of pages by number; a page may have several, and is free without."""
 
     def __init__(self, num_pages: int) -> None:
-        """A ledger in which every page is free."""
+        """Start with every page free."""
         self._owners = np.zeros(num_pages, np.int32)
-        # The lowest number last, so that it is taken first: equal histories are equal.
+        # The lowest number is last, so that it is taken first: runs are reproducible.
         self._free = list(range(num_pages - 1, -1, -1))
         self.peak = 0
 
     @property
     def free(self) -> int:
-        """Pages without an owner."""
+        """Number of pages without an owner."""
         return len(self._free)
 
     @property
     def in_use(self) -> int:
-        """Pages with an owner."""
+        """Number of pages with an owner."""
         return len(self._owners) - len(self._free)
 
     def take(self, count: int) -> list[int]:
         """Take `count` free pages, with one owner each."""
-        assert count <= len(self._free), f"{count} pages wanted, {len(self._free)} free"
+        assert count <= len(self._free), f"{count} pages needed, {len(self._free)} free"
         taken = [self._free.pop() for _ in range(count)]
         self._owners[taken] = 1
         self.peak = max(self.peak, self.in_use)

@@ -1,16 +1,19 @@
-"""The protocol of a sampler: everything that its callers need, and no more.
+"""The protocol of a sampler: all that its callers use.
 
-    sampler.load(params, version)      used from the next step on
-    sampler.submit(request)            in line; it begins when slots are free
+    sampler.load(params, version)      params for the next steps
+    sampler.submit(request)            queue; it starts when slots are free
     completions = sampler.step()       some tokens for every request that has slots
-    sampler.resume(request, turn, appended)   a completion goes on behind other tokens
-    sampler.cancel(request_id)         nothing more comes of it
+    sampler.resume(request, turn, appended)   continue a completion after other tokens
+    sampler.cancel(request_id)         drop the request
 
-`scheduler.Scheduler` is the fast sampler, `reference.ReferenceSampler` the slow one to
-read.  For equal params and requests they draw equal tokens.  Below the fast one an
-engine speaks JetStream's verbs.
+`scheduler.Scheduler` is the fast sampler, `reference.ReferenceSampler` a slow one for
+reading and tests.  For equal params and requests they draw equal tokens.  The fast one
+uses an engine with JetStream's verbs.  `Driver` is the loop around either, in training,
+evaluation and serving.
 """
 
+import dataclasses
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -22,19 +25,19 @@ from scalerl_jax.types import PyTree
 
 @runtime_checkable
 class Sampler(Protocol):
-    """Completes requests, with params that may change between two steps.
+    """A sampler: completes requests, with params that may change between two steps.
 
     Not thread-safe: it has one owner at a time.
     """
 
     @property
     def free_slots(self) -> int:
-        """Slots that no sample has or will take; negative: so many samples wait."""
+        """Free slots minus waiting samples; negative if more samples wait."""
         ...
 
     @property
     def busy(self) -> bool:
-        """Whether any sample has a slot or waits for one."""
+        """Return whether any sample has a slot or waits for one."""
         ...
 
     @property
@@ -43,16 +46,16 @@ class Sampler(Protocol):
         ...
 
     def load(self, params: PyTree, version: int) -> None:
-        """Take the params of a policy version for the next step and those after it.
+        """Use the params of a policy version from the next step on.
 
         Raises:
             ValueError: the params are not of the sampler's model, or the version is
-                older than the last one; nothing has changed then.
+                older than the last one; then nothing has changed.
         """
         ...
 
     def submit(self, request: Request) -> None:
-        """Put a request in line.
+        """Queue a request.
 
         Raises:
             ValueError: this sampler cannot serve it; see `Request.check`.
@@ -62,15 +65,15 @@ class Sampler(Protocol):
     def resume(
         self, request: Request, turn: Completion, appended: Int[np.ndarray, " n"]
     ) -> None:
-        """Put one sample in line again, to go on behind tokens that it did not draw.
+        """Queue one sample again, to continue after tokens that it did not draw.
 
         `turn` is the sample's completion so far.  Between a turn and its resumption the
-        sampler holds nothing of it, neither a slot nor pages.  The next completion of
-        the sample has all tokens: those of `turn`, the appended ones with a mask of
-        False and the version of the token before them, and those that are sampled now.
-        The place in the completion goes on, and so no draw comes twice.  Limits,
-        distribution and stop strings are those of `request`, and count from the
-        beginning of the completion; its keys must be those that the sample began with.
+        sample has neither a slot nor pages.  The next completion of the sample has all
+        tokens: those of `turn`, the appended ones with a mask of False and the version
+        of the token before them, and the newly sampled ones.  The index in the
+        completion continues, so that no draw is repeated.  Limits, distribution and
+        stop strings are those of `request`, and count from the start of the completion;
+        its keys must be those with which the sample started.
 
         Raises:
             ValueError: this sampler cannot serve it, or no token is left to sample.
@@ -78,9 +81,9 @@ class Sampler(Protocol):
         ...
 
     def cancel(self, request_id: int) -> int:
-        """Drop a request; return how many of its tokens are in no completion.
+        """Drop a request; return the number of its tokens that are in no completion.
 
-        Samples that wait to be resumed are not here any more, and lose nothing.
+        Samples between a turn and its resumption are not in the sampler, and lose none.
         """
         ...
 
@@ -89,8 +92,31 @@ class Sampler(Protocol):
         ...
 
 
+@dataclasses.dataclass
+class Driver:
+    """The loop around a sampler: submits requests and makes steps, in one thread.
+
+    Training, evaluation and serving differ only in the source of requests and the
+    receiver of completions.
+    """
+
+    sampler: Sampler
+
+    def fill(self, next_request: Callable[[], Request | None]) -> None:
+        """Submit requests as long as a slot is free and there is another request.
+
+        `next_request` is called only when a sample of its request can start at once.
+        """
+        while self.sampler.free_slots > 0 and (request := next_request()) is not None:
+            self.sampler.submit(request)
+
+    def step(self) -> list[Completion]:
+        """Make a step if there is anything to sample; return what it has finished."""
+        return self.sampler.step() if self.sampler.busy else []
+
+
 def check_version(version: int, *, last: int | None) -> None:
-    """Refuse an update that goes back.
+    """Refuse an update to an older version.
 
     Raises:
         ValueError: the version is older than the last one.

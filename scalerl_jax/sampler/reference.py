@@ -1,8 +1,8 @@
-"""A slow reference sampler for reading and tests: no cache, no pages, no calls ahead.
+"""A slow reference sampler for reading and tests: no cache, pages or calls ahead.
 
-For the same params and requests it draws the same tokens as `scheduler.Scheduler`.
-Where params change on the way, that holds for kv_on_update = "recompute": without a
-cache, nothing is left of older params but the tokens.
+For the same params and requests it draws the same tokens as `scheduler.Scheduler`.  If
+params change during a sample, that holds for kv_on_update = "recompute": without a
+cache only the tokens depend on older params.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ from scalerl_jax.sampler.requests import (
 from scalerl_jax.sampler.sampling import Draw, SamplingRows, draw_tokens
 from scalerl_jax.types import PyTree
 
-Piece = dict[str, np.ndarray]  # per-token fields of `Completion`, of a token or none
+Piece = dict[str, np.ndarray]  # per-token fields of `Completion`, of one or no token
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -45,9 +45,9 @@ class ReferenceSampler:
     def __init__(
         self, settings: EngineSettings, *, detokenizer: Detokenizer | None = None
     ) -> None:
-        """Begin with every slot free; requests with stop strings need a `detokenizer`.
+        """Start with every slot free; requests with stop strings need a `detokenizer`.
 
-        Of the settings it keeps the limits, and what decides which tokens are drawn.
+        Only limits, and settings that affect the drawn tokens, are used.
         """
         self._settings, self._detokenizer = settings, detokenizer
         self._line: list[_Growing] = []  # the first ones have the slots
@@ -57,7 +57,7 @@ class ReferenceSampler:
 
     @property
     def free_slots(self) -> int:
-        """Slots without a sample, less the samples that wait."""
+        """Number of slots without a sample, minus the waiting samples."""
         return self._settings.slots - len(self._line)
 
     @property
@@ -67,32 +67,32 @@ class ReferenceSampler:
 
     @property
     def stats(self) -> SamplerStats:
-        """Counts so far; those of prefills and pages stay 0."""
+        """Counts so far; counts of prefills and pages stay 0."""
         return self._stats
 
     def load(self, params: PyTree, version: int) -> None:
-        """Take params for the steps from now on; see `protocol.Sampler`."""
+        """Use params from the next step on; see `protocol.Sampler`."""
         stacked = check_params(params, self._settings)
         check_version(version, last=self._version)
         self._params = params if stacked else _stacked(params, self._settings.arch)
         self._version = version
 
     def submit(self, request: Request) -> None:
-        """Put a request in line; see `protocol.Sampler`."""
+        """Queue a request; see `protocol.Sampler`."""
         samples = begin_samples(request, self._settings, self._detokenizer)
         self._line += [_Growing(sample=each) for each in samples]
 
     def resume(
         self, request: Request, turn: Completion, appended: Int[np.ndarray, " n"]
     ) -> None:
-        """Put a sample in line again, before new ones; see `protocol.Sampler`."""
+        """Queue a sample again, before new ones; see `protocol.Sampler`."""
         sample = resume_sample(
             request, turn, appended, self._settings, self._detokenizer
         )
         self._line.insert(self._settings.slots, _Growing(sample=sample))
 
     def cancel(self, request_id: int) -> int:
-        """Drop a request; return how many of its tokens are in no completion."""
+        """Drop a request; return the number of its tokens that are in no completion."""
         dropped = [
             each for each in self._line if each.sample.request.request_id == request_id
         ]
@@ -115,7 +115,7 @@ class ReferenceSampler:
         return ended
 
     def _grow(self, growing: _Growing, version: int) -> Completion | None:
-        """Add a token to a sample; return the completion if that was its last one."""
+        """Add a token to a sample; return its completion if that was the last token."""
         piece = next_token(growing, self._params, self._settings, version=version)
         self._stats.calls += 1
         self._stats.note_generated(growing.sample, len(piece["tokens"]))
@@ -132,7 +132,7 @@ def sample_completion(
     *,
     version: int = 0,
 ) -> Completion:
-    """Return sample `number` of a request, and make none of the others."""
+    """Return sample `number` of a request, without the other samples."""
     sample = begin_samples(request, settings, None)[number]
     growing, completion = _Growing(sample=sample), None
     while completion is None:
@@ -144,10 +144,10 @@ def sample_completion(
 def next_token(
     growing: _Growing, params: PyTree, settings: EngineSettings, *, version: int
 ) -> Piece:
-    """Return the next token of a sample; none where the logits are not finite."""
+    """Return the next token of a sample; no token if the logits are not finite."""
     sample, samples = growing.sample, growing.sample.request.samples
     known = sample.tokens().tolist()
-    place = sample.num_tokens  # in the completion
+    place = sample.num_tokens  # index in the completion
     if place == sample.thinking_limit:
         marker, written = settings.end_of_thinking, known[len(known) - place :]
         ended = marker is not None and marker.state(written) == marker.ended
@@ -176,7 +176,7 @@ def next_token(
 def extend(
     sample: Sample, piece: Piece, settings: EngineSettings, *, version: int
 ) -> Completion | None:
-    """Add a token to a sample; return the completion if that was its last one."""
+    """Add a token to a sample; return its completion if that was the last token."""
     sample.pieces.append(piece)
     if not len(piece["tokens"]):
         return sample.completion(failure=sample.failure(version))
@@ -200,7 +200,7 @@ def next_token_logits(
     params: PyTree, settings: EngineSettings, tokens: list[int]
 ) -> Float[Array, " V"]:
     """Return the logits [V] of the token after `tokens`."""
-    # All inputs are padded to one length, so that the pass compiles once.
+    # Inputs are padded to one length, so that the pass compiles only once.
     padded = np.zeros(settings.max_tokens, np.int32)
     padded[: len(tokens)] = tokens
     return _next_token_logits(params, settings, padded, len(tokens))
@@ -227,7 +227,7 @@ def _next_token_logits(
 
 
 def _stacked(params: PyTree, arch: Architecture) -> PyTree:
-    """Return params of a layer each as `hidden_states` takes them."""
+    """Return params of separate layers in the stacked form of `hidden_states`."""
     layers = {
         name: jnp.stack([layer[name] for layer in params["layers"]]).reshape(spec.shape)
         for name, spec in parameter_table(arch)["layers"].items()

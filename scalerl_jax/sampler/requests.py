@@ -15,22 +15,22 @@ from scalerl_jax.sampler.attention import Chunk
 from scalerl_jax.sampler.decoding import EngineSettings
 from scalerl_jax.sampler.sampling import Sampling
 
-# Tokens of one sample as they come: (sample, tokens [n], logprobs [n]).
+# A function that gets new tokens of one sample: (sample, tokens [n], logprobs [n]).
 Listener = Callable[[int, np.ndarray, np.ndarray], None]
 
 
 class StopWatch:
-    """Looks for stop strings in one completion, as its tokens come."""
+    """A search for stop strings in one completion, token by token."""
 
     def __init__(self, stops: Sequence[str], detokenizer: Detokenizer) -> None:
-        """A watch before the first token."""
+        """Start before the first token."""
         self._stops = stops
         self._text = TextStream(detokenizer)
-        self._before = ""  # as much as a stop string that is not complete can hold
+        self._before = ""  # the end of the text, in which a stop string may start
         self._reach = max(map(len, stops)) - 1
 
     def end(self, tokens: np.ndarray) -> int | None:
-        """Count the tokens that it takes to complete a stop string; None: more."""
+        """Return how many of these tokens complete a stop string; None: none does."""
         for count, token in enumerate(tokens.tolist(), 1):
             text = self._before + self._text.add(token)
             if any(stop in text for stop in self._stops):
@@ -41,38 +41,38 @@ class StopWatch:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Samples:
-    """Settings that tell the completions of one prompt apart."""
+    """The settings of each sample of one prompt."""
 
     keys: np.ndarray  # uint32 [G, 2], see `sampling.sample_keys`
-    thinking_limits: np.ndarray  # int32 [G], tokens before an interruption
+    thinking_limits: np.ndarray  # tokens before the interruption, int32 [G]
     max_tokens: np.ndarray | None = None  # int32 [G]; None: the engine's limit
-    # int32 [n] of each: tokens that a completion begins with and that nobody draws.
+    # Given tokens with which each completion starts, int32 [n].
     openings: tuple[np.ndarray, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
-    """One prompt, to be completed once per sample."""
+    """One prompt to complete once per sample."""
 
     request_id: int
     tokens: np.ndarray  # int32 [P]
     samples: Samples
     sampling: Sampling = Sampling()
-    stop: tuple[str, ...] = ()  # a completion ends with the token that completes one
+    stop: tuple[str, ...] = ()  # a completion ends with the token that completes any
     listener: Listener | None = None  # called in `Sampler.step`; must not raise
 
     @property
     def num_samples(self) -> int:
-        """Number of completions asked for."""
+        """Number of requested completions."""
         return len(self.samples.keys)
 
     def check(self, *, vocabulary: int, longest: int, most: int, spelled: bool) -> None:
-        """Refuse what an engine of these limits cannot serve.
+        """Refuse a request that an engine of these limits cannot serve.
 
         Raises:
-            ValueError: the prompt is empty, longer than `longest` or has ids that the
-                vocabulary lacks; prompt and completion may pass `most` tokens; an array
-                has not one value per sample; or a stop string is not usable.
+            ValueError: the prompt is empty, longer than `longest` or has ids outside
+                of the vocabulary; a limit is not within `most` tokens; an array does
+                not have one value per sample; or a stop string is not usable.
         """
         if not 0 < len(self.tokens) <= longest:
             raise ValueError(
@@ -98,8 +98,8 @@ class Request:
         if lengths != {self.num_samples} or not self.num_samples:
             raise ValueError(
                 f"samples with {sorted(lengths)} values; each needs a key, a thinking "
-                f"limit and, if any, a limit of tokens and an opening, and there must "
-                f"be one at least"
+                f"limit and, if given, a limit of tokens and an opening, and there "
+                f"must be at least one"
             )
         wanted = self.samples.max_tokens
         if wanted is not None and not (0 < wanted.min() and wanted.max() <= most):
@@ -110,7 +110,7 @@ class Request:
         if self.stop and not (spelled and all(self.stop)):
             raise ValueError(
                 f"stop = {list(self.stop)}; a stop string must not be empty, and "
-                f"this sampler must have been made with a tokenizer's detokenizer"
+                f"the sampler must have a detokenizer"
             )
 
 
@@ -127,23 +127,23 @@ class Completion:
     top_tokens: np.ndarray  # int32 [T, top_logprobs], the likeliest tokens
     top_logprobs: np.ndarray  # float32 [T, top_logprobs], as full_logprobs
     versions: np.ndarray  # int32 [T]
-    cut_off: bool  # ended by the limit
+    cut_off: bool  # ended at the length limit
     interrupted: bool
     stopped: bool = False  # ended by a stop string
-    failure: str = ""  # why the sample ended early; empty: nothing went wrong
+    failure: str = ""  # why the sample failed; empty: it did not
     experts: np.ndarray | None = None  # in the format of `types.Rollout`
 
 
 @dataclasses.dataclass(kw_only=True)
 class SamplerStats:
-    """Counts since the sampler was made, and what is held now."""
+    """Counts since the sampler was made, and its current use of the cache."""
 
-    calls: int = 0  # of `generate`
-    chunks: int = 0  # of prefill
+    calls: int = 0  # calls of `generate`
+    chunks: int = 0  # prefill chunks
     prefilled_tokens: int = 0
     prefill_context: int = 0  # sum of tokens attended to in prefill and recomputation
-    prefixes_dropped: int = 0  # made again: the version changed, or pages ran out
-    suspended: int = 0  # sequences that gave their pages back for a while
+    prefixes_dropped: int = 0  # because the version changed, or pages ran out
+    suspended: int = 0  # sequences that gave up their pages for a while
     recomputed_tokens: int = 0  # cached again under new params
     failed: int = 0
     generated_tokens: int = 0
@@ -151,7 +151,7 @@ class SamplerStats:
     wasted_tokens: int = 0  # generated, but not part of a completion
     pages_in_use: int = 0
     peak_pages: int = 0
-    tokens_held: int = 0  # by the sequences in slots, a shared prompt once each
+    tokens_held: int = 0  # by the sequences in slots; each counts a shared prompt
     peak_tokens_held: int = 0
 
     def note_prefill(self, chunk: Chunk, *, again: bool = False) -> None:
@@ -165,7 +165,7 @@ class SamplerStats:
         self.prefill_context += int(chunk.positions[:count].sum()) + count
 
     def note_generated(self, sample: "Sample", count: int) -> None:
-        """Count `count` new tokens of a sample, before they are added to it."""
+        """Count `count` new tokens of a sample; call this before they are added."""
         known = len(sample.request.tokens) + sample.num_tokens
         self.generated_tokens += count
         self.generated_context += count * known + count * (count - 1) // 2
@@ -173,7 +173,7 @@ class SamplerStats:
     def flops(self, arch: Architecture) -> float:
         """Return the model FLOPs of all passes; prefill passes are without a head.
 
-        The last layer's part that a prefill skips (after keys and values) is counted.
+        The part of the last layer that a prefill skips (after keys and values) counts.
         """
         cached = self.prefilled_tokens + self.recomputed_tokens
         return sum(
@@ -186,7 +186,7 @@ class SamplerStats:
         )
 
     def metrics(self) -> dict[str, int]:
-        """Return the figures by metric name."""
+        """Return the counts by metric name."""
         return {f"sampler/{name}": value for name, value in vars(self).items()}
 
 
@@ -200,13 +200,13 @@ class Sample:
     pages: list[int] = dataclasses.field(default_factory=list)
     # One entry per call: the per-token fields of `Completion`.
     pieces: list[dict[str, np.ndarray]] = dataclasses.field(default_factory=list)
-    num_tokens: int = 0  # of the completion, as far as the host knows
-    in_flight: int = 0  # most tokens that the call not yet read may add
-    row: Any = None  # of a suspended sample: its `SlotRows` row
-    turn: Completion | None = None  # what was known of a resumed sample
-    begun: int = 0  # tokens of the completion that it came in line with
+    num_tokens: int = 0  # of the completion, in results that the host has read
+    in_flight: int = 0  # most tokens that calls not yet read may add
+    row: Any = None  # a suspended sample's `SlotRows` row
+    turn: Completion | None = None  # a resumed sample's completion so far
+    begun: int = 0  # tokens of the completion that existed when it was queued
     stops: StopWatch | None = None  # set if the request has stop strings
-    # Experts of the prefix that the sample began from; see `Prefix`.
+    # Experts of the prefix from which the sample started; see `Prefix`.
     prompt_experts: list[tuple[Any, slice]] | None = None
 
     @property
@@ -225,12 +225,12 @@ class Sample:
         return self.begun if drawn <= limit < self.begun else limit
 
     def tokens(self) -> np.ndarray:
-        """Prompt and completion so far, int32."""
+        """Return prompt and completion so far, int32."""
         pieces = [piece["tokens"] for piece in self.pieces]
         return np.concatenate([self.request.tokens, *pieces]).astype(np.int32)
 
     def failure(self, version: int) -> str:
-        """Fail the sample: the logits at its next token are not finite."""
+        """Return the message for logits that are not finite at the next token."""
         return (
             f"the logits after token {self.num_tokens} of the completion are not "
             f"finite at policy version {version}; check the params"
@@ -239,8 +239,8 @@ class Sample:
     def completion(
         self, *, cut_off: bool = False, stopped: bool = False, failure: str = ""
     ) -> Completion:
-        """The finished sample."""
-        # What it began with has no experts: they are among those of its prefix.
+        """Return the finished sample."""
+        # The tokens it started with have no experts: those are in the prefix's.
         arrays = {
             name: np.concatenate(
                 [piece[name] for piece in self.pieces if name in piece]
@@ -248,12 +248,12 @@ class Sample:
             for name in self.pieces[-1]
         }
         own = self.pieces[1:] if self.begun else self.pieces
-        if self.begun and self.turn is None:  # its opening is of the first draw
+        if self.begun and self.turn is None:  # an opening has the first draw's version
             first = arrays["versions"][self.begun : self.begun + 1]
             arrays["versions"][: self.begun] = first if len(first) else 0
         interrupted = not all(piece["mask"].all() for piece in own)
         interrupted |= self.turn is not None and self.turn.interrupted
-        if "experts" in arrays:  # of all tokens, the prompt's first
+        if "experts" in arrays:  # of all tokens, with the prompt's first
             cached = [np.asarray(chunk)[at] for chunk, at in self.prompt_experts or ()]
             if self.turn is not None and self.turn.experts is not None:
                 first = self.turn.experts  # chosen when these tokens were new
@@ -273,7 +273,7 @@ class Sample:
 def begin_samples(
     request: Request, settings: EngineSettings, detokenizer: Detokenizer | None
 ) -> list[Sample]:
-    """Return the samples of a new request, without a token yet.
+    """Return the samples of a new request, without sampled tokens.
 
     Raises:
         ValueError: the settings do not allow the request, or it has stop strings and
@@ -296,7 +296,7 @@ def begin_samples(
         if len(opening):
             _begin_with(sample, None, opening, settings)
     if request.stop:
-        assert detokenizer is not None, "`Request.check` asks for it"
+        assert detokenizer is not None, "`Request.check` requires it"
         for sample in samples:
             sample.stops = StopWatch(request.stop, detokenizer)
     return samples
@@ -309,7 +309,7 @@ def resume_sample(
     settings: EngineSettings,
     detokenizer: Detokenizer | None,
 ) -> Sample:
-    """Return the sample of a completion that goes on behind appended tokens.
+    """Return the sample of a completion that continues after appended tokens.
 
     Raises:
         ValueError: the settings do not allow the request, an appended id is not in the
@@ -330,7 +330,7 @@ def _begin_with(
     appended: np.ndarray,
     settings: EngineSettings,
 ) -> None:
-    """Let a sample begin with what is known of it, and tokens that nobody draws.
+    """Add the completion so far and given tokens to a new sample.
 
     Raises:
         ValueError: an id is not in the vocabulary, or no token is left to sample.
@@ -370,22 +370,22 @@ def _begin_with(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LengthBudget:
-    """Stages of the completion limit, up to the one that the sampler was built for."""
+    """Stages of the completion limit, up to the limit for which a sampler is built."""
 
     stages: Sequence[tuple[int, int]]  # (first optimizer step, tokens), growing
     max_completion_tokens: int
 
     def limit(self, step: int) -> int:
-        """Return the limit, in tokens, of a completion begun after `step` steps.
+        """Return the limit, in tokens, of a completion that starts after `step` steps.
 
-        It is that of the last stage with  first step <= step;  without stages it is
-        always the sampler's.
+        It is the limit of the last stage with  first step <= step;  without stages it
+        is always the sampler's.
         """
         begun = [tokens for first, tokens in self.stages if first <= step]
         return begun[-1] if begun else self.max_completion_tokens
 
     def thinking(self, tokens: int, *, limit: int) -> int:
-        """Return where an interruption at `tokens` comes under a smaller limit.
+        """Return the interruption length under a smaller limit.
 
             floor(tokens * limit / max_completion_tokens)
 
@@ -394,7 +394,7 @@ class LengthBudget:
         return tokens * limit // self.max_completion_tokens
 
     def cut(self, samples: Samples, *, step: int) -> Samples:
-        """Return the samples with the limit of a step; this compiles no program."""
+        """Return the samples with the limit of a step, without a new program."""
         limit = self.limit(step)
         if limit == self.max_completion_tokens:
             return samples

@@ -1,7 +1,7 @@
-"""The distribution that a token is drawn from, and the keys that draw it.
+"""The distribution from which a token is drawn, and the keys of the draws.
 
 Each draw's key is folded from purpose, prompt, epoch, sample and position, so that a
-rollout does not depend on the slot, the batch or the worker that makes it.
+rollout does not depend on its slot, batch or worker.
 """
 
 import dataclasses
@@ -21,20 +21,20 @@ Purpose = Literal["train", "eval", "serve"]
 _PURPOSES = {"train": 0, "eval": 1, "serve": 2}
 # Folded in after the sample's index; token positions take 0, 1, 2, ...
 _INTERRUPTION = 2**31 - 1
-_MANY = 2**31 - 1  # tokens, more than any vocabulary holds
+_MANY = 2**31 - 1  # tokens, more than in any vocabulary
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Temperature first, then the filters in this order; what is left is sampled."""
+    """A distribution: temperature first, then the filters in this order."""
 
     temperature: float = 1.0  # 0: the likeliest token
-    top_k: int = 0  # the likeliest tokens; 0: all
-    top_p: float = 1.0  # the fewest likeliest with this much probability; 1: all
-    min_p: float = 0.0  # tokens with this share of the highest probability; 0: all
+    top_k: int = 0  # keep this many likeliest tokens; 0: all
+    top_p: float = 1.0  # keep the fewest likeliest with this probability; 1: all
+    min_p: float = 0.0  # keep tokens with this share of the highest probability; 0: all
 
     def __post_init__(self) -> None:
-        """Refuse what is not a distribution."""
+        """Refuse values that do not give a distribution."""
         bounds = {
             "temperature": (0.0 <= self.temperature < math.inf, "0 or more"),
             "top_k": (self.top_k >= 0, "0 (off) or more"),
@@ -48,7 +48,7 @@ class Sampling:
 
 @struct.dataclass(kw_only=True)
 class SamplingRows:
-    """A `Sampling` per row."""
+    """One `Sampling` per row."""
 
     temperature: Float[AnyArray, " rows"]
     top_k: Int[AnyArray, " rows"]
@@ -71,9 +71,9 @@ class Draw:
     """One token per row."""
 
     tokens: Int[Array, " rows"]
-    logprobs: Float[Array, " rows"]  # nats, of the distribution sampled from
-    full_logprobs: Float[Array, " rows"]  # nats, of it without its filters
-    failed: Bool[Array, " rows"]  # the logits held a NaN or +inf
+    logprobs: Float[Array, " rows"]  # nats, of the sampled distribution
+    full_logprobs: Float[Array, " rows"]  # nats, of the distribution without filters
+    failed: Bool[Array, " rows"]  # the logits have a NaN or +inf
 
 
 @functools.partial(jax.jit, static_argnames="num_samples")
@@ -97,7 +97,7 @@ def _host() -> Any:
     # Keys are made on the host: on the device they would wait behind a decode call.
     try:
         return jax.local_devices(backend="cpu")[0]
-    except RuntimeError:  # JAX_PLATFORMS leaves the CPU out
+    except RuntimeError:  # JAX_PLATFORMS excludes the CPU
         return None
 
 
@@ -135,8 +135,8 @@ def scaled_logits(
 ) -> tuple[Float[Array, "rows V"], Float[Array, "rows V"]]:
     """Return logits / temperature, with and without the filters (-inf: left out).
 
-    A temperature of 0 is a filter on the likeliest token (on all of them, where several
-    are exactly equal); without its filter it is the distribution at temperature 1.
+    A temperature of 0 keeps only the likeliest token (all of them, if several are
+    exactly equal); without filters it stands for the distribution at temperature 1.
     """
     greedy = sampling.temperature == 0
     full = logits / jnp.where(greedy, 1.0, sampling.temperature)[:, None]
@@ -157,7 +157,7 @@ def scaled_logits(
 
 
 def _rank_bound(scaled: Array, sampling: SamplingRows) -> Float[Array, " rows"]:
-    """The lowest logit that top-k and then top-p keep."""
+    """Return the lowest logit that top-k and then top-p keep."""
     keys = _ordered(scaled)
     everything = jnp.ones_like(scaled)
     count = jnp.where(sampling.top_k > 0, sampling.top_k, scaled.shape[-1])
@@ -202,11 +202,11 @@ def draw_tokens(
     keys: UInt32[Array, "rows 2"],
     index: Int[Array, " rows"],
 ) -> Draw:
-    """Draw the token at place `index` of each row's completion with `keys[row]`.
+    """Draw token `index` of each row's completion with `keys[row]`.
 
     The draw is by inversion in two stages: a block of the vocabulary, then a token in
     it, with a uniform number for each.  It costs one exp per token of the vocabulary;
-    the Gumbel trick costs a random number for each.  A token's probability is exact to
+    the Gumbel trick needs a random number per token.  A token's probability is exact to
     within 2**-23 of its block's.
     """
     kept, full = scaled_logits(logits, sampling)
@@ -254,10 +254,10 @@ def _block_size(vocabulary: int) -> int:
 def _invert(
     masses: Float[Array, "rows n"], uniform: Float[Array, " rows"]
 ) -> Int[Array, " rows"]:
-    """Return the first place whose cumulative mass passes `uniform` times the total."""
+    """Return the first index whose cumulative mass is above `uniform` * total."""
     cumulative = jnp.cumsum(masses, axis=-1)
     target = uniform * cumulative[:, -1]
-    # Rounded sums may fall by an ulp: a place without mass must not be taken for it.
+    # Rounded sums may decrease by an ulp: never choose an index without mass.
     passed = (cumulative > target[:, None]) & (masses > 0)
     return jnp.where(
         passed.any(axis=-1), jnp.argmax(passed, axis=-1), jnp.argmax(masses, axis=-1)

@@ -1,14 +1,14 @@
 """Continuous batching: requests into free slots, tokens into completions.
 
-It is the host's half of the sampler: it knows slots, pages and requests, but not
-training.  A step dispatches one `generate` call and then reads the results of the call
-before it, so that the device never waits for this bookkeeping.
+It is the host's half of the sampler, with slots, pages and requests, and independent of
+training.  A step dispatches one `generate` call and then reads the results of the
+previous call, so that the device never waits for this bookkeeping.
 
-When the pages run out, the sample that was placed last is suspended: it gives its
-pages back, and later goes on from its own tokens, whose keys and values are made
-again.  The oldest sample is never suspended, so there is always one that ends.
+When the pages run out, the sample that was placed last is suspended: it gives up its
+pages, and later continues from its own tokens, whose keys and values are computed
+again.  The oldest sample is never suspended, so that at least one always ends.
 
-The file is above 400 lines: slots, pages and prefill chunks are given out together.
+The file is above 400 lines: slots, pages and prefill chunks are assigned together.
 """
 
 import collections
@@ -47,14 +47,14 @@ KvOnUpdate = Literal["keep", "recompute"]
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class _Waiting:
-    """Samples of one request that begin from the same tokens and wait for slots."""
+    """Samples of one request that start from the same tokens and wait for slots."""
 
     samples: collections.deque[Sample]
-    tokens: np.ndarray  # int32, to be cached before a sample can go on
+    tokens: np.ndarray  # int32, to cache before a sample can start
     prefix: Prefix | None = None
 
     def first_pages(self, settings: EngineSettings) -> int:
-        """Pages of its own that a sample needs for its first call."""
+        """Return the number of its own pages that a sample needs for its first call."""
         cached = len(self.tokens)
         ahead = min(cached + settings.tokens_per_call, settings.max_tokens)
         return settings.pages_for(ahead) - cached // settings.page_size
@@ -62,11 +62,11 @@ class _Waiting:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Placed:
-    """A sample, its slot, and the partly filled page of its prefix that it copies."""
+    """A sample, its slot, and its copy of the prefix's partly filled page."""
 
     slot: int
     sample: Sample
-    copy: tuple[int, int] | None  # from page, to page
+    copy: tuple[int, int] | None  # (from page, to page)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,10 +88,10 @@ class Scheduler:
         kv_on_update: KvOnUpdate = "keep",
         detokenizer: Detokenizer | None = None,
     ) -> None:
-        """Begin with every slot free; requests with stop strings need a `detokenizer`.
+        """Start with every slot free; requests with stop strings need a `detokenizer`.
 
-        `kv_on_update` decides about the keys and values of running samples when another
-        version comes: they are kept, or recomputed with the new params.
+        `kv_on_update`: when another version is loaded, the keys and values of running
+        samples are kept, or recomputed with the new params.
         """
         self._engine = engine
         self._settings = engine.settings
@@ -99,20 +99,20 @@ class Scheduler:
         self._detokenizer = detokenizer
         self._state = engine.init_decode_state()
         self._pages = PageLedger(engine.settings.num_pages)
-        # The lowest slot first: equal histories give equal placements.
+        # The lowest slot first: placements are reproducible.
         self._free = list(range(engine.settings.slots))
-        self._running: dict[int, Sample] = {}  # by slot, those placed first before
+        self._running: dict[int, Sample] = {}  # by slot, in the order of placement
         self._waiting: collections.deque[_Waiting] = collections.deque()
         self._call: _Call | None = None
-        self._ended: list[Completion] = []  # in this step
-        self._params: PyTree = None  # of `load`
+        self._ended: list[Completion] = []  # of this step
+        self._params: PyTree = None  # from `load`
         self._version: int | None = None
-        self._updated = False  # to another version since the last step
+        self._updated = False  # another version was loaded since the last step
         self._stats = SamplerStats()
 
     @property
     def free_slots(self) -> int:
-        """Slots that no running or waiting sample will take."""
+        """Number of slots without a running sample, minus the waiting samples."""
         return len(self._free) - sum(len(each.samples) for each in self._waiting)
 
     @property
@@ -133,9 +133,9 @@ class Scheduler:
         return self._stats
 
     def submit(self, request: Request) -> None:
-        """Put a request in line; see `protocol.Sampler`."""
+        """Queue a request; see `protocol.Sampler`."""
         samples = begin_samples(request, self._settings, self._detokenizer)
-        alike: dict[bytes, list[Sample]] = {}  # by what they begin with
+        alike: dict[bytes, list[Sample]] = {}  # by the tokens with which they start
         for sample in samples:
             alike.setdefault(sample.tokens().tobytes(), []).append(sample)
         for each in alike.values():
@@ -146,9 +146,9 @@ class Scheduler:
     def resume(
         self, request: Request, turn: Completion, appended: Int[np.ndarray, " n"]
     ) -> None:
-        """Put a sample in line again, before new ones; see `protocol.Sampler`.
+        """Queue a sample again, before new ones; see `protocol.Sampler`.
 
-        Its slot and its pages were given back: all it knows is prefilled.
+        It has no slot or pages any more: all its tokens are prefilled again.
         """
         sample = resume_sample(
             request, turn, appended, self._settings, self._detokenizer
@@ -158,7 +158,7 @@ class Scheduler:
         )
 
     def cancel(self, request_id: int) -> int:
-        """Drop a request; return how many of its tokens are in no completion."""
+        """Drop a request; return the number of its tokens that are in no completion."""
         lost = 0
         for entry in list(self._waiting):
             if entry.samples[0].request.request_id == request_id:
@@ -174,9 +174,9 @@ class Scheduler:
         return lost
 
     def load(self, params: PyTree, version: int) -> None:
-        """Take params for the steps from now on; see `protocol.Sampler`.
+        """Use params from the next step on; see `protocol.Sampler`.
 
-        Keys and values are recomputed in the next step, if at all.
+        With kv_on_update = "recompute" the next step recomputes keys and values.
         """
         params = self._engine.load_params(params)
         check_version(version, last=self._version)
@@ -210,11 +210,11 @@ class Scheduler:
     def _prefill(
         self, params: PyTree, prefixes: list[Prefix], *, again: bool = False
     ) -> bool:
-        """Prefill one chunk of these prefixes; return whether any token was left."""
+        """Prefill one chunk of these prefixes; return whether there was any token."""
         chunk = fill_chunk(self._engine, prefixes)
         if chunk is not None:
             self._state, experts = self._engine.prefill(params, self._state, chunk)
-            if experts is not None:  # of a mixture that reports them
+            if experts is not None:  # a mixture that reports them
                 experts.copy_to_host_async()
                 for prefix in prefixes:
                     if prefix.place is not None:
@@ -225,7 +225,7 @@ class Scheduler:
     # -- from waiting to running ------------------------------------------------------
 
     def _admit(self, params: PyTree, version: int) -> None:
-        """Prefill one chunk, or all that is needed if no sample is running."""
+        """Prefill one chunk, or, if no sample is running, until one can run."""
         while self._waiting and self._free:
             self._prefill(params, self._begin_prefixes(version))
             self._place()
@@ -244,7 +244,7 @@ class Scheduler:
             slots -= len(entry.samples)
             if entry.prefix is None:
                 count = self._settings.pages_for(len(entry.tokens))
-                # Room for its first sample, and a page for each running sample.
+                # Keep pages for its first sample, and one for each running sample.
                 own = entry.first_pages(self._settings)
                 room = self._pages.free - own - len(self._running)
                 if count > room and (self._running or begun):
@@ -304,7 +304,7 @@ class Scheduler:
     # -- a call, and its results ------------------------------------------------------
 
     def _dispatch(self, params: PyTree, version: int) -> _Call | None:
-        """Dispatch a call for all samples that may go on, before reading the last."""
+        """Dispatch a call for all samples that may continue; the last is read later."""
         for sample in list(self._running.values()):
             self._reserve(sample)
         in_order = sorted(self._running.items())
@@ -344,19 +344,19 @@ class Scheduler:
             if any(entry.prefix is not None for entry in self._waiting):
                 self._drop_prefixes()
             elif self._call is not None:
-                self._read()  # what has ended gives its pages back
+                self._read()  # ended samples free their pages
             else:
                 self._suspend(next(reversed(self._running)))
 
     def _suspend(self, slot: int) -> None:
         assert self._call is None, "its tokens in flight would be lost"
-        # All rows go to the host: cutting one out on the device would be a program.
+        # Copy all rows to the host: taking one on the device would need a program.
         rows = jax.device_get(self._state.rows)
         sample = self._leave(slot)
         sample.row = jax.tree.map(lambda held: np.array(held[slot : slot + 1]), rows)
         self._stop([slot])
         self._stats.suspended += 1
-        # All its tokens but the last must be cached again.
+        # All its tokens except the last must be cached again.
         self._waiting.appendleft(
             _Waiting(samples=collections.deque([sample]), tokens=sample.tokens()[:-1])
         )
@@ -421,7 +421,7 @@ class Scheduler:
         return sample
 
     def _stop(self, slots: Sequence[int]) -> None:
-        """Stop sequences that the device still takes for active."""
+        """Stop sequences that are still active on the device."""
         if slots:
             marked = np.zeros(self._settings.slots, bool)
             marked[list(slots)] = True
@@ -477,10 +477,10 @@ def _insertion(settings: EngineSettings, placed: list[_Placed]) -> dict[str, Any
 
 
 def fill_chunk(engine: Engine, prefixes: Sequence[Prefix]) -> Chunk | None:
-    """Return a chunk with the prefixes' next tokens, counted as done; None: no more.
+    """Return a chunk of the prefixes' next tokens; None: all are done.
 
-    A prefix that an earlier chunk has begun comes first, as a chunk can attend to the
-    cached tokens of only its first sequence.
+    The tokens are counted as done.  A prefix with cached tokens comes first, since a
+    chunk can attend only to the cached tokens of its first sequence.
     """
     for prefix in prefixes:
         prefix.place = None

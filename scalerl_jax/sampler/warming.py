@@ -1,4 +1,4 @@
-"""Compilation of an engine's programs before the first request comes."""
+"""Compilation of an engine's programs before the first request."""
 
 import jax
 import numpy as np

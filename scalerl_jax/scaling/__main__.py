@@ -1,11 +1,11 @@
 """The command line: `scalerl {fit,compare,...} --help`.
 
 Every command is a function in COMMANDS: `@command` gives it its flags, and its
-docstring is its help.  It takes the parsed flags and returns an `Answer`; what that
-says is made in `text.py`, what is drawn in `plots.py`.  Input that cannot be used ends
-with one message and status 2.
+docstring is its help.  It takes the parsed flags and returns an `Answer`, whose text is
+made in `text.py` and whose pictures are made in `plots.py`.  Input that cannot be used
+ends with one message and status 2.
 
-One file above 400 lines: the flags of each command stand beside what reads them.
+One file above 400 lines: the flags of each command are beside the code that reads them.
 """
 
 import argparse
@@ -73,25 +73,25 @@ if TYPE_CHECKING:
 Flags = argparse.Namespace
 Curves = list[tuple[Path, Curve]]
 
-# Flags, by their fields, of one curve's fit, and of how rows become curves: laws over
-# sizes have no use for the first ones, laws of loss for none.
+# Fields of the flags for one curve's fit, and of those that make curves from rows.
+# Laws over sizes do not read the former; laws of loss read neither.
 ONE_RUN_FLAGS = (
     *("initial_reward", "fit_from", "protocol", "robust", "weighted", "errors_known"),
     *("se", "samples", "sensitivity", "bootstrap", "pool", "out"),
 )
 CURVE_FLAGS = ("group", "wide", "reward_range", "one_minus")
-SHOW_WARNINGS = ("fit", "report")  # commands that show a curve's with its fit
+SHOW_WARNINGS = ("fit", "report")  # commands that show a curve's warnings with its fit
 PICTURES = (".png", ".svg")
-FRACTIONS = (0.25, 1 / 3, 0.5)  # of the last compute, that are fitted
+FRACTIONS = (0.25, 1 / 3, 0.5)  # shares of the last compute that are fitted
 
 
 @dataclasses.dataclass
 class Answer:
-    """Text of a command, what it prints as JSON, and the files it wrote."""
+    """A command's text, its record for JSON, and the files that it wrote."""
 
     said: str
     record: Any  # what `to_json` takes
-    written: Sequence[Path | str] = ()  # a text is a place in a bucket
+    written: Sequence[Path | str] = ()  # str: a path in a bucket
 
 
 Run = Callable[[Flags], Answer | int]
@@ -109,7 +109,7 @@ def command(
     path: Flag = ALL_PATHS,
     shared: Table = INPUT + FITTING,
 ) -> Callable[[Run], Run]:
-    """Put a function among the commands; its docstring is the long help."""
+    """Register a function as a command; its docstring is the long help."""
 
     def add(run: Run) -> Run:
         COMMANDS[run.__name__] = run, short, (path, *own, *shared)
@@ -135,11 +135,11 @@ def make_parser() -> Parser:
     return parser
 
 
-# ---- what is read, and how it is fitted
+# ---- reading and fitting
 
 
 def _from_flags(kind: Callable[..., T], flags: Flags) -> T:
-    """Return a dataclass of the flags that have its fields' names."""
+    """Return a dataclass made from the flags that are named as its fields."""
     fields = dataclasses.fields(kind)  # pyright: ignore[reportArgumentType]
     given = {field.name: getattr(flags, field.name, None) for field in fields}
     return kind(**{name: value for name, value in given.items() if value is not None})
@@ -152,7 +152,7 @@ def _load_all(
     *,
     least: int,
 ) -> Curves:
-    """Return the curves of all paths; one path of several that has none is told."""
+    """Return the curves of all paths; warn of a path without one if others have one."""
     found: Curves = []
     taken: set[str] = set()
     unusable: list[CurveError] = []
@@ -183,17 +183,17 @@ def _load_all(
 def _tell_left_out(
     unusable: Sequence[CurveError], found: Sequence[Any], least: int
 ) -> None:
-    """Tell why runs are left out; where too few are found, raise the first reason."""
+    """Print why runs are left out; raise the first reason if too few are left."""
     if unusable and len(found) < least:
         raise unusable[0]
     to_stderr(text.warned([f"a run is left out: {each}" for each in unusable]))
 
 
 def read(flags: Flags, **settings: str | None) -> Curves:
-    """Read every curve of every path, under a name of its own.
+    """Read every curve of every path, under a unique name.
 
-    What reading had to say goes to standard error, except where the command shows it
-    with each fit.
+    The reader's notes go to standard error, unless the command shows them with each
+    fit.
 
     Args:
         settings: columns of the runs' settings by the flags that name them.
@@ -220,7 +220,7 @@ def read(flags: Flags, **settings: str | None) -> Curves:
 
 
 def fit_one(curve: Curve, flags: Flags) -> Fit:
-    """Return the fit that the flags ask for; failures name the run."""
+    """Fit a curve with the settings of the flags; failures name the run."""
     settings = _from_flags(Settings, flags)
     if settings.weighs and curve.y_se is None:
         raise CurveError(
@@ -235,7 +235,7 @@ def fit_one(curve: Curve, flags: Flags) -> Fit:
 
 
 def fit_each(flags: Flags) -> list[tuple[Path, Fit]]:
-    """Fit every curve; one of several that cannot be fitted is left out by name."""
+    """Fit every curve; of several, those that cannot be fitted are left out by name."""
     curves = read(flags)
     found: list[tuple[Path, Fit]] = []
     unusable: list[CurveError] = []
@@ -269,7 +269,7 @@ def _named(name: str, result: Any) -> dict[str, Any]:
 
 
 def _check_out(path: Path | None, endings: tuple[str, ...] = PICTURES) -> None:
-    """Refuse a file that could not be written, before anything is computed."""
+    """Raise CurveError if a file cannot be written, before anything is computed."""
     if path is None:
         return
     if path.suffix not in endings:
@@ -357,7 +357,7 @@ def fit(flags: Flags) -> Answer:
 
 
 def _with_extras(result: Fit, flags: Flags) -> tuple[str, dict[str, Any]]:
-    """Return text and record of a fit, with what else was asked for."""
+    """Return text and record of a fit, with the tables that the flags request."""
     curve = result.whole_curve
     said, record = text.fit_text(result, curve.name), _named(curve.name, result)
     if flags.sensitivity:
@@ -395,13 +395,13 @@ def _with_extras(result: Fit, flags: Flags) -> tuple[str, dict[str, Any]]:
     Flag(
         "--run-sd",
         WIDTH,
-        f"of A between runs of one recipe, for recipes with one run ({RUN_SD}, of "
-        "ScaleRL's own runs)",
+        f"spread of A between runs of one recipe, for recipes with one run ({RUN_SD}, "
+        "of ScaleRL's own runs)",
     ),
     Flag(
         "--margin",
         WIDTH,
-        "of A between equal recipes (%(default)s, the paper's)",
+        "largest difference of A between equal recipes (%(default)s, the paper's)",
         default=0.02,
     ),
     Flag("--out", PATH, "a .png or .svg of every curve, and of the linearised ones"),
@@ -409,11 +409,12 @@ def _with_extras(result: Fit, flags: Flags) -> tuple[str, dict[str, Any]]:
 def compare(flags: Flags) -> Answer:
     """Compare recipes two by two; more than two also as one table of their runs.
 
-    Runs that differ in their seed alone are of one recipe: run directories by their
-    settings, the runs of a table where --group has a column of seeds, others by --vs.
-    The verdict is a test's: the spread between runs is estimated from the seeds, and
-    one run each names no winner.  The paper's rule (|A1 - A2| within the margin: refit
-    both with the mean A and compare B; else A decides) is shown after it.
+    Runs that differ only in their seed are of one recipe.  Run directories are grouped
+    by their settings, the runs of a table by --group if it has a column of seeds, other
+    runs by --vs.  The verdict comes from a test: the spread between runs is estimated
+    from the seeds, so one run each names no winner.  The paper's rule (|A1 - A2| within
+    the margin: refit both with the mean A and compare B; else A decides) is shown after
+    it.
     """
     _check_out(flags.out)
     if flags.vs:
@@ -521,7 +522,7 @@ def extrapolate(flags: Flags) -> Answer:
     Flag(
         "--bin-width",
         WIDTH,
-        "of the reward bins, wider than an evaluation's noise (%(default)s)",
+        "width of the reward bins, above an evaluation's noise (%(default)s)",
         default=0.02,
     ),
     Heading(
@@ -536,16 +537,16 @@ def extrapolate(flags: Flags) -> Answer:
     Flag("--model-size", COLUMN, "parameters of each model"),
     Heading(
         "power",
-        "with --power the runs say how far those of one recipe lie from each other",
+        "with --power the runs measure the spread between runs of one recipe",
     ),
     Flag(
         "--power",
         POSITIVE,
         "a difference in A: gives the runs of each recipe that would decide it",
     ),
-    Flag("--run-sd", WIDTH, "between runs of one recipe, instead of the measured one"),
+    Flag("--run-sd", WIDTH, "spread of A between runs, instead of the measured one"),
     Flag("--paired", SWITCH, "runs of one seed will be compared with each other"),
-    Flag("--recipes", K, "that will be compared (those that are there, 2 at least)"),
+    Flag("--recipes", K, "number of recipes to compare (those given, 2 at least)"),
 )
 def plan(flags: Flags) -> Answer:
     """Plan from the fit of a curve, or how to spend a budget.
@@ -581,8 +582,8 @@ def plan(flags: Flags) -> Answer:
     Flag(
         "--until",
         POSITIVE,
-        "compute to forecast (default: the end of the run where config.json tells "
-        "it, else twice the present)",
+        "compute to forecast (default: the end of the run if config.json gives it, "
+        "else twice the present)",
     ),
     Flag(
         "--patience",
@@ -590,17 +591,17 @@ def plan(flags: Flags) -> Answer:
         "evaluations in a row outside the band that make an alarm (%(default)s)",
         default=DEFAULT_PATIENCE,
     ),
-    Flag("--level", SHARE, "of the intervals (%(default)s)", default=0.9),
+    Flag("--level", SHARE, "level of the intervals (%(default)s)", default=0.9),
     Flag(
         "--alarm-level",
         SHARE,
-        "of the band that evaluations are held against (%(default)s)",
+        "level of the band that evaluations are compared with (%(default)s)",
         default=DEFAULT_ALARM_LEVEL,
     ),
     Flag(
         "--logdir",
         PATH,
-        "of TensorBoard (default for a directory: tensorboard/scaling in it)",
+        "for TensorBoard (default for a run directory: tensorboard/scaling in it)",
     ),
     Flag("--no-tensorboard", SWITCH, "show it in the terminal only"),
     path=Flag("path", RUN_DIR, READABLE),
@@ -609,7 +610,7 @@ def plan(flags: Flags) -> Answer:
 def watch(flags: Flags) -> int:
     """Follow a run: fit, forecast, and compare each evaluation with its forecast.
 
-    The forecast is what the first half of the run foretold.  Ends with the run, with
+    The forecast is made from the first half of the run.  Ends with the run, with
     status 3 if there was an alarm.
     """
     if flags.no_tensorboard:
@@ -626,7 +627,7 @@ def watch(flags: Flags) -> int:
 @command(
     "one HTML page of everything, which opens offline",
     Flag("--out", PATH, "the page (%(default)s)", default=Path("scaling-report.html")),
-    Flag("--title", NAME, "of the page", default="Scaling report"),
+    Flag("--title", NAME, "title of the page", default="Scaling report"),
 )
 def report(flags: Flags) -> Answer:
     """Write one self-contained HTML page.
@@ -656,7 +657,7 @@ def report(flags: Flags) -> Answer:
 
 
 def _refuse_unread(flags: Flags, fields: Sequence[str], law: str) -> None:
-    """Refuse flags, by their fields, that this kind of law would leave unread."""
+    """Raise CurveError if flags of these fields are set: the law does not read them."""
     plain = vars(make_parser().parse_args([flags.command, "."]))
     names = {field: flag for flag, field in FIELDS.items()}
     unread = [
@@ -672,7 +673,7 @@ def _refuse_unread(flags: Flags, fields: Sequence[str], law: str) -> None:
 
 
 def _size_points(flags: Flags) -> tuple[list[Array], str]:
-    """Return model size, x and error of all points of all runs; what x is."""
+    """Return model size, x and error of all points of all runs, and the name of x."""
     _refuse_unread(flags, ONE_RUN_FLAGS, "over model sizes")
     curves = [curve for _, curve in read(flags, model_size=flags.model_size)]
     parts = [
@@ -715,7 +716,8 @@ def _extrapolate_sizes(flags: Flags) -> Answer:
 def _fit_loss(flags: Flags, law: str) -> Answer:
     """Fit a law of pre-training loss to the rows of a table; its record is the fit.
 
-    A power law has no value at x = 0, which a run's first evaluation may be at.
+    Rows at x = 0, such as a first evaluation, are left out: a power law has no value
+    there.
     """
     _refuse_unread(
         flags, (*CURVE_FLAGS, *ONE_RUN_FLAGS), "of loss, fitted to all rows,"

@@ -3,13 +3,14 @@
     sum_i w_i (y_i - R(x_i))^2  =  sum_b W_b (mean_b y - R(x_b))^2  +  within
 
 for bins b of points with the same R, whose weights w add up to W_b; `within` is the
-same for all curves R.  A fit looks at every point some hundreds of times, and with more
-than MOST_POINTS at the mean of each bin instead: its points are so close to each other
-that no curve here tells them apart (`benchmarks/long_runs.py --only=binning`).
+same for all curves R.  A fit evaluates every point some hundreds of times.  Above
+MOST_POINTS it uses the mean of each bin instead, whose points are so close to each
+other that no curve here tells them apart (`benchmarks/long_runs.py --only=binning`).
 
-What asks for single evaluations or for their order sees them all (`Problem.points`):
-the noise, the correlation of neighbours, the tests for a climb and for a fall, and the
-blocks of the bootstrap.  So does Huber's loss, for which a mean hides a bad evaluation.
+Everything that needs single evaluations or their order uses all of them
+(`Problem.points`): the noise, the correlation of neighbours, the tests for a climb and
+for a fall, and the blocks of the bootstrap.  Huber's loss does too, as a mean would
+hide a bad evaluation from it.
 """
 
 import dataclasses
@@ -19,16 +20,16 @@ import numpy as np
 from scalerl_jax.scaling.records import Array, Places
 from scalerl_jax.scaling.search import Problem
 
-MOST_POINTS = 1000  # of a curve that is not binned; and of bins
-NUM_CELLS = MOST_POINTS // 2  # of equal width in log x, and of as many points each
-ROWS_AT_ONCE = 64  # resampled curves that are binned together: memory
+MOST_POINTS = 1000  # points of an unbinned curve, and bins of a binned one
+NUM_CELLS = MOST_POINTS // 2  # cells of equal width in log x, and of equal point counts
+ROWS_AT_ONCE = 64  # resampled curves that are binned together, to bound memory
 
 
 def bin_starts(log_x: Array) -> Places:
-    """Return the first place of each bin of points at increasing log x [n], n > 1.
+    """Return the index of each bin's first point, for increasing log x [n], n > 1.
 
-    A bin ends at the end of a cell of either kind: it spans 1 / NUM_CELLS of the range
-    of log x at most, and of the points.
+    A bin ends where a cell of either kind ends, so it spans at most 1 / NUM_CELLS of
+    the range of log x and of the points.
     """
     places, reach = np.arange(log_x.size), log_x - log_x[0]
     by_x = np.minimum((reach * (NUM_CELLS / reach[-1])).astype(int), NUM_CELLS - 1)
@@ -53,7 +54,7 @@ def bin_points(problem: Problem) -> Problem:
 
 
 def bin_rates(problem: Problem, rates: Array) -> Array:
-    """Return pass rates [K, n] at a problem's points as those that it fits [K, m]."""
+    """Return the bin means [K, m] of pass rates [K, n] at a problem's points."""
     if problem.whole is None:
         return rates
     starts = _starts(problem.whole)
@@ -64,14 +65,14 @@ def bin_rates(problem: Problem, rates: Array) -> Array:
 
 
 def widest_bin(problem: Problem) -> float:
-    """Return by which share x grows at most within a bin of a binned problem."""
+    """Return the largest relative growth of x within a bin of a binned problem."""
     assert problem.whole is not None, "it is binned"
     starts, t = _starts(problem.whole), problem.whole.t
     return float(np.expm1((t[np.append(starts[1:], t.size) - 1] - t[starts]).max()))
 
 
 def _starts(problem: Problem) -> Places:
-    """Return the first place of each bin; step 0 is one of its own."""
+    """Return the index of each bin's first point; step 0 is a bin of its own."""
     first = int(problem.observes_zero)
     return np.append(np.zeros(first, int), bin_starts(problem.t[first:]) + first)
 

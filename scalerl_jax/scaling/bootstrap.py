@@ -27,7 +27,7 @@ from scalerl_jax.scaling.result import Fit, Settings
 from scalerl_jax.scaling.search import A, minimise_each
 from scalerl_jax.scaling.uncertainty import joint_region, region_quantile
 
-AT_LIMIT = 1e-6  # an A this close to 1 was stopped there
+AT_LIMIT = 1e-6  # an A this close to 1 was stopped by that limit
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,9 +91,9 @@ def bootstrap(
 def draw_residual_curves(
     fit: Fit, num_resamples: int, block_length: int | None = None, *, seed: int
 ) -> Array:
-    """Draw curves of a fit with its residuals again, in moving blocks.
+    """Draw curves of a fit with its residuals resampled in moving blocks.
 
-    [K, n], as `fit.problem.y`: with step 0 first where it is an observation.
+    [K, n] with the points of `fit.problem.y`: step 0 first where it is an observation.
     """
     length = block_length or default_block_length(fit.autocorrelation, fit.num_points)
     problem = fit.problem.points
@@ -108,12 +108,12 @@ def draw_residual_curves(
 
 
 def default_block_length(autocorrelation: float, num_points: int) -> int:
-    """Block length for the variance of a mean of AR(1) noise, at most n / 4.
+    """Return the block length for the variance of a mean of AR(1) noise, <= n / 4.
 
         length = (sqrt(6) rho / (1 - rho^2))^(2/3) n^(1/3)
 
     Carlstein, Annals of Statistics 14 (1986), with 3/2 for overlapping blocks.
-    Correlations that independent noise shows too count as 0.
+    A correlation that independent noise can show counts as 0.
     """
     rho = min(autocorrelation, 0.95)
     if rho < significant_correlation(num_points):
@@ -165,9 +165,9 @@ def bootstrap_prompts(
 
 
 def fitted_rates(result: Fit) -> Array | None:
-    """Pass rates per prompt [n, P] at the points of a fit, step 0 if it is one.
+    """Return pass rates per prompt [n, P] at a fit's points, or None if unknown.
 
-    None where the curve came without them.
+    Step 0 is included if the fit observes it.
     """
     curve = result.whole_curve
     if curve.prompt_rates is None:
@@ -197,7 +197,7 @@ def check_rates(x: ArrayLike, rates: ArrayLike) -> Array:
 
 
 def refit(fit: Fit, y: Array, *, asymptote: float | None = None) -> tuple[Array, Bools]:
-    """Refit curves y [K, n] as `fit` was, or with A held besides.
+    """Refit curves y [K, n] with the problem of `fit`, optionally with A held.
 
     Returns:
         theta [K, 4], and which refits converged [K].
@@ -253,7 +253,7 @@ def region(
 
     The objective may exceed its minimum by 2 F(level; 2, n - p) s^2, with all other
     parameters fitted again: wider in each direction than the single intervals, and
-    slanted where one parameter makes up for the other.
+    slanted where one parameter compensates for the other.
     """
     level = level or fit.level
     columns = {kind.name: kind.column for kind in fit.definition.kinds}

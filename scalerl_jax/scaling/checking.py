@@ -1,8 +1,8 @@
-"""A run held against its own forecast: has it left the band that it promised?
+"""Comparison of a run with its own earlier forecast, and the alarm if it leaves that.
 
-The forecast is the paper's: the points up to half of the present compute foretell the
-rest.  It is made again as the run goes on, so a slow departure shows while it is in the
-second half; an alarm that was given stays given (`live.py`).
+The forecast is the paper's: the points up to half of the present compute predict the
+rest.  It is made again as the run continues, so a slow departure shows only while it is
+in the second half; an alarm is never withdrawn (`live.py`).
 """
 
 import dataclasses
@@ -26,12 +26,12 @@ from scalerl_jax.scaling.text import (
 )
 
 DEFAULT_PATIENCE = 3
-# All points are held against one curve, so one that lies off puts many outside: the
+# All points are compared with one curve, so a curve that is off puts many outside: the
 # band, and not the number of points in a row, keeps false alarms rare.  60 simulated
-# runs that keep to the law (noise 0.008) gave one in 480 looks; with 90 % bands, and
-# without asking for a bounded A, 8 in 100 looks.
+# runs that follow the law (noise 0.008) gave one in 480 looks; with 90 % bands, and
+# without requiring a bounded A, 8 in 100 looks.
 DEFAULT_ALARM_LEVEL = 0.99
-SPARE_POINTS = 2  # more than parameters that a forecast is made from
+SPARE_POINTS = 2  # least points of a forecast beyond its number of parameters
 # A fall is an alarm from this many evaluations on: an earlier one may be the start of
 # a run, before it has learned anything.
 FEWEST_FOR_A_FALL = 8
@@ -40,7 +40,7 @@ SHOWN_CHECKS = 8  # in a terminal
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Check:
-    """One evaluation against what earlier ones foretold."""
+    """One evaluation, compared with the forecast from earlier ones."""
 
     x: float
     actual: float  # pass rate
@@ -61,11 +61,11 @@ class Status:
     horizon: float = math.nan  # compute that is forecast
     forecast: float = math.nan  # pass rate there
     forecast_band: Interval = OPEN  # of the curve there
-    fitted_until: float | None = None  # compute up to which `checks` did the fitting
+    fitted_until: float | None = None  # last compute that the checks' forecast fitted
     holds: bool = False  # that fit bounded A, so leaving its band is an alarm
     checks: tuple[Check, ...] = ()
     alarm: str | None = None
-    falling: bool = False  # the alarm is of a fall, not of good news
+    falling: bool = False  # the alarm is of a fall, not of a rise
 
 
 def assess(
@@ -83,7 +83,7 @@ def assess(
         horizon: compute to forecast; twice the present one by default.
         patience: consecutive evaluations on one side of the band that make an alarm.
         level: of the intervals and the forecast's band.
-        alarm_level: of the band that evaluations are held against.
+        alarm_level: of the band that evaluations are compared with.
     """
     status = Status(curve=curve, level=level, alarm_level=alarm_level)
     try:
@@ -105,7 +105,7 @@ def assess(
 
 
 def _checked(curve: Curve, level: float) -> dict[str, Any]:
-    """Fit the first half of the compute, and hold the points after it against that."""
+    """Fit the first half of the compute, and compare the later points with that."""
     needed = (4 if curve.r0 is None else 3) + SPARE_POINTS
     count = max(int((curve.x <= 0.5 * curve.x[-1]).sum()), needed)
     if count >= curve.x.size or np.ptp(curve.y[:count]) == 0:
@@ -126,7 +126,7 @@ def _checked(curve: Curve, level: float) -> dict[str, Any]:
 
 
 def _alarm(status: Status, patience: int) -> tuple[str | None, bool]:
-    """Return the alarm, if there is cause for one, and whether it is of a fall."""
+    """Return the alarm, if any, and whether it is of a fall."""
     curve = status.curve
     fall = find_collapse(curve) if curve.y.size >= FEWEST_FOR_A_FALL else None
     if fall is not None:
@@ -144,7 +144,7 @@ def _alarm(status: Status, patience: int) -> tuple[str | None, bool]:
 
 
 def scalars(status: Status) -> dict[str, float]:
-    """Return the status as numbers for TensorBoard, without what is not known."""
+    """Return the status as numbers for TensorBoard, without unknown values."""
     found: dict[str, float | None] = {
         "actual": float(status.curve.y[-1]),
         "alarm": float(status.alarm is not None),

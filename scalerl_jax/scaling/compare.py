@@ -1,10 +1,10 @@
-"""Several runs beside each other: two recipes, many recipes, seeds of one recipe.
+"""Comparison of runs: two recipes, many recipes, seeds of one recipe.
 
-Two recipes are told apart by a test that knows how far runs of one recipe lie from each
-other: from their seeds, where there are several.  One run each names no winner.  Beside
-the test stands the paper's rule, which has no notion of noise and always names one.
+Two recipes are compared by a test that uses the spread between runs of one recipe,
+estimated from several seeds.  With one run each there is no winner.  The paper's rule
+is reported beside the test; it ignores noise and always names a winner.
 
-One file above 400 lines, as the three share the fits that they compare by.
+One file above 400 lines: the three comparisons share their fits.
 """
 
 import dataclasses
@@ -38,8 +38,8 @@ from scalerl_jax.scaling.search import A
 from scalerl_jax.scaling.uncertainty import student_quantile
 
 FEWEST_RUNS = 2  # of each recipe, for a winner
-FEWEST_RECIPES = 2  # that are compared
-FIELDS_OF_FIT = (  # that a row of a table repeats
+FEWEST_RECIPES = 2  # in a comparison
+FIELDS_OF_FIT = (  # repeated by a row of a table
     *("asymptote", "asymptote_interval", "exponent", "exponent_interval"),
     *("midpoint", "midpoint_interval", "identified", "reason"),
 )
@@ -51,15 +51,15 @@ Runs = tuple[tuple[Fit, ...], tuple[Fit, ...]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PaperRule(Record):
-    """The paper's rule, which has no notion of noise.
+    """The paper's rule, which ignores noise.
 
     If |A_a - A_b| is within the margin, both are fitted again with the mean A, and the
     higher B wins; else the higher A (https://arxiv.org/abs/2510.13786, appendix A.7).
-    It names one of two equal recipes too, wherever their A are identified.
+    It names a winner between equal recipes too, if both A are identified.
     """
 
     winner: str | None  # None: an A is not identified, or the runs are not comparable
-    says: str  # with the numbers
+    says: str  # the reason, with the numbers
     margin: float  # |dA| up to which it calls two asymptotes equal
     equal_asymptotes: bool  # by the margin
 
@@ -68,34 +68,34 @@ class PaperRule(Record):
 class Comparison(Record):
     """Two recipes, a and b; differences are a minus b.
 
-    `winner` is None where the runs show none, and `reason` says why.  The error that
-    `level` leaves is shared by the two differences that may decide, A and B, and by the
-    pairs of recipes where there are several.
+    `winner` is None where the test finds none; `reason` says why.  The error rate
+    1 - `level` is split between the two differences that may decide, A and B, and
+    between the pairs of recipes if there are several.
     """
 
     names: tuple[str, str]
     winner: str | None
     reason: str
-    level: float  # of the verdict: equal recipes get no winner so often, or more
+    level: float  # of the verdict: least share of equal recipes without a winner
     num_runs: tuple[int, int]
     paired: bool  # runs of one seed are compared with each other
-    run_sd: float  # between runs of one recipe, of A, or where it is not known the rate
+    run_sd: float  # between runs of one recipe: of A, or of the rate if A is unknown
     run_sd_source: str  # in words
 
-    identified: tuple[bool, bool]  # A, by every run
+    identified: tuple[bool, bool]  # whether every run identifies A
     asymptotes: Pair  # means over the runs, as are all pairs of values here
     exponents: Pair
     midpoints: Pair
     asymptote_difference: Difference | None  # None: A is not identified
-    # With A held at the mean of both; None where A is not identified, or lies further
-    # apart than the margin for certain.
+    # With A held at the mean of both; None if A is not identified, or if the two A
+    # surely differ by more than the margin.
     shared_asymptote: float | None
     exponents_at_shared: Pair | None
     midpoints_at_shared: Pair | None
-    # Of log B there; None for one run each, which do not say how far B differs between
-    # runs of one recipe.
+    # Of log B at the shared A; None for one run each, which do not show the spread of B
+    # between runs of one recipe.
     log_exponent_difference: Difference | None
-    rate_difference: Difference  # of the curves, at `compared_at`; decides without A
+    rate_difference: Difference  # at `compared_at`; decides if A is not identified
     compared_at: float  # the last compute that all runs reached
 
     paper_rule: PaperRule
@@ -115,19 +115,19 @@ def compare(
 ) -> Comparison:
     """Compare two recipes by their runs, fitted with the sigmoid over the same x.
 
-    A is tested first; where that does not decide, and the means lie within the margin,
-    B with A held at the mean of both; where a run does not identify A, the rates of the
-    curves at the last compute that all reached.  A winner needs two runs or more of
-    each recipe (`difference`) that all climb, over an x that is no wall time.
+    A is tested first.  If that does not decide and the means are within the margin, B
+    is tested with A held at the mean of both.  If a run does not identify A, the test
+    is of the curves' rates at the last compute that all reached.  A winner needs two or
+    more runs of each recipe (`difference`), all climbing, over an x not in wall time.
 
     Args:
         a: the run of the first recipe, or its runs, which differ in their seeds.
-        margin: between the asymptotes of equal recipes.
+        margin: largest difference between the asymptotes of equal recipes.
         run_sd: of A between runs of one recipe, for one run each; by default ScaleRL's.
         paired: a[i] and b[i] are of one seed.
-        num_pairs: of recipes that are compared, and share the error.
-        others: recipes over the same x, whose runs say as well how far runs of one lie
-            from each other; where `paired`, those that lack a seed do not count.
+        num_pairs: number of pairs of recipes that are compared and share the error.
+        others: further recipes over the same x, which also estimate the spread between
+            runs of one recipe; if `paired`, those that lack a seed are left out.
     """
     runs = _checked(a, b, names, paired=paired)
     end = min(fit.x_last for fit in (*runs[0], *runs[1]))
@@ -167,7 +167,7 @@ def compare(
 def _test(
     runs: Runs, run_sd: float | None, others: Sequence["Recipe"], *, paired: bool
 ) -> "_Test":
-    """Return the test of a pair's runs, with the other recipes that it can use."""
+    """Return the settings of a pair's test, with the other recipes that it can use."""
     if paired:
         others = [each for each in others if len(each.fits) == len(runs[0])]
     spread = RUN_SD if run_sd is None else run_sd
@@ -176,7 +176,7 @@ def _test(
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """The runs of a recipe that say how far runs of one lie from each other."""
+    """The runs of one recipe, from which the spread between runs is estimated."""
 
     fits: tuple[Fit, ...]
 
@@ -189,7 +189,7 @@ class Recipe:
 
     @functools.cached_property
     def log_exponents(self) -> Array | None:
-        """Log B of each run [S], with A held at their mean; None: as `asymptotes`."""
+        """Log B of each run [S], with A held at their mean; None as in `asymptotes`."""
         values = self.asymptotes
         if values is None:
             return None
@@ -205,7 +205,7 @@ class Recipe:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Test:
-    """How differences are tested, whatever they are of."""
+    """Settings of the test of a difference, of any quantity."""
 
     run_sd: float = RUN_SD
     paired: bool = False
@@ -223,8 +223,8 @@ def _by_law(
 ) -> tuple[Difference | None, Difference | None, Runs | None]:
     """Return the differences of A and of log B, and the runs with a shared A held.
 
-    None where A is not identified; the last two where A is further apart than the
-    margin for certain, and B's for one run each.
+    All are None if A is not identified; the last two if the two A surely differ by more
+    than the margin; the difference of log B also for one run each.
     """
     if not all(_both(runs, _identify)):
         return None, None, None
@@ -246,10 +246,10 @@ def choose(
     *,
     margin: float,
 ) -> tuple[int, str]:
-    """Return who is better, 1 for the first and -1 for the second, 0 for neither.
+    """Return which recipe is better (1: first, -1: second, 0: neither), and why.
 
-    And why.  B is looked at where A does not decide and is equal by the margin; the
-    rates, where A is not identified.  Whether there are runs enough is asked before.
+    B decides if A does not and is equal within the margin; the rates decide if A is not
+    identified.  The caller checks that there are enough runs.
     """
     if by_a is None:
         what, found = "the pass rate where all runs have been", by_rate
@@ -301,7 +301,7 @@ def _midpoint_of(fits: Sequence[Fit]) -> float:
 def _checked(
     a: Fit | Sequence[Fit], b: Fit | Sequence[Fit], names: Names, *, paired: bool
 ) -> Runs:
-    """Return the runs of both recipes; refuse what cannot be compared."""
+    """Return the runs of both recipes; raise CurveError if they cannot be compared."""
     first, second = (
         (each,) if isinstance(each, Fit) else tuple(each) for each in (a, b)
     )
@@ -396,7 +396,7 @@ def _paper_rule(
 
 
 def _warnings(runs: Runs, names: Names, *, unused: float | None) -> tuple[str, ...]:
-    """Return warnings on the comparison; `unused`: a spread was given in vain."""
+    """Return warnings on the comparison; `unused`: a spread that was given, ignored."""
     found = []
     if unused:
         found.append(
@@ -417,7 +417,7 @@ def _warnings(runs: Runs, names: Names, *, unused: float | None) -> tuple[str, .
     return tuple(found)
 
 
-# ---- one number of each run, and how far its evaluations let it move
+# ---- one number of each run, with its interval
 
 
 def _asymptote(fit: Fit) -> tuple[float, Interval]:
@@ -447,10 +447,10 @@ def _differ(
 ) -> Difference:
     """Return the difference of one number between the runs of two recipes.
 
-    The runs' own intervals are stretched to the level as Student's t is.
+    The runs' own intervals are stretched to the level by the ratio of Student's t.
 
     Args:
-        others: the same number of the runs of other recipes, where they have it.
+        others: the same number of the runs of other recipes; None where it is unknown.
     """
     samples = []
     for fits in runs:
@@ -479,8 +479,8 @@ def _differ(
 class RunRow(Record):
     """One run in a table of many (leave-one-out).
 
-    What is held at the shared A is None for a run that does not climb, and for one
-    whose interval of A does not overlap that of the highest A: no A fits both.
+    Values at the shared A are None for a run that does not climb, and for a run whose
+    interval of A does not overlap that of the highest A: no A fits both.
     """
 
     name: str
@@ -505,12 +505,12 @@ class RunRow(Record):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunTable(Record):
-    """Many runs by rank; those of one rank by B at the shared A."""
+    """Many runs by rank; runs of equal rank by B at the shared A."""
 
     x_name: str
     y_name: str
     margin: float
-    run_sd: float  # of A between runs of one recipe, that ranks allow for
+    run_sd: float  # of A between runs of one recipe, as the ranks assume
     # Mean A of the runs whose intervals overlap that of the highest A; None: no A is
     # identified.
     shared_asymptote: float | None
@@ -532,16 +532,16 @@ def compare_many(
 
         rank = 1 + number of runs with a higher A
 
-    where an A counts as higher if the interval of the difference, which holds a spread
-    of `run_sd` between runs of one recipe, lies above 0, and the two are further apart
-    than the margin.  Runs that share a rank are ordered as the paper's
-    leave-one-out table orders equal A: by B with A held at the shared value.  Runs
-    whose A is not identified have no rank and come last.
+    An A counts as higher if the interval of the difference, which includes a spread of
+    `run_sd` between runs of one recipe, is above 0 and the difference exceeds the
+    margin.  Runs that share a rank are ordered as the paper's leave-one-out table
+    orders equal A: by B with A held at the shared value.  Runs whose A is not
+    identified have no rank and come last.
 
     Args:
         fits: of the sigmoid, by name of run.
-        margin: between the asymptotes of equal recipes.
-        run_sd: of A between runs of one recipe.
+        margin: largest difference between the asymptotes of equal recipes.
+        run_sd: standard deviation of A between runs of one recipe.
     """
     if not fits:
         raise CurveError("no runs to compare; give at least one fit")
@@ -596,7 +596,7 @@ def _ranks(sure: Mapping[str, Fit], margin: float, run_sd: float) -> dict[str, i
 
 
 def _num_higher(fit: Fit, others: Iterable[Fit], margin: float, run_sd: float) -> int:
-    """Count the other runs whose A is higher for certain."""
+    """Return the number of other runs whose A is surely higher."""
     return sum(
         other.asymptote > fit.asymptote + margin
         and _differ(
@@ -610,7 +610,7 @@ def _num_higher(fit: Fit, others: Iterable[Fit], margin: float, run_sd: float) -
 def _hold_shared(
     fits: Mapping[str, Fit], sure: Mapping[str, Fit]
 ) -> tuple[float | None, dict[str, Fit]]:
-    """Return the shared A, and the runs that it may be held for, fitted with it."""
+    """Return the shared A, and the runs that may share it, fitted with it held."""
     if not sure:
         return None, {}
     best = max(sure.values(), key=lambda fit: fit.asymptote).asymptote_interval
@@ -624,12 +624,12 @@ def _hold_shared(
 
 
 def linearise(fit: Fit) -> Array:
-    """ScaleRL's straight-line form of a sigmoid's points: log F over log x has slope B.
+    """Return a fit's points in ScaleRL's straight-line form.
 
         F(R) = C_mid^B / ((A - R0) / (R - R0) - 1) = x^B
 
-    NaN where a noisy point is not between R0 and A, where the form has no value.
-    https://arxiv.org/abs/2510.13786, leave-one-out figure.
+    so that log F over log x has slope B.  NaN for a noisy point that is not between R0
+    and A.  https://arxiv.org/abs/2510.13786, leave-one-out figure.
     """
     rise, height = fit.curve.y - fit.initial_reward, fit.asymptote - fit.initial_reward
     between = (rise > 0) & (fit.curve.y < fit.asymptote)
@@ -640,7 +640,7 @@ def linearise(fit: Fit) -> Array:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PooledParameter(Record):
-    """One parameter over seeds; no mean of what a seed does not fix."""
+    """One parameter over seeds; it has no mean if a seed does not fix it."""
 
     name: str
     values: list[float]  # by seed
@@ -655,15 +655,15 @@ class PooledParameter(Record):
 class Pooled(Record):
     """Seeds of one recipe.
 
-    The interval of `parameters` is that of the recipe: it holds what seeds change.
-    `fit` is of all points together, with intervals as if they had no seeds.
+    The intervals of `parameters` are of the recipe: they include the spread of seeds.
+    `fit` is of all points together; its intervals ignore which seed a point has.
     """
 
     law: str
     num_seeds: int
     level: float
     parameters: dict[str, PooledParameter]
-    identified: bool  # by every seed
+    identified: bool  # A, by every seed
     fit: Fit
     warnings: tuple[str, ...]
 
@@ -703,7 +703,7 @@ def pool_seeds(fits: Sequence[Fit]) -> Pooled:
 
 
 def _pooled(name: str, fits: Sequence[Fit], level: float) -> PooledParameter:
-    """Return mean and spread of one parameter, of its logarithm if it is no rate."""
+    """Return mean and spread of one parameter, of its logarithm unless it is a rate."""
     values = np.array([fit.value(name) for fit in fits])
     found = PooledParameter(name=name, values=values.tolist())
     unfixed = sum(not _fixes(fit, name) for fit in fits)
@@ -739,10 +739,10 @@ def _fixes(fit: Fit, name: str) -> bool:
 
 
 def fit_together(fits: Sequence[Fit]) -> Fit:
-    """Fit the points of all seeds by compute, each counting alike.
+    """Fit the points of all seeds as one curve.
 
-    R0 is the mean of those given; else it is observed once by each seed that has a
-    step 0, if all have one.
+    R0 is the mean of the given values; otherwise each seed's step 0 observes it once,
+    if every seed has one.
     """
     settings = fits[0].settings
     given = [fit.settings.initial_reward for fit in fits]

@@ -1,11 +1,11 @@
-"""A difference between two recipes, with an interval that holds what runs differ by.
+"""A difference between two recipes, with an interval that includes the spread of runs.
 
-Evaluations of one run share its luck.  Its own scatter therefore says nothing of how
-far a second run of the same recipe would lie from it, and only runs of one recipe that
-differ in their seeds do.  Here the quantity of every run (A, log B, a pass rate) is one
-number, and the runs are the sample: correlated residuals, wandering noise and whatever
-else moves a run as a whole are in the spread between them.  Where more than two recipes
-are compared, all of them say how far runs of one lie from each other.
+Evaluations of one run share its luck, so their scatter says nothing about how far a
+second run of the same recipe would be from it; only runs with different seeds do.  Here
+the quantity of every run (A, log B, a pass rate) is one number, and the runs are the
+sample: the spread between them includes correlated residuals, wandering noise and
+whatever else moves a run as a whole.  Where more than two recipes are compared, all of
+them are used to estimate that spread.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from scalerl_jax.scaling.uncertainty import student_quantile
 
 # ScaleRL's own runs of one recipe: three fits of A within 0.015 of each other's mean.
 RUN_SD = 0.015
-UNLIKE = 0.02  # of recipes that spread alike, so many are taken not to (`_alike`)
+UNLIKE = 0.02  # share of recipes of equal spread that `_alike` leaves out
 ZERO = Interval(0.0, 0.0)
 
 
@@ -28,8 +28,8 @@ class RecipeSample:
     """One quantity over the runs of a recipe."""
 
     values: Array  # [S]
-    # [S, 2] how far below and above each value its run's evaluations allow, at the
-    # level of the interval that is asked for; infinite where they set no limit.
+    # [S, 2] distance below and above each value that its run's evaluations allow, at
+    # the level of the requested interval; infinite where they set no limit.
     reach: Array
 
 
@@ -41,12 +41,12 @@ class Difference(Record):
     interval: Interval
     level: float  # of the interval
     run_sd: float  # between runs of one recipe; paired, of one seed
-    degrees: int | None  # of freedom behind `run_sd`; None: it was given
-    num_recipes: int = 0  # whose runs `run_sd` is estimated from
+    degrees: int | None  # degrees of freedom of `run_sd`; None: it was given
+    num_recipes: int = 0  # recipes whose runs `run_sd` is estimated from
 
     @property
     def sign(self) -> int:
-        """1 or -1 where the interval leaves out 0, else 0."""
+        """1 or -1 if the interval excludes 0, else 0."""
         if self.interval.is_above(ZERO):
             return 1
         return -1 if ZERO.is_above(self.interval) else 0
@@ -65,14 +65,14 @@ def difference(
 
         error^2 = run_sd^2 (1 / S_a + 1 / S_b)
 
-    Where any recipe has two runs or more the spread is estimated and `run_sd` not
-    looked at (`_spread`), and the quantile is Student's t.  It takes the recipes to
-    spread alike, and errs most where one has few runs, which spread further: of
-    unequal numbers of runs, the interval is the wider one of this and of Welch's.  What
-    is estimated is the spread of the fitted values, so the noise of evaluations is in
-    it; the interval is never narrower than that noise alone makes it.
+    If any recipe has two runs or more, the spread is estimated (`_spread`), `run_sd` is
+    ignored, and the quantile is Student's t.  This assumes that recipes spread alike,
+    and errs most if a recipe has few runs that spread further: for unequal numbers of
+    runs the interval is the wider one of this and Welch's.  The estimated spread is
+    that of the fitted values, so it includes the noise of evaluations; the interval is
+    never narrower than that noise alone makes it.
 
-    Where no recipe has two runs the spread is `run_sd`, and the noise of the two runs
+    If no recipe has two runs, the spread is `run_sd`, and the noise of the two runs
     is added in squares, each side by its own limits (MOVER; Zou and Donner, Statistics
     in Medicine 27 (2008), equation 3).
 
@@ -119,13 +119,13 @@ def _noise(a: RecipeSample, b: RecipeSample) -> tuple[float, float]:
 def _spread(
     pair: Sequence[Array], others: Sequence[Array], *, paired: bool
 ) -> tuple[float, int, int] | None:
-    """Return the spread of runs, its degrees of freedom and of how many recipes it is.
+    """Return the spread of runs, its degrees of freedom and its number of recipes.
 
-    None for one run of each.
+    None if every recipe has one run.
 
-    The spread is that of all recipes, or of the two that are compared where theirs is
-    larger, with the degrees of freedom of all: a recipe that spreads further than the
-    rest would else win by it.
+    The spread is that of all recipes, or of the two that are compared if theirs is
+    larger, with the degrees of freedom of all: otherwise a recipe could win because its
+    runs spread further than the rest.
     """
     own, rest = ([each for each in of if len(each) > 1] for of in (pair, others))
     every = [*own, *(_alike(own, rest) if own else rest)]
@@ -143,9 +143,8 @@ def pooled(recipes: Sequence[Array], *, paired: bool) -> tuple[float, int]:
         squares = sum_ks (y_ks - mean_k)^2,   degrees = sum_k (S_k - 1)
         paired: sum_ks (y_ks - mean_k - mean_s + mean)^2,   (K - 1)(S - 1)
 
-    over K recipes and seeds s.  Paired, it is what is left when the luck that a seed
-    brings to all recipes is taken away: for K = 2, half of the variance of the
-    differences of pairs.
+    over K recipes and seeds s.  Paired, it excludes the luck that a seed brings to all
+    recipes: for K = 2 it is half of the variance of the differences of pairs.
     """
     left = [each - each.mean() for each in recipes]
     degrees = sum(len(each) - 1 for each in recipes)
@@ -159,7 +158,8 @@ def pooled(recipes: Sequence[Array], *, paired: bool) -> tuple[float, int]:
 def _alike(pair: Sequence[Array], others: Sequence[Array]) -> list[Array]:
     """Return the other recipes whose runs spread as those of a pair do.
 
-    By the F test of two variances: of recipes that do, UNLIKE are left out.
+    They pass the F test of two variances, which leaves out a share UNLIKE of recipes
+    that do spread alike.
     """
     from scipy.special import fdtri
 
@@ -175,7 +175,7 @@ def _alike(pair: Sequence[Array], others: Sequence[Array]) -> list[Array]:
 
 
 def _welch(a: Array, b: Array, level: float) -> float:
-    """Return half of the interval of recipes whose runs spread differently.
+    """Return half the width of the interval if the two recipes spread differently.
 
     Welch, Biometrika 34 (1947).  The degrees of freedom are not whole numbers.
     """

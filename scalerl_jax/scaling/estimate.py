@@ -1,6 +1,6 @@
 """One fit of one curve: weights, loss, search, intervals, verdict.
 
-`fit.py` decides what to fit and what to hold; here a law meets a checked curve.
+`fit.py` decides what to fit and what to hold; this module makes one such fit.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ from scalerl_jax.scaling.uncertainty import SIGMA_FLOOR, Noise, profile, surface
 # normal noise (Huber and Ronchetti, Robust Statistics, 2nd ed., section 4.5).
 HUBER_TUNING = 1.345
 MAD_TO_SIGMA = 1.4826
-# Known errors are scaled up where chance alone explains the misfit this seldom.
+# Known errors are scaled up if chance explains the misfit with less probability.
 OVERDISPERSED = 0.01
 LARGEST_CORRELATION = 0.9
 SCATTER = (
@@ -65,8 +65,8 @@ def make_problem(
 ) -> tuple[Problem, float]:
     """Return the least-squares problem, and sigma of a point of weight 1 by curve.y_se.
 
-    Weights are 1 / y_se^2, scaled to mean 1; all are 1 without y_se, or unless they are
-    asked for.  With `observed`, step 0 is the first point (`start_weight`).
+    Weights are 1 / y_se^2, scaled to mean 1; all are 1 without y_se or `weighted`.
+    With `observed`, step 0 is the first point (`start_weight`).
     """
     weights, known = np.ones(curve.x.size), float("nan")
     if weighted and curve.y_se is not None:
@@ -81,16 +81,17 @@ def make_problem(
 
 
 def start_weight(curve: Curve, known: float) -> float:
-    """Weight of step 0, the observation of R0, beside points of average weight.
+    """Return the weight of step 0, the observation of R0, relative to an average point.
 
         weight = typical variance of a point / variance of step 0
 
-    By their standard errors, whose ratio counts: they may hold what moves all points
-    alike, as the choice of prompts does.  Without them step 0 is as noisy as a point.
+    The variances come from the standard errors.  Only their ratio counts, as they may
+    include what moves all points alike, such as the choice of prompts.  Without
+    standard errors step 0 is as noisy as a point.
 
     Args:
         curve: with step 0.
-        known: sigma of a point of weight 1, NaN where the points count alike.
+        known: sigma of a point of weight 1, NaN if the points are unweighted.
     """
     start = curve.r0_se
     if start is None or start == 0.0 or curve.y_se is None:
@@ -108,10 +109,10 @@ def start_weight(curve: Curve, known: float) -> float:
 
 
 def usable_errors(curve: Curve) -> Array:
-    """Return standard errors that can weigh points: finite, and zeros replaced.
+    """Return standard errors for weights: zeros replaced; CurveError if not finite.
 
-    All samples right, or all wrong, give a binomial error of 0 and would count
-    without limit: such a point gets the median of the others.
+    A point with all samples right, or all wrong, has a binomial error of 0, which would
+    give it infinite weight: it gets the median error of the others.
     """
     errors = np.asarray(curve.y_se, np.float64)
     bad = ~np.isfinite(errors) | (errors < 0)
@@ -156,7 +157,7 @@ def search_problem(
 def noise_of(
     problem: Problem, best: Array, known: float | None
 ) -> tuple[float, float, int | None]:
-    """Measure how noisy the points are, and how much that moves the objective.
+    """Return the noise of the points, and the growth of the objective that it allows.
 
         variance = sum_i psi_i^2 / (n - p)
         growth = variance / mean_i psi'_i
@@ -169,7 +170,7 @@ def noise_of(
     A fit is acceptable if its objective exceeds the best one's by at most q^2 times
     the growth, with q Student's two-sided quantile at n - p degrees of freedom: the
     F(1, n - p) test of one parameter, which is wider than the chi-squared one on few
-    points.  When the errors are known, the variance is theirs and q the normal's,
+    points.  When the errors are known, they give the variance and q is the normal's,
     unless the scatter is larger than chance explains.
 
     Returns:
@@ -189,7 +190,7 @@ def noise_of(
         trusted = variance * spare <= float(chdtri(spare, OVERDISPERSED)) * known**2
         if trusted:
             variance = growth = known**2
-    if variance > (2.0 * SIGMA_FLOOR) ** 2:  # a smoother curve has rounding errors
+    if variance > (2.0 * SIGMA_FLOOR) ** 2:  # below, residuals are rounding errors
         growth *= correlation_growth(autocorrelation(z), z.size, z.size - spare)
     return growth, float(np.sqrt(variance)), None if trusted else spare
 
@@ -202,14 +203,14 @@ def estimate(
     *,
     selected: bool = True,
 ) -> Fit:
-    """Search once, with intervals and the verdict by them.
+    """Fit once, with intervals and the verdict that they give.
 
     Args:
         settings: law, loss, level and whether the errors are known.
         held: levels that are not fitted, by column of theta.
-        source: of R0; "measured" and not held: step 0 is an observation of it.
-        selected: ask for so much before A is identified that the intervals cover
-            (`selected_quantile`); False: a limit below 1 is enough.
+        source: of R0; if it is "measured" and not held, step 0 is an observation of it.
+        selected: call A identified only by a test strict enough that the intervals of
+            identified A cover (`selected_quantile`); False: a limit below 1 is enough.
     """
     law, observed = LAWS[settings.law], source == "measured" and R0 not in held
     problem, known = make_problem(
@@ -252,7 +253,7 @@ def estimate(
 
 
 def _subject(curve: Curve, law: Law) -> dict[str, Any]:
-    """Return the fields that a fit repeats of its curve and law."""
+    """Return the fields of a fit that repeat its curve and law."""
     return {
         "law": law.name,
         "formula": law.formula,
@@ -268,7 +269,7 @@ def _subject(curve: Curve, law: Law) -> dict[str, Any]:
 
 
 def _quality(curve: Curve, problem: Problem, best: Array) -> dict[str, Any]:
-    """Measure how close the points after step 0 are, and if their residuals wander."""
+    """Return measures of the fit to points after step 0, and of their correlation."""
     t = np.log(curve.x / curve.x[-1])
     share = problem.law.share(t, best[SHAPE_U], best[SHAPE_V])
     residuals = curve.y - best[R0] - (best[A] - best[R0]) * share
@@ -280,7 +281,7 @@ def _quality(curve: Curve, problem: Problem, best: Array) -> dict[str, Any]:
 
 
 def climb_chance(curve: Curve, settings: Settings, law: Law) -> float:
-    """Return `climb_p_value` from step 0 on, which is known where R0 is given."""
+    """Return the curve's `climb_p_value`, from step 0 on or from a given R0."""
     given = settings.initial_reward
     known = float(given) if isinstance(given, int | float) else None
     observed = known is None and curve.r0 is not None
@@ -298,7 +299,7 @@ def name_parameters(
     verdict: FitVerdict,
     r0_source: Source,
 ) -> dict[str, Parameter]:
-    """Return the law's parameters; theta is the best row and the accepted ones."""
+    """Return the law's parameters; theta is the best row, then the accepted ones."""
     log_x_last = float(np.log(curve.x[-1]))
     values = law.values(theta, log_x_last)
     parameters = {}
@@ -333,18 +334,18 @@ def name_parameters(
 
 
 def autocorrelation(residuals: Array) -> float:
-    """Correlation of neighbouring residuals, which are taken to have mean 0."""
+    """Return the correlation of neighbouring residuals, assuming mean 0."""
     total = float((residuals**2).sum())
     return float((residuals[1:] * residuals[:-1]).sum()) / total if total else 0.0
 
 
 def correlation_growth(rho: float, num_points: int, num_fitted: int) -> float:
-    """Return by how much correlated noise widens variances: n over the effective n.
+    """Return the factor by which correlated noise widens variances: n / effective n.
 
         (1 + r) / (1 - r),  r = rho + (p (1 + rho) + 2 rho) / n
 
-    the factor of a mean of AR(1) noise.  A fit of p parameters takes slow noise for
-    its curve, so residuals correlate by less than noise does; of one parameter, a
+    the factor of a mean of AR(1) noise.  A fit of p parameters absorbs slow noise into
+    its curve, so residuals correlate less than the noise does; for one parameter, a
     mean, this is the correction of Marriott and Pope (Biometrika 41, 1954).  1 unless
     rho + p / n is beyond what independent noise shows (`significant_correlation`).
     """

@@ -1,7 +1,7 @@
 """Scalars of TensorBoard's event files, in the order in which they were written.
 
-The tensorboard package knows what a record means; TensorFlow is not needed.  Reading
-ends at a record that is damaged, or that says it is longer than its file, with a word.
+The tensorboard package decodes the records; TensorFlow is not needed.  Reading ends,
+with a note, at a record that is damaged or whose stated length exceeds its file.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ class Series:
     num_void: int = 0  # events that a restart declared void
 
     def void_from(self, step: int) -> None:
-        """Drop what has this step or a later one."""
+        """Drop the events of this step and later ones."""
         kept = [i for i, each in enumerate(self.steps) if each < step]
         self.num_void += len(self.steps) - len(kept)
         self.steps = [self.steps[i] for i in kept]
@@ -35,7 +35,7 @@ class Series:
         self.times = [self.times[i] for i in kept]
 
     def settled(self) -> Settled:
-        """Return the events that count; those that are void are among the replaced."""
+        """Return the events that count; void ones are counted as replaced."""
         found = settle(self.steps)
         if not self.num_void:
             return found
@@ -44,9 +44,9 @@ class Series:
 
 
 def read_series(path: Path) -> tuple[dict[str, Series], list[str]]:
-    """Return the scalars of an event file, or of a directory's, by tag, and notes.
+    """Return the scalars of an event file or a directory of them, by tag, and notes.
 
-    A directory is one run, whose files follow each other in the order of their making.
+    A directory is one run, whose files are read in the order of their creation.
     `tf.summary` stores scalars as tensors of no dimension, others as plain values.
     """
     from tensorboard.compat.proto import event_pb2
@@ -80,7 +80,7 @@ def read_series(path: Path) -> tuple[dict[str, Series], list[str]]:
 
 
 def _scalar(value: Any, plugin: str | None) -> float | None:
-    """Return the number of one value of an event; None if it is something else."""
+    """Return the number in one value of an event, or None if it is not a scalar."""
     from tensorboard.util import tensor_util
 
     if value.HasField("simple_value"):
@@ -91,12 +91,12 @@ def _scalar(value: Any, plugin: str | None) -> float | None:
         return None
     try:
         return float(tensor_util.make_ndarray(value.tensor).item())
-    except (TypeError, ValueError):  # text, say, or nothing at all
+    except (TypeError, ValueError):  # text or an empty tensor
         return None
 
 
 def _made(file: Path) -> tuple[float, float, str]:
-    """Return when a file was made: by its name's seconds, then by its first event."""
+    """Return a sort key: seconds in a file's name, then the time of its first event."""
     first = next(iter(_events(file, [])), None)
     written = first.wall_time if first is not None else 0.0
     seconds = file.name.split(".")[3]
@@ -106,7 +106,7 @@ def _made(file: Path) -> tuple[float, float, str]:
 def _events(file: Path, notes: list[str]) -> Iterator[Any]:
     """Return the events of a file; `notes` gets a line if it cannot be read to its end.
 
-    A run that is killed, or still under way, leaves a last record that is not whole.
+    A run that was killed, or is still under way, leaves an incomplete last record.
     """
     from google.protobuf.message import DecodeError
     from tensorboard.compat.proto import event_pb2
@@ -131,7 +131,7 @@ def _events(file: Path, notes: list[str]) -> Iterator[Any]:
 
 
 def _records(file: Path) -> Iterator[bytes]:
-    """Return the data of records up to the first that is not whole."""
+    """Yield the data of records up to the first incomplete or damaged one."""
     from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
     with open_regular(file) as stream:

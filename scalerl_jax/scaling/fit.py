@@ -1,6 +1,6 @@
-"""Fitting one curve: the numbers, their intervals, and their verdict.
+"""Fit of one curve: its parameters, their intervals, and the verdict.
 
-Here is decided what to fit and what to hold; `estimate.py` makes one fit of it.
+This module decides what is fitted and what is held; `estimate.py` makes one fit.
 """
 
 import dataclasses
@@ -75,11 +75,11 @@ def fit(
 
 
 def fit_curve(curve: Curve, settings: Settings | None = None, **changes: Any) -> Fit:
-    """`fit`, for a curve that is already checked.
+    """Fit a scaling law to a curve that is already checked, as `fit` does.
 
     Args:
         curve: from `make_curve` or a reader.
-        changes: fields of `Settings` by name, which go before `settings`.
+        changes: fields of `Settings` by name, which override `settings`.
     """
     chosen = dataclasses.replace(settings or Settings(), **changes)
     check_settings(chosen)
@@ -105,9 +105,9 @@ class Cutoff(Record):
 
     fit_from: float  # points with 0 < x < fit_from are left out
     num_points: int
-    # Of the parameters; none where nothing could be fitted.
+    # Of the parameters; empty if the fit failed.
     values: dict[str, float] = dataclasses.field(default_factory=dict)
-    # Of the fitted ones.
+    # Of the fitted parameters.
     intervals: dict[str, Interval] = dataclasses.field(default_factory=dict)
     identified: bool = False
     reason: str | None  # why not identified, or not fitted
@@ -191,7 +191,7 @@ def quick_fit(whole: Curve, settings: Settings) -> Fit:
 
 
 def fit_alone(whole: Curve, settings: Settings) -> Fit:
-    """Fit with R0 as asked for, and once more with R0 free."""
+    """Fit with R0 as the settings say, and once more with R0 free."""
     curve = keep_from(whole, settings.fit_from)
     law = LAWS[settings.law]
     held, source = _initial_reward(curve, settings, law)
@@ -211,7 +211,7 @@ def fit_alone(whole: Curve, settings: Settings) -> Fit:
 
 
 def require_both(result: Fit, free: Fit | None) -> Fit:
-    """Return the fit with the one of a free R0; it is identified only if both are."""
+    """Return the fit with the free-R0 fit attached; identified only if both are."""
     result = dataclasses.replace(result, r0_free=free)
     if not result.identified or (free is not None and free.identified):
         return result
@@ -233,10 +233,10 @@ def require_both(result: Fit, free: Fit | None) -> Fit:
 def _initial_reward(
     curve: Curve, settings: Settings, law: Law
 ) -> tuple[dict[int, float], Source]:
-    """Return the R0 to hold, if any, and what is known of it.
+    """Return the R0 to hold, if any, and its source.
 
     "given" is exact.  "measured" is an observation with noise, which only the paper's
-    protocol holds.  "fitted" is what the points after step 0 say.
+    protocol holds.  "fitted" follows from the points after step 0.
     """
     given = settings.initial_reward
     if isinstance(given, int | float) and law.starts_at_r0:
@@ -247,9 +247,9 @@ def _initial_reward(
 
 
 def _require_points(curve: Curve, law: Law, source: Source) -> None:
-    """Refuse no more points than parameters, and a single value.
+    """Raise CurveError if points do not outnumber parameters, or have one value.
 
-    A measured R0 is a point and a parameter.
+    A measured R0 counts as a point and as a parameter.
     """
     num_parameters = 3 + law.has_v - (source != "fitted")
     num_parameters -= law.held_asymptote is not None

@@ -1,6 +1,6 @@
-"""The flags of the fitter: what they take, and those that all commands have.
+"""Flags of the fitter: the types of their values, and the flags that commands share.
 
-A command's own flags stand beside its function, in `__main__`.
+A command's own flags are beside its function, in `__main__`.
 """
 
 import argparse
@@ -21,7 +21,7 @@ LOSS_LAWS: dict[str, Callable[..., Any]] = {
     "kaplan_one": fit_kaplan_one,
     "chinchilla": fit_chinchilla,
 }
-MOST = 100_000  # of refits
+MOST = 100_000  # refits
 # Fields of `Selection`, `Settings` and `Watch` that flags have shorter names for.
 FIELDS = {
     "--map-rewards": "reward_range",
@@ -31,12 +31,12 @@ FIELDS = {
 }
 
 
-Takes = dict[str, Any]  # argparse's options of what a flag takes
+Takes = dict[str, Any]  # argparse options for a flag's value
 
 
 @dataclasses.dataclass(frozen=True)
 class Flag:
-    """A flag and its help; a name without dashes is a place in the command line."""
+    """A flag and its help; a name without dashes is a positional argument."""
 
     name: str
     takes: Takes
@@ -46,7 +46,7 @@ class Flag:
 
 @dataclasses.dataclass(frozen=True)
 class Heading:
-    """The heading, in the help, of the flags behind it."""
+    """A heading in the help, above the flags that follow it."""
 
     title: str
     says: str | None = None
@@ -76,7 +76,7 @@ def number(
 
 
 def _condition(typed: str) -> tuple[str, str]:
-    """Return a column and its value, of COLUMN=VALUE."""
+    """Return the column and the value of COLUMN=VALUE."""
     column, separator, value = typed.partition("=")
     if not separator:
         raise argparse.ArgumentTypeError(f"{typed!r}: give COLUMN=VALUE")
@@ -155,12 +155,12 @@ INPUT: Table = (
     Flag(
         "--se",
         COLUMN,
-        "standard errors of y (<y>_se, if there): drawn, and used by --weighted",
+        "standard errors of y (<y>_se, if it exists): drawn, and used by --weighted",
     ),
     Flag(
         "--samples",
         COLUMN,
-        "instead, how many samples a rate is the mean of: binomial errors",
+        "instead of --se, number of samples behind a rate: binomial errors",
     ),
     Flag(
         "--map-rewards",
@@ -189,8 +189,8 @@ FITTING: Table = (
     Flag(
         "--protocol",
         PROTOCOL,
-        "paper: its grids of A and C_mid, unweighted, x in GPU-hours and from 1.5k "
-        "on unless --from says else, R0 known",
+        "paper: its grids of A and C_mid, unweighted, R0 known, x in GPU-hours; "
+        "points from 1.5k on unless --from is given",
         default="default",
     ),
     Flag("--robust", SWITCH, "Huber's loss, against single bad evaluations"),
@@ -198,9 +198,9 @@ FITTING: Table = (
     Flag(
         "--errors-known",
         SWITCH,
-        "take the standard errors at their word; implies --weighted",
+        "take the standard errors as exact; implies --weighted",
     ),
-    Flag("--level", SHARE, "of the intervals (%(default)s)", default=0.9),
+    Flag("--level", SHARE, "level of the intervals (%(default)s)", default=0.9),
     Flag("--json", SWITCH, "print JSON"),
 )
 

@@ -6,10 +6,10 @@ points it was fitted to.
 
 A plan gives the compute to reach a target, the gain of more, and when to stop.  Every
 quantity is computed for all fits that the data accept; its interval is their range, the
-profile-likelihood interval.  An open end (None) says that some accepted fit never gets
-there.
+profile-likelihood interval.  An open end (None) means that some accepted fit never
+reaches the quantity.
 
-One file above 400 lines: both look past the end of the data.
+One file above 400 lines: both extrapolate past the end of the data.
 """
 
 import dataclasses
@@ -70,8 +70,8 @@ class Extrapolation(Record):
     fractions: tuple[float, ...]
     laws: tuple[str, ...]  # with "last_value" at the end
     predictions: tuple[Prediction, ...]  # by fraction, then law
-    # Fractions that every law could be fitted to, if it could be to any: the ranking
-    # goes by these, as a smaller part is harder to foretell from.
+    # Fractions to which every law was fitted that was fitted to any: the ranking uses
+    # these only, as a smaller part is harder to predict from.
     ranked_on: tuple[float, ...]
     best_law: str | None  # least mean absolute error, averaged over `ranked_on`
     mean_errors: dict[str, float | None]  # that average; None: fitted to no fraction
@@ -79,7 +79,7 @@ class Extrapolation(Record):
     curve: Curve = dataclasses.field(repr=False)
 
     def get(self, law: str, fraction: float) -> Prediction:
-        """One prediction of the table."""
+        """Return one prediction of the table."""
         for prediction in self.predictions:
             if (prediction.law, prediction.fraction) == (law, fraction):
                 return prediction
@@ -315,7 +315,7 @@ def _doubling(fit: Fit, theta: Array) -> Estimate:
 
 
 def marginal_gains(fit: Fit, theta: Array, x: Array) -> Array:
-    """dR/dx at x [n] for the parameter rows theta [K, 4]: [K, n].
+    """Return dR/dx at x [n] for the parameter rows theta [K, 4]: [K, n].
 
     By central differences in log x, whose error is far below that of the fit.
     """
@@ -324,7 +324,7 @@ def marginal_gains(fit: Fit, theta: Array, x: Array) -> Array:
 
 
 def compute_to_reach(fit: Fit, theta: Array, pass_rate: float) -> Array:
-    """Least compute x at which each row of theta [K, 4] reaches a pass rate: [K].
+    """Return the least x at which each row of theta [K, 4] reaches a pass rate: [K].
 
     Infinite where it is not reached within FARTHEST times the data, 0 where it was
     reached before any compute.  Bisection in log x: every law here climbs.
@@ -349,10 +349,10 @@ def _row_rates(fit: Fit, theta: Array, log_x: Array) -> Array:
 
 
 def _stops(fit: Fit, theta: Array, stop_below: float) -> Array:
-    """Last x, from the start of the data on, with dR/dx >= stop_below: [K].
+    """Return the last x, from the start of the data on, with dR/dx >= stop_below: [K].
 
-    The start of the data where it is lower everywhere, infinite where it never
-    falls below within FARTHEST times the data.
+    It is the start of the data where dR/dx is lower everywhere, and infinite where
+    dR/dx does not fall below within FARTHEST times the data.
     """
     x = np.geomspace(fit.curve.x[0], fit.x_last * FARTHEST, SEARCH_POINTS)
     worth = marginal_gains(fit, theta, x) >= stop_below
@@ -405,7 +405,7 @@ def _checked_targets(target: float | Sequence[float] | None) -> list[float]:
 
 
 def _advice(fit: Fit, doubled: Estimate, stop_at: Estimate | None) -> str:
-    """Return the stopping rule in words; without a threshold, what doubling brings."""
+    """Return the stopping rule's result, or the gain of doubling without a rule."""
     low, high = doubled.interval.low or 0.0, doubled.interval.high or 0.0
     gain = f"doubling the compute gains {doubled.value:.4f} [{low:.4f}, {high:.4f}]"
     if stop_at is None:

@@ -1,12 +1,12 @@
 """The verdict on a fit: does the curve climb, and do the data fix its asymptote?
 
-Three tests with stated rates of false alarms, none of which asks for a law, come first:
-collapse (a fall beyond the noise, measured against a constant curve, which of all
-curves that never fall noise makes fall most easily), a climb (isotonic regression
-against a constant), and residuals that go together as the noise of evaluations does
-not: noise wanders, or the law does not follow the curve.
+Three tests with stated rates of false alarms come first; none needs a particular law.
+They test for a collapse (a fall beyond the noise, compared with a constant curve: of
+all curves that never fall, it is the one that noise makes fall most easily), for a
+climb (isotonic regression against a constant), and for residuals that correlate more
+than independent noise does: the noise wanders, or the law does not follow the curve.
 
-One file above 400 lines: the verdict is what its tests say together.
+One file above 400 lines: the verdict combines its tests.
 """
 
 import dataclasses
@@ -20,8 +20,8 @@ from scalerl_jax.scaling.result import Fit
 from scalerl_jax.scaling.search import R0, SHAPE_U, SHAPE_V, A, Problem
 from scalerl_jax.scaling.uncertainty import SIGMA_FLOOR, Profiles
 
-AT_ONE = 1e-6  # a fitted A this close to 1 was stopped there
-DOUBTFUL_ERRORS = 2.0  # of the noise of step 0, beyond the interval from other points
+AT_ONE = 1e-6  # a fitted A this close to 1 was stopped by that limit
+DOUBTFUL_ERRORS = 2.0  # standard errors of step 0, beyond R0's interval without it
 # The paper's margin between equal recipes, from three runs of one of them.
 ASYMPTOTE_MARGIN = 0.02
 # Data to this many C_mid fixed A in simulations with noise of 0.003 to 0.012.
@@ -29,14 +29,14 @@ USUAL_REACH = 2.4
 # Neighbouring residuals of independent noise correlate by less than this many 1/sqrt n.
 AUTOCORRELATION_ERRORS = 2.0
 LONGEST_BLOCK = 32  # evaluations
-# A smaller share of the curve's range is a dent, even where it is significant.
+# A fall by a smaller share of the curve's range is a dent, even if it is significant.
 LEAST_SHARE = 0.25
-# Fewer points do not say how noisy they are; then this is taken for the most that an
-# evaluation's noise can be (25 completions at a pass rate of one half).
+# Fewer points do not show how noisy they are; the noise of an evaluation is then taken
+# to be LARGEST_NOISE at most (25 completions at a pass rate of one half).
 FEW_POINTS = 12
 LARGEST_NOISE = 0.1
-MOST_COUNTED = 4096  # completions of an evaluation, that its rates are shares of
-# What the score of a constant curve with normal noise exceeds in 0.5 % of 20,000
+MOST_COUNTED = 4096  # completions of an evaluation that `_errors_of_shares` considers
+# Values that the score of a constant curve with normal noise exceeds in 0.5 % of 20,000
 # draws (of 2,000 points 6,000, of 10,000 2,000), with the noise known, and estimated by
 # `point_noise` (`benchmarks/scaling.py --only=collapse` prints both).  Between these
 # numbers of points it is interpolated.
@@ -49,11 +49,11 @@ CRITICAL_ESTIMATED = (
     *(2.63, 4.39, 4.46, 5.14, 5.47, 5.07, 5.29),
     *(5.26, 5.26, 5.32, 5.52, 5.73, 6.01, 6.34, 6.68, 7.21),
 )
-# Share of flat curves with independent normal noise that are said to climb.
+# Share of flat curves with independent normal noise that the test says climb.
 FALSE_CLIMBS = 0.05
-MOST_LEVELS = 64  # more distinct levels by chance alone: never
+MOST_LEVELS = 64  # distinct levels that chance alone can give
 FALSE_WARNINGS = 0.05  # share of curves of the law with independent noise
-LEAST_SLOPE = 1e-9  # of the steepest: the points do not feel the parameter
+LEAST_SLOPE = 1e-9  # of the steepest; below, the points do not depend on the parameter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,14 +79,13 @@ def identify(
 ) -> FitVerdict:
     """Return the verdict on the best row theta [4] with the profiles of its columns.
 
-    For A to be identified two things must hold.  Its interval must have an upper limit
-    below 1, the largest pass rate there is.  And the data must have passed the half of
-    the gain for certain: before, the height of the plateau follows from the law's
-    symmetry alone, and noise that bends the curve a little too early would pass for a
-    low asymptote.
+    A is identified under two conditions.  Its interval must have an upper limit below
+    1, the largest possible pass rate.  And the data must surely have passed half of the
+    gain: before that, the height of the plateau follows from the law's symmetry alone,
+    and noise that bends the curve a little too early would look like a low asymptote.
 
     Args:
-        profiles: its intervals, and what speaks for the two.
+        profiles: the intervals, and the evidence for both conditions.
         quantile: standard errors that an interval of this level reaches.
         p_value: of the test for a climb (`climb_p_value`).
     """
@@ -224,12 +223,12 @@ def find_collapse(curve: Curve) -> str | None:
 
     over blocks of w = 2, 4, 8, .. evaluations with j >= i + w: at least half of w
     evaluations in a row are below half of w earlier ones, so that a single bad
-    evaluation is no fall.  It is one if the score exceeds CRITICAL times the noise,
-    and the fall LEAST_SHARE of the range of the curve.
+    evaluation is no collapse.  A fall is a collapse if the score exceeds the critical
+    value times the noise, and the fall exceeds LEAST_SHARE of the curve's range.
 
-    The noise is what `y_se` says, or where the rates are counts of so many completions
-    the binomial one, and from FEW_POINTS on at least what the points show
-    (`point_noise`); without either what they show.
+    The noise is that of `y_se`, or binomial noise if the rates are counts of N
+    completions; from FEW_POINTS on it is at least the noise that the points show
+    (`point_noise`).  Without either it is the noise that the points show.
     """
     y = curve.y
     if y.size < 4:
@@ -251,10 +250,10 @@ def find_collapse(curve: Curve) -> str | None:
 
 
 def point_noise(y: Array) -> float:
-    """Noise of one point of a slow curve y [n], from its second differences.
+    """Return the noise of one point of a slow curve y [n], by its second differences.
 
-    By their median, which a jump does not move.  At least the least step between two
-    values: rates of few completions are often equal, and not for want of noise.
+    It uses their median, which a jump does not move.  It is at least the least step
+    between two values: rates of few completions are often equal in spite of noise.
     """
     # 1.4826: median to standard deviation; 6: variance of a second difference.
     noise = 1.4826 * float(np.median(np.abs(np.diff(y, 2)))) / np.sqrt(6.0)
@@ -281,10 +280,10 @@ def largest_fall(y: Array) -> tuple[float, int, int, int]:
 
 
 def _errors_of_shares(y: Array) -> Array:
-    """Return binomial standard errors of rates that are counts k / N; else none.
+    """Return binomial standard errors of rates that are counts k / N; otherwise empty.
 
-    N is the least number, up to MOST_COUNTED, that all rates are whole shares of.  A
-    power of ten says how many decimals were written, and not how many were counted.
+    N is the least number, up to MOST_COUNTED, for which every N * rate is whole.  A
+    power of ten only shows the number of decimals that were written.
     """
     for count in range(8, MOST_COUNTED + 1):
         if np.abs(y * count - np.round(y * count)).max() < 1e-6 * count:
@@ -314,12 +313,12 @@ def _threshold(curve: Curve) -> float:
 
 
 def climb_p_value(y: Array, weights: Array, start: float | None = None) -> float:
-    """Chance that noise alone makes a constant curve climb as far as y [n] does.
+    """Return the chance that noise makes a constant curve climb as far as y [n] does.
 
         E = sum w (iso - level)^2 / sum w (y - level)^2
 
-    with iso the best nondecreasing curve and level the best constant, or a `start` that
-    is known, which iso then begins at.  For a constant with normal noise of any size,
+    with iso the best nondecreasing curve and level the best constant, or a known
+    `start`, at which iso then begins.  For a constant with normal noise of any size,
 
         P(E >= e) = sum_l p(l) P(Beta(l / 2, (m - l) / 2) >= e)
 
@@ -343,8 +342,8 @@ def climb_p_value(y: Array, weights: Array, start: float | None = None) -> float
     spare = y.size - (start is None)
     chances = level_chances(spare, 1.0 if start is None else 2.0)
     levels = np.arange(chances.size)
-    # Beta(0, b) is 0 for certain, Beta(a, 0) is 1: so are E without levels, and with
-    # as many as points.
+    # Beta(0, b) is always 0 and Beta(a, 0) always 1: so is E without levels, and with
+    # as many levels as points.
     beyond = np.where(levels == spare, 1.0, float(explained <= 0.0))
     inner = (levels > 0) & (levels < spare)
     half = levels[inner] / 2.0
@@ -363,18 +362,18 @@ def level_chances(count: int, step: float) -> Array:
     for k in 1.0 + step * np.arange(count):
         chances[1:] = (chances[:-1] + k * chances[1:]) / (1.0 + k)
         chances[0] *= k / (1.0 + k)
-    chances.flags.writeable = False  # it is kept
+    chances.flags.writeable = False  # it is cached
     return chances
 
 
 def durbin_watson(problem: Problem, best: Array) -> float:
-    """Chance that independent noise leaves residuals that go together as much.
+    """Return the chance that independent noise leaves residuals correlated as much.
 
         d = sum_i (z_i - z_(i-1))^2 / sum_i z_i^2
 
-    is near 2 for independent residuals and less for those that go together.  The
-    slopes of the law by its parameters say what a fit does to noise, hence the mean
-    and variance of d; its distribution is that of 4 times a beta variable with these.
+    is near 2 for independent residuals and less for correlated ones.  The slopes of the
+    law by its parameters determine what a fit does to noise, and so the mean and
+    variance of d; its distribution is that of 4 times a beta variable with these.
     Durbin and Watson, Biometrika 38 (1951), sections 2 and 4.
     """
     from scipy.special import betainc

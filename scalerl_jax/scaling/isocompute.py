@@ -1,4 +1,4 @@
-"""IsoCompute: how many rollouts per prompt for a budget, from a sweep of runs.
+"""IsoCompute: the best rollouts per prompt for a budget, from a sweep of runs.
 
 The procedure of https://arxiv.org/abs/2603.12151: record-breaking points of each run,
 a monotone sigmoid per run, the upper envelope of the fitted curves, n*(C) where each
@@ -7,8 +7,8 @@ rollouts, C = B_p * n * M (prompts per step, rollouts per prompt, steps).
 
 The paper gives no bin width.  Running maxima of noisy evaluations flatter early points;
 bins wider than the noise reduce that.  There are no intervals: the running average and
-the sigmoid through a staircase err by more than a refit of resampled runs sees.  How
-often the decision is right is known from simulated sweeps (`DECISION`).
+the sigmoid through a staircase err by more than a refit of resampled runs shows.
+Simulated sweeps measure how often the decision is right (`DECISION`).
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ from scalerl_jax.scaling.search import Grid, Problem, minimise
 COMPUTE_NAME = "rollouts"
 GRID_POINTS = 96
 AVERAGED_SHARE = 0.1  # of the grid, in the running average of log2 n*
-# Of simulated sweeps (`benchmarks/scaling.py --only=isocompute`).
+# Measured on simulated sweeps (`benchmarks/scaling.py --only=isocompute`).
 DECISION = (
     "n* has no interval; in simulated sweeps of five n, the tested n nearest to it was "
     "the best at 86 % of budgets with noise 0.004, and 77 % with 0.01, else next to it"
@@ -126,9 +126,9 @@ class IsoCompute(Record):
 
 
 def record_points(reward: ArrayLike, bin_width: float) -> Places:
-    """Places of the record-breaking points: first into a higher bin of rewards.
+    """Return the indices of points that reach a higher bin of rewards than all before.
 
-    With bin_width 0, every point above all before it.
+    With bin_width 0, every point above all earlier ones.
     """
     rewards = np.asarray(reward, np.float64)
     if bin_width < 0:
@@ -150,7 +150,7 @@ def fit_isocompute(
     Args:
         runs: of at least two values of n.
         bin_width: of the reward bins; wider than the noise of one evaluation.
-        records_only: fit each run's record-breaking points, as the paper; otherwise
+        records_only: fit each run's record-breaking points, as in the paper; otherwise
             all of its points, which the paper finds to give the same curve.
     """
     fits, kept, warnings = _fit_runs(runs, bin_width, records_only)
@@ -182,7 +182,7 @@ def fit_isocompute(
 
 
 def _tested(runs: Sequence[SweepRun], warnings: list[str]) -> list[int]:
-    """Return the values of n, of which there must be two."""
+    """Return the tested values of n; raise CurveError if there are fewer than two."""
     tested = sorted({run.rollouts_per_prompt for run in runs})
     if len(tested) < 2:
         raise CurveError(
@@ -224,9 +224,10 @@ def _fit_runs(
 
 
 def _frontier(fits: Sequence[Fit], grid: Array) -> Places:
-    """Find the run whose curve is highest, each over its own range only: [g].
+    """Return the run whose curve is highest at each grid point, as an index: [g].
 
-    Where no run reaches, the last one stays.
+    A curve counts over its own range only.  A grid point outside every range takes the
+    run of the point before it.
     """
     curves = np.stack(
         [
@@ -247,7 +248,7 @@ def _frontier(fits: Sequence[Fit], grid: Array) -> Places:
 
 
 def _heights(n: Array, tested: list[int]) -> Array:
-    """log2 n on [0, 1] between the least and the largest n tested, averaged: [g]."""
+    """Return log2 n, scaled to [0, 1] over the tested n and smoothed: [g]."""
     low, high = np.log2(tested[0]), np.log2(tested[-1])
     heights = (np.log2(n) - low) / (high - low)
     width = 2 * int(AVERAGED_SHARE * GRID_POINTS / 2) + 1
@@ -256,13 +257,13 @@ def _heights(n: Array, tested: list[int]) -> Array:
 
 
 def _rollouts(heights: Array, tested: list[int]) -> Array:
-    """n of heights, 0 for the least n tested and 1 for the largest."""
+    """Return n of heights: 0 is the least n tested and 1 the largest."""
     low, high = np.log2(tested[0]), np.log2(tested[-1])
     return 2.0 ** (low + (high - low) * heights)
 
 
 def _named(theta: Array, tested: list[int], last: float) -> dict[str, Array]:
-    """The sigmoid's parameters of rows theta [K, 4], by name."""
+    """Return the sigmoid's parameters of rows theta [K, 4], by name."""
     return {
         "n_low": _rollouts(theta[:, 0], tested),
         "n_high": _rollouts(theta[:, 1], tested),

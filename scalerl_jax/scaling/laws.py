@@ -1,7 +1,7 @@
 """Scaling laws of one run: pass rate as a function of compute.
 
-Only formulas are here: a law neither reads files, nor fits itself, nor knows which
-unit its compute has (chip-hours, FLOPs, tokens, rollouts or steps all do).
+This module holds formulas only: a law neither reads files nor fits itself, and its
+compute may have any unit (chip-hours, FLOPs, tokens, rollouts or steps).
 
 Every law here can be written with two levels and a share between them,
 
@@ -86,12 +86,12 @@ class ParameterKind:
     name: str
     meaning: str
     unit: str  # "{x}" stands for the unit of x
-    column: int | None  # of theta that it follows from monotonically; None: several
+    column: int | None  # of theta, if it is a monotonic function of one column
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Law:
-    """One law, in the form that the search knows.
+    """One law, in the form that the search needs.
 
     `share` and `slopes` take t = log(x / x_last), u and v, which broadcast; `slopes`
     returns the share's derivatives by u and v.
@@ -260,8 +260,8 @@ ERROR_POWER = dataclasses.replace(
     public=_error_public,
     held_asymptote=1.0,
 )
-# The power law of the error that starts at R0.  It is no law to fit by: it asks
-# whether a plateau that another law found is more than that law's form.
+# The power law of the error that starts at R0.  It is not offered for fitting: it tests
+# whether a plateau that another law found is more than an artefact of that law's form.
 PLATEAULESS = dataclasses.replace(
     SIGMOID,
     name="plateauless",

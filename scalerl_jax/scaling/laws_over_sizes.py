@@ -8,14 +8,14 @@
 
 The first two are of the error 1 - pass rate after reinforcement learning: Tan et al.,
 https://arxiv.org/abs/2509.25300, equations 1 and 2, and their code's "postopenai".  The
-others, to hold them against, are of pre-training loss in nats per token: Kaplan et al.,
+others, for comparison, are of pre-training loss in nats per token: Kaplan et al.,
 https://arxiv.org/abs/2001.08361, and Hoffmann et al., https://arxiv.org/abs/2203.15556.
 
 Parameters are positive.  They are searched as logarithms, from many starts; intervals
 are the t-intervals of the linearised fit, on the logarithms.  Only `tan` has a search
 and profile intervals of its own: 10^E enters linearly and is projected out, in place of
 the authors' CMA-ES; as in their code, the error itself is fitted by least squares, and
-every model size weighs alike.
+every model size has equal weight.
 
 One file above 400 lines: five laws with one result.
 """
@@ -43,7 +43,7 @@ from scalerl_jax.scaling.uncertainty import SIGMA_FLOOR, student_quantile
 # A parameter whose logarithm is less certain than this is not fixed by the data.
 LARGEST_LOG_ERROR = 2.0
 HUGE_RESIDUAL = 1e6
-NUM_STARTS = 3  # of those offered, by their sum of squares
+NUM_STARTS = 3  # starts that are searched from: those with the least sum of squares
 LOG_LIMIT = 500.0  # exp overflows past 709
 TOLERANCES = dict.fromkeys(("ftol", "xtol", "gtol"), 1e-15)
 # Limits of k_max and N0 (in parameters) for Tan et al.'s law; the authors' bounds are
@@ -70,14 +70,15 @@ class SurfaceLaw(Record):
     meanings: dict[str, tuple[str, str]] = dataclasses.field(repr=False)
     # (parameter values by name, *inputs) -> output
     function: Callable[..., Array] = dataclasses.field(repr=False)
-    # Residuals are of the output's logarithm; with Huber's loss past this one.
+    # Residuals are of the output's logarithm; `huber` is where Huber's loss turns
+    # linear.
     logarithmic: bool = dataclasses.field(repr=False, default=False)
     huber: float | None = dataclasses.field(repr=False, default=None)
 
     def check(
         self, inputs: Sequence[ArrayLike], output: ArrayLike
     ) -> tuple[list[Array], Array]:
-        """Return inputs and output as [n] arrays: finite, above 0, enough of them."""
+        """Return inputs and output as [n] arrays, checked: finite, above 0, enough."""
         arrays = [np.asarray(given, np.float64) for given in (*inputs, output)]
         for array, name in zip(
             arrays, (*self.input_names, self.output_name), strict=True
@@ -144,7 +145,7 @@ class SurfaceFit(SurfaceLaw):
         return self.function(values, *arrays)
 
     def noted(self, notes: Sequence[str]) -> Self:
-        """Return the fit with what reading its points had to say."""
+        """Return the fit with the reader's notes among its warnings."""
         return dataclasses.replace(self, warnings=(*notes, *self.warnings))
 
 
@@ -156,7 +157,7 @@ def fit_surface(
     *,
     level: float,
 ) -> SurfaceFit:
-    """Fit by least squares over log parameters; the best end is kept.
+    """Fit by least squares over log parameters; the best result is kept.
 
     Args:
         inputs: [n] each, checked by `SurfaceLaw.check`.
@@ -166,7 +167,7 @@ def fit_surface(
     best = _least_squares(law, inputs, output, starts)
     degrees = output.size - len(law.meanings)
     errors = _log_errors(best.jac, best.cost, degrees)
-    errors = np.where(np.abs(best.x) < LOG_LIMIT, errors, np.inf)  # it ran away
+    errors = np.where(np.abs(best.x) < LOG_LIMIT, errors, np.inf)  # it diverged
     reach = student_quantile(level, degrees) * errors
     fixed = errors < LARGEST_LOG_ERROR
     with np.errstate(over="ignore", invalid="ignore"):  # of those that are not fixed
@@ -260,19 +261,19 @@ class TanFit(SurfaceFit):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TanExtrapolation(Record):
-    """Errors of the law on what it was not fitted to."""
+    """Errors of the law on held-out points."""
 
     protocol: str  # "intra-model" or "inter-model"
     num_fitted: int
     num_held_out: int
     r_squared: float  # over the held-out points
     mean_absolute_error: float
-    intercept_from: int  # held-out size's own points behind its E; 0 for intra
+    intercept_from: int  # points of the held-out size that gave its E; 0 for intra
     fit: TanFit
 
 
 def _label(size: float) -> str:
-    """Return a model size as it stands in names of parameters: 7B."""
+    """Return a model size as written in names of parameters: 7B."""
     return f"{size / 1e9:g}B"
 
 
@@ -317,7 +318,7 @@ class _Data:
     size: Array  # [n]
     log_x: Array  # [n] natural logarithm, less its mean
     error: Array  # [n]
-    weights: Array  # [n], every size alike, of mean 1
+    weights: Array  # [n], of mean 1, with an equal sum for every size
     member: Array  # [sizes, n]
     centre: float  # the mean of log x
 
@@ -389,7 +390,7 @@ def _checked(
     x: ArrayLike,
     error: ArrayLike,
 ) -> _Data:
-    """Return the points, which the law can be fitted to."""
+    """Return the points for a fit; raise CurveError if the law cannot be fitted."""
     (size, compute), errors = law.check((model_size, x), error)
     if len(sizes) < 2:
         raise CurveError(
@@ -494,7 +495,7 @@ def extrapolate_inter(
 ) -> TanExtrapolation:
     """Fit all sizes but the largest, and predict the largest.
 
-    The paper's inter-model protocol.  Only the slope k(N) is foretold: E of the
+    The paper's inter-model protocol.  Only the slope k(N) is predicted: E of the
     largest model comes from its own points, in the paper from ALL of them, which is
     the default here (`num_intercept` None); with fewer, only the points after them
     are judged.
@@ -536,9 +537,9 @@ def _extrapolation(
 
 
 def plateau_law(sizes: Array) -> SurfaceLaw:
-    """Return Kaplan's form carried over to these model sizes [S], increasing.
+    """Return the law of Kaplan's form for these model sizes [S], increasing.
 
-    B and C are one number per model size each.  At X without end the error stays at
+    B and C have one value per model size.  As X grows without limit, the error tends to
     (N0 / N)^(alpha beta).
     """
 

@@ -1,7 +1,7 @@
-"""A run under way, followed: its fit, its forecast, and an alarm (`checking.py`).
+"""Monitoring of a run under way: its fit, its forecast, and an alarm (`checking.py`).
 
-`watch` looks from outside: the run's files are read as they grow.  `LiveFit` is beside
-the training (`scaling.live`): a thread that the loop only wakes after an evaluation.
+`watch` runs outside the training and reads the run's files as they grow.  `LiveFit`
+runs inside it (`scaling.live`): a thread that the loop only wakes after an evaluation.
 The loop never waits for a fit, and a fit that fails is reported and does not end a run.
 Both write to TensorBoard.
 """
@@ -51,9 +51,9 @@ class Watch:
     patience: int = DEFAULT_PATIENCE
     level: float = 0.9
     alarm_level: float = DEFAULT_ALARM_LEVEL
-    logdir: Path | None = None  # of TensorBoard; None: nowhere
-    alarm: str | None = None  # the first that was given
-    falling: bool = False  # of any alarm so far
+    logdir: Path | None = None  # of TensorBoard; None: it is not written
+    alarm: str | None = None  # the first alarm of the run
+    falling: bool = False  # whether any alarm so far was of a fall
     seen: int = 0  # points at the last look
     at_end: bool = False  # the run has made its last step
     board: "EventFile | None" = None  # opened by the first evaluation
@@ -134,8 +134,8 @@ def watch(
 ) -> int:
     """Show a run until it ends; returns the exit status, 3 after an alarm.
 
-    With `once`, looks once and raises CurveError if there is nothing to fit; else
-    waits for what is not there yet.
+    With `once`, looks once and raises CurveError if there is nothing to fit; otherwise
+    waits until there is.
 
     Args:
         every_s: seconds between two looks.
@@ -167,7 +167,7 @@ def watch(
 
 
 class LiveFit:
-    """Fits the run's curve in a thread, and says when the run had better end."""
+    """A thread that fits the run's curve, and reports when the run should end."""
 
     def __init__(
         self,
@@ -176,19 +176,19 @@ class LiveFit:
         *,
         note: Callable[[str], None] = _log.info,
     ) -> None:
-        """Make what `__enter__` starts.
+        """Make the thread that `__enter__` starts.
 
         Args:
             settings: `stop` = "alarm": when evaluations fall out of the forecast's
                 band, or the curve falls; "plateau": when A is identified and the upper
                 end of that band promises less than `min_gain` for twice the compute.
-            note: shows a line to whoever follows the run; called from the thread.
+            note: shows a line to the user; called from the thread.
         """
         patience, logdir = settings.patience, directory / BOARD_DIRECTORY
         self._watch = Watch(path=directory, patience=patience, logdir=logdir)
         self._settings = settings
         self.note = note
-        self._told: str | None = None  # the alarm or the obstacle that was shown
+        self._told: str | None = None  # the last alarm or obstacle shown
         self.stop_reason: str | None = None  # why the run should end now
         self._wake, self._ended = threading.Event(), False
         self._thread = threading.Thread(target=self._work, name="scaling", daemon=True)
@@ -220,7 +220,7 @@ class LiveFit:
                 if str(failure) != self._told:
                     self._told = str(failure)
                     self.note(f"scaling.live: {failure}")
-            except Exception as failure:  # noqa: BLE001  the run is worth more than it
+            except Exception as failure:  # noqa: BLE001  a fit must not end the run
                 self.note(f"warning: scaling.live failed: {failure!r}")
         self._watch.close()
 

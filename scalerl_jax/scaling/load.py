@@ -1,10 +1,10 @@
-"""Curves of a table: which columns, which rows, which run, on which scale.
+"""Curves from a table: the choice of columns, rows and runs, and the scale of y.
 
-A row without a number in x or y is left out, a step that comes again counts once, and
-unsorted rows are sorted; each with a note that becomes a warning of the curve.  All
-else that is in doubt is refused here or by `records.make_curve`.
+A row without a number in x or y is left out, a repeated step counts once, and unsorted
+rows are sorted; each adds a note that becomes a warning of the curve.  Any other
+doubtful input raises CurveError, here or in `records.make_curve`.
 
-One file above 400 lines, as a curve is made in one pass over the rows of its run.
+One file above 400 lines: a curve is made in one pass over the rows of its run.
 """
 
 import collections
@@ -47,46 +47,47 @@ ERRORS_ENDING = "_se"  # of the column of y's standard errors
 PROMPTS_COLUMN = "prompt_pass_rates"  # of evals.jsonl: a list
 SAMPLES_COLUMN = "samples_per_prompt"
 SEED_NAMES = frozenset(["seed", "trial", "replicate"])
-# Columns whose numbers are names of runs, as text is.
+# Columns whose numbers are names of runs, like text.
 RUN_NAMES = SEED_NAMES | {"run", "run_id", "run_name"}
-# Settings of a run that are no part of its recipe.
+# Settings of a run that are not part of its recipe.
 NOT_RECIPE = ("seed", "tracking", "compile_cache", "checkpoint", "scaling", "debug")
-_PLAIN_NAMES = ("evals", "trainer_state", "tensorboard")  # their folder's says more
+# Names that identify no run; the name of their directory is used instead.
+_PLAIN_NAMES = ("evals", "trainer_state", "tensorboard")
 WALL_TIME = (
-    "chip-hours of a CPU are its wall time, which moves with whatever else it does: "
-    f"they decide nothing, and tokens do not move: --x {TOKENS_X}"
+    "chip-hours of a CPU are its wall time, which depends on its other load: "
+    f"they decide nothing; tokens do not depend on it: --x {TOKENS_X}"
 )
 Notes = tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Columns and rows that make a curve; None: what this kind of file usually has."""
+    """Columns and rows that make a curve; None: the default of the kind of file."""
 
     x: str | None = None  # column of the compute
     y: str | None = None  # column of the pass rate; "a,b": each is a run
     wide: bool = False  # every column of numbers besides x is a run
     group: str | None = None  # column, or columns "a,b", whose values tell runs apart
-    where: Sequence[tuple[str, str]] = ()  # (column, value): other rows do not count
-    se: str | None = None  # column of standard errors; by default `<y>_se`, if there
-    samples: str | None = None  # column of how many samples a rate is the mean of
+    where: Sequence[tuple[str, str]] = ()  # (column, value): other rows are ignored
+    se: str | None = None  # column of standard errors; by default `<y>_se`, if any
+    samples: str | None = None  # column of the number of samples behind a rate
     reward_range: Sequence[float] | None = None  # y at no and at full success
     one_minus: bool = False  # y is an error rate: the pass rate is 1 - y
     x_scale: float = 1.0  # compute = x_scale * column: rollouts of a step, say
-    x_name: str | None = None  # what the scaled compute is called
+    x_name: str | None = None  # name of the scaled compute
     constants: tuple[str, ...] = ()  # columns of settings, one value for each run
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Columns:
-    """A selection's columns, by the names that a table has for them."""
+    """A selection's columns, by their names in a table."""
 
     x: str
     ys: list[str]
     group: list[str]
     se: str | None
     samples: str | None
-    constants: dict[str, str]  # asked name: column
+    constants: dict[str, str]  # requested name: column
 
     @property
     def numbers(self) -> list[str]:
@@ -97,7 +98,7 @@ class _Columns:
 
 @dataclasses.dataclass(frozen=True)
 class _Rows:
-    """Rows of a table: those of one run, mostly."""
+    """Rows of a table, usually those of one run."""
 
     table: Table
     rows: list[Row]
@@ -124,7 +125,7 @@ class _Rows:
         """Return a column as numbers [n]; NaN where a cell is empty.
 
         Raises:
-            CurveError: a cell is no number, or percent signs are in some cells only.
+            CurveError: a cell is not a number, or only some cells have percent signs.
         """
         values = np.empty(len(self.rows))
         for i, (place, row) in enumerate(self.rows):
@@ -146,7 +147,7 @@ class _Rows:
         return values
 
     def filled(self, column: str, y: str, flag: str) -> Array:
-        """Return a column of numbers [n] that has one wherever y has."""
+        """Return a column of numbers [n]; raise CurveError if one is missing."""
         values = self.numbers(column)
         for i in np.flatnonzero(np.isnan(values)):
             raise CurveError(
@@ -156,7 +157,7 @@ class _Rows:
         return values
 
     def constant(self, column: str) -> float:
-        """Return the value of a setting, which all rows of a run that have it share."""
+        """Return the value of a setting; raise CurveError unless a run has just one."""
         values = np.unique(self.numbers(column))
         values = values[~np.isnan(values)]
         name = self.run or self.table.path
@@ -171,9 +172,9 @@ class _Rows:
         return float(values[0])
 
     def complete(self, columns: Sequence[str]) -> tuple["_Rows", Notes]:
-        """Return the rows with a number in each column, and how many have none.
+        """Return the rows with a number in each column, and a note on all others.
 
-        Where a kind of file leaves cells empty as a rule, only a NaN is told.
+        If the kind of file has empty cells as a rule, the note only counts NaN.
         """
         gaps = {column: np.isnan(self.numbers(column)) for column in columns}
         gap = np.logical_or.reduce(list(gaps.values()))
@@ -212,10 +213,10 @@ class _Rows:
         return dataclasses.replace(self, rows=rows), notes
 
     def newest_at_each(self, x: str) -> tuple["_Rows", Notes]:
-        """Return the last of neighbouring rows with one x, and how many were not it.
+        """Return the last of neighbouring rows with equal x, and a note on the others.
 
-        A sampler that has made all that a run needs makes no token between its last
-        evaluations: the newest policy is what that compute gave.
+        A sampler that has finished a run's rollouts generates no token between its last
+        evaluations: the newest policy is the result of that compute.
         """
         values = self.numbers(x)
         newest = np.append(values[:-1] != values[1:], True)
@@ -228,7 +229,7 @@ class _Rows:
         return dataclasses.replace(self, rows=rows), (note,) if left else ()
 
     def _refuse_several_runs(self, keys: list[float], key: str) -> None:
-        """Refuse keys that come again in rows which names of runs tell apart."""
+        """Raise CurveError if repeated keys are of several runs with names."""
         told = [
             column
             for column in self.table.columns
@@ -242,7 +243,7 @@ class _Rows:
             return
         i = next(i for i, k in enumerate(keys) if k in keys[:i])
         raise CurveError(
-            f"{self.rows[i][0]}: {key} = {keys[i]:g} is there twice (also at "
+            f"{self.rows[i][0]}: {key} = {keys[i]:g} appears twice (also at "
             f"{self.rows[keys.index(keys[i])][0]}), of several runs: name the column "
             "that tells them apart with --group, or choose one with --where; "
             f"candidates: {', '.join(told)}"
@@ -275,7 +276,7 @@ def load_curve(
     if len(curves) > 1:
         names = ", ".join(curve.name for curve in curves)
         raise CurveError(
-            f"{path}: {len(curves)} curves where one is wanted: {names}; choose one "
+            f"{path}: {len(curves)} curves where one is needed: {names}; choose one "
             "with --where COLUMN=VALUE, or --y where each column is a run"
         )
     return curves[0]
@@ -287,8 +288,8 @@ def load_curves(
     """Read the curves of a run directory or file, in order of appearance.
 
     The row with step 0, if there is one, is the zero-compute point.  Rows without a
-    number in x or y are left out, and a step that comes again (a resumed run) counts
-    once, with its last row.
+    number in x or y are left out, and a repeated step (of a resumed run) counts once,
+    with its last row.
 
     Args:
         path: what `tables.read_table` reads.
@@ -296,8 +297,8 @@ def load_curves(
         columns: fields of `Selection` by name, instead of it: `x="gpu_hours"`.
 
     Raises:
-        CurveError: a column that is not there, a cell that is no number, or a curve
-            that cannot be fitted; the message says how to mend it.
+        CurveError: a missing column, a cell that is not a number, or a curve that
+            cannot be fitted; the message says how to mend it.
     """
     chosen = selection or Selection()
     chosen = dataclasses.replace(chosen, **columns)  # pyright: ignore[reportArgumentType]
@@ -333,7 +334,7 @@ def load_curves(
 
 @dataclasses.dataclass(frozen=True)
 class Points:
-    """Rows of a table that are points, and not those of a curve."""
+    """Rows of a table that are separate points, not a curve."""
 
     names: tuple[str, ...]  # of the columns
     values: list[Array]  # [n] each
@@ -364,7 +365,7 @@ def load_columns(
 
 
 def _find_columns(table: Table, chosen: Selection) -> _Columns:
-    """Find the columns of a selection; what is not there is refused with what is."""
+    """Return the columns of a selection; raise with all columns if one is missing."""
 
     def named(flag: str, name: str | None) -> str | None:
         return None if name is None else table.require(flag, name)
@@ -386,7 +387,7 @@ def _find_columns(table: Table, chosen: Selection) -> _Columns:
 
 
 def _usual_x(table: Table) -> str | None:
-    """Return the column of x unless it is said: tokens for a run on a CPU."""
+    """Return the default column of x: tokens for a run on a CPU."""
     usual = table.default_x
     if usual is None or not _on_a_cpu(table, usual):
         return usual
@@ -395,15 +396,15 @@ def _usual_x(table: Table) -> str | None:
 
 
 def _on_a_cpu(table: Table, x: str) -> bool:
-    """Return whether x is chip-hours of a run on a CPU, as its directory says."""
+    """Return whether x is chip-hours of a run on a CPU, by the table's chip."""
     return x.endswith(DEFAULT_X) and table.chip == "cpu"
 
 
 def _recipe(table: Table, run: Sequence[str], group: Sequence[str]) -> str:
-    """Return a text that is the same for runs that differ in seed alone; "": unknown.
+    """Return a text that is equal for runs that differ only in seed; "": unknown.
 
-    It is the settings of a run directory but for the seed, or the values of --group's
-    columns but for one of seeds.
+    It has the settings of a run directory without the seed, or the values of --group's
+    columns without those of seeds.
     """
     others = [
         value
@@ -413,7 +414,7 @@ def _recipe(table: Table, run: Sequence[str], group: Sequence[str]) -> str:
     if len(others) < len(run):
         return f"{table.path}: {', '.join(others)}"
     if group or table.path.name != EVALS_NAME:
-        return ""  # settings that lie beside other files are not those of each run
+        return ""  # settings beside other files may not be those of each run
     try:
         settings = read_json(table.path.parent / "config.json")
         config = {k: v for k, v in settings["config"].items() if k not in NOT_RECIPE}
@@ -451,7 +452,7 @@ def _holds_rates(table: Table, column: str) -> bool:
 
 
 def _rows_asked(table: Table, chosen: Selection) -> list[Row]:
-    """Return the rows that `where` leaves."""
+    """Return the rows that `where` selects."""
     where = [(table.require("--where", name), value) for name, value in chosen.where]
     rows = [
         (place, row)
@@ -478,7 +479,7 @@ def _cell_is(table: Table, cell: object, value: str) -> bool:
 
 
 def _split(table: Table, rows: list[Row], columns: _Columns) -> dict[str, list[Row]]:
-    """Return the rows of each run that logs what is asked for."""
+    """Return the rows of each run that logs x and y."""
     path = table.path
     name = path.resolve().parent.name if path.stem in _PLAIN_NAMES else path.stem
     if not columns.group:
@@ -547,7 +548,7 @@ def _make(
 
 
 def _rates(part: _Rows, y: str, chosen: Selection) -> tuple[Array, str, Notes]:
-    """Return pass rates [n], what they are called, and notes on how they were read."""
+    """Return pass rates [n], their name, and notes on how they were read."""
     what = f"{part.table.path}: {y}"
     values, name, notes = part.numbers(y), y, []
     parts = part.table.parts_of(y)
@@ -604,12 +605,12 @@ def _mapped(rewards: Array, low: float, high: float, what: str) -> Array:
 
 
 def _prompt_rates(part: _Rows) -> Array | None:
-    """Return pass rates of each prompt [n, P], where every evaluation says them."""
+    """Return pass rates of each prompt [n, P], or None if an evaluation lacks them."""
     rates = [cell for cell in part.cells(PROMPTS_COLUMN) if isinstance(cell, list)]
     if len(rates) < len(part.rows) or len({len(each) for each in rates}) != 1:
         return None
     if any(None in each for each in rates):
-        return None  # a prompt that was not judged pairs with nothing
+        return None  # a prompt that was not judged cannot be paired
     return np.array(rates, np.float64)
 
 
@@ -619,7 +620,7 @@ def _errors(
     """Return standard errors of the rates [n]; None if not every row has one.
 
     From `samples` they are binomial, sqrt(p (1 - p) / n), with p = (successes + 1) /
-    (n + 2), so that a rate of 0 or 1 is not taken for certain.
+    (n + 2), so that a rate of 0 or 1 has an error above 0.
     """
     if columns.samples is not None:
         count = part.filled(columns.samples, y, "--samples")

@@ -1,10 +1,10 @@
 """Pictures in the form of ScaleRL's figures: points, curves, bands, asymptotes.
 
-Solid where a curve was fitted, dashed where it is extrapolated; points that were not
-fitted are hollow, and of more than MOST_POINTS each bin's middle one is drawn, which
-the picture says.  Forecasts are drawn against what came: of a run under way, and in
-the extrapolation test.  Matplotlib is imported when a figure is made, so that fitting
-does not wait for it; no window is opened.
+A curve is solid where it was fitted and dashed where it is extrapolated.  Points that
+were not fitted are hollow.  Of more than MOST_POINTS points only the middle one of each
+bin is drawn, and the picture says so.  Forecasts are drawn against later measurements:
+of a run under way, and in the extrapolation test.  Matplotlib is imported when a figure
+is made, so that fitting does not wait for it; no window is opened.
 
 One file above 400 lines: all pictures share their axes, points and lines.
 """
@@ -71,7 +71,7 @@ def to_svg(figure: "Figure") -> bytes:
 
 
 def _save(figure: "Figure", **options: Any) -> bytes:
-    """Return the figure as a file; a "$" in the name of a run begins no formula."""
+    """Return the figure as a file; "$" in the name of a run is not parsed as maths."""
     from matplotlib import rc_context
     from matplotlib.text import Text
 
@@ -87,7 +87,7 @@ def _save(figure: "Figure", **options: Any) -> bytes:
 
 
 def label_of(name: str, most: int = LONGEST_NAME) -> str:
-    """Return a run's name for a picture: in one line, and no longer than fits there."""
+    """Return a run's name for a picture: one line of at most `most` letters."""
     name = _printable(name)
     if len(name) <= most:
         return name
@@ -96,12 +96,12 @@ def label_of(name: str, most: int = LONGEST_NAME) -> str:
 
 
 def _printable(text: str) -> str:
-    """Return a text in one line, without what an SVG file cannot hold."""
+    """Return a text in one line, without letters that an SVG file cannot hold."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def make_axes(*, height: float = HEIGHT, share: float = 1.0) -> "tuple[Figure, Axes]":
-    """Return a figure with axes in the upper `share` of it."""
+    """Return a figure with axes in its upper `share`."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.4, height))
@@ -143,7 +143,7 @@ def notation(low: float, high: float) -> Callable[[float, float], str]:
 
     Args:
         low: the end of the axis that is nearest to 0.
-        high: the other one.
+        high: the other end.
     """
     if low >= 1e-4 and high < 1e7:
         return lambda value, _: f"{value:,.10g}"
@@ -186,12 +186,12 @@ def draw_fits(
 ) -> "Figure":
     """Draw one or several fitted runs over compute.
 
-    One run is drawn with its band, asymptote, midpoint and R0; of several, each in a
-    colour of its own with its asymptote.  Compute 0 has no place on a log axis, so R0
-    is a dotted line.
+    One run is drawn with its band, asymptote, midpoint and R0; several are drawn each
+    in its own colour with its asymptote.  A log axis cannot show compute 0, so R0 is a
+    dotted line.
 
     Args:
-        fits: at least one; x of all is in one unit.
+        fits: at least one; all have x in one unit.
     """
     figure, axes = make_axes()
     right = max(
@@ -223,7 +223,7 @@ def draw_linearised(runs: RunTable, *, names: Sequence[str] | None = None) -> "F
     All runs have the shared A, so that their slopes can be compared; a run that does
     not share it is left out.  Points whose pass rate is not between R0 and A have no
     value and are left out.  `names` gives runs the colours that they have in
-    `draw_fits`; by default they go by rank.
+    `draw_fits`; by default colours follow the rank.
     """
     if runs.shared_asymptote is None:
         raise CurveError("A is identified for no run: the runs have no A to share")
@@ -289,13 +289,13 @@ def limit_height(axes: "Axes", fits: Sequence[Fit], right: float) -> None:
 
 
 def compute_grid(result: Fit, left: float, right: float) -> Array:
-    """Return compute at which a curve is drawn, with the end of the data."""
+    """Return the compute values of a drawn curve, the end of the data included."""
     space = np.geomspace if left > 0 else np.linspace
     return np.unique([*space(left, right, 240), result.x_last])
 
 
 def drawn_points(x: Array) -> Bools:
-    """Mark the evaluations at x [n] that are drawn: of many, one of each bin."""
+    """Mark the evaluations at x [n] that are drawn: all, or one per bin if many."""
     if x.size <= MOST_POINTS:
         return np.ones(x.size, bool)
     starts = bin_starts(np.log(x))
@@ -312,7 +312,7 @@ def _drawn_text(count: int) -> str:
 
 
 def draw_errors(axes: "Axes", curve: Curve, colour: str) -> None:
-    """Draw one standard error up and down, where they are known."""
+    """Draw error bars of one standard error, if the errors are known."""
     if curve.y_se is not None:
         style = {"fmt": "none", "ecolor": colour, "elinewidth": 0.9, "alpha": 0.45}
         axes.errorbar(curve.x, curve.y, yerr=curve.y_se, zorder=2, **style)
@@ -325,7 +325,7 @@ def _draw_points(axes: "Axes", result: Fit, colour: str, size: float) -> Any:
     whole = result.whole_curve.part(drawn)
     draw_errors(axes, whole, colour)
     early = ~np.isin(whole.x, used.x)
-    # A point at 0 or 1 lies on the end of the axis, and is drawn whole.
+    # A point at 0 or 1 is on the edge of the axes, and is drawn whole.
     style = {"color": colour, "markersize": size, "linestyle": "none", "zorder": 4}
     style["clip_on"] = False
     if early.any():
@@ -424,7 +424,7 @@ def _draw_among(
     if result.identified and "A" in result.parameters:
         low, high = result.asymptote_interval.low, result.asymptote_interval.high
         verdict = f"A {result.asymptote:.3f} [{low or 0.0:.3f}, {high or 1.0:.3f}]"
-        # Where the curve ends, so that those of many runs can be told apart.
+        # Only where the curve ends, so that many runs' asymptotes can be told apart.
         axes.axhline(
             result.asymptote, 0.86, 1.0, color=colour, linestyle="--", linewidth=1
         )
@@ -452,12 +452,12 @@ def finish(axes: "Axes", fits: Sequence[Fit], handles: list[Any], title: str) ->
 
 
 def _empty_corner(axes: "Axes", num_lines: int, longest: int) -> Corner | None:
-    """Return a corner where a legend covers neither points nor curves, if there is one.
+    """Return a corner where a legend covers neither points nor curves, or None.
 
-    Levels (two ends each) run through the whole width and do not count.
+    Levels (two ends each) cross the whole width and do not count.
 
     Args:
-        longest: letters of its longest line.
+        longest: letters of the legend's longest line.
     """
     paths = [
         line.get_transform().transform(points)
@@ -478,7 +478,7 @@ def _empty_corner(axes: "Axes", num_lines: int, longest: int) -> Corner | None:
 
 
 def headline(result: Fit, title: str) -> str:
-    """Return the title, with what the figure cannot show: why there is no asymptote."""
+    """Return the title, with the reason if the asymptote is not identified."""
     if result.identified:
         return title
     reason = (result.reason or "").split(":")[0].split(", and")[0]
@@ -486,7 +486,7 @@ def headline(result: Fit, title: str) -> str:
 
 
 def draw_extrapolation(found: Extrapolation, *, title: str = "") -> "Figure":
-    """Draw each law's curve from each part of the data, over the points it foretold.
+    """Draw each law's forecast from each part of the data, over the measured points.
 
     One panel per fraction: the fitted part is shaded, held-out points are hollow.
     """
@@ -502,7 +502,7 @@ def draw_extrapolation(found: Extrapolation, *, title: str = "") -> "Figure":
         left = set_compute_axis(axes, float(first), 1.05 * float(last))
         seen = curve.x <= fraction * last
         draw_errors(axes, curve, "black")
-        # A point at 0 or 1 lies on the end of the axis, and is drawn whole.
+        # A point at 0 or 1 is on the edge of the axes, and is drawn whole.
         style: dict[str, Any] = {"color": "black", "markersize": 3.5, "clip_on": False}
         axes.plot(curve.x[seen], curve.y[seen], "o", **style)
         axes.plot(curve.x[~seen], curve.y[~seen], "o", fillstyle="none", **style)
@@ -533,7 +533,7 @@ def draw_extrapolation(found: Extrapolation, *, title: str = "") -> "Figure":
 def _draw_prediction(
     axes: "Axes", prediction: Prediction, colour: str, x: Array, left: float
 ) -> None:
-    """Draw one law's curve, dashed where it foretells."""
+    """Draw one law's curve, dashed where it is a forecast."""
     error = prediction.mean_absolute_error
     if error is None or prediction.last_predicted is None:
         return
@@ -555,9 +555,9 @@ def _draw_prediction(
 
 
 def draw_status(status: Status) -> "Figure":
-    """Draw a run under way: its fit, and below what its first half foretold of it.
+    """Draw a run under way: its fit, and below it the errors of its early forecast.
 
-    The lower panel shows measured minus foretold pass rates, and the band foretold.
+    The lower panel shows measured minus forecast pass rates, and the forecast's band.
     """
     result, checks = status.fit, status.checks
     assert result is not None, "asked by the caller"

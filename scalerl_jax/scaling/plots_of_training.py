@@ -1,4 +1,4 @@
-"""The picture of training: what runs log at their steps, over the fits' compute."""
+"""Picture of the training curves: metrics that runs log at steps, over compute."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-NUM_MEANS = 80  # that a line has at most: steps are noisy, and each costs bytes
+NUM_MEANS = 80  # points of a line at most: steps are noisy, and each costs bytes
 NUM_COLUMNS = 2
 PANEL_HEIGHT, FOOT = 2.0, 0.55  # inches
 
@@ -37,14 +37,14 @@ def draw_training(
 ) -> "Figure | None":
     """Draw reward, length and the like, a panel each and a line for each run.
 
-    A point is the mean over the steps of an 80th of the axis.  The axis is that of the
-    fits where all runs count their compute at each step, else one of steps.  None:
+    A point is the mean over the steps of an 80th of the axis.  The axis is the compute
+    of the fits if all runs log it at each step, otherwise steps.  Returns None if
     nothing was logged.
 
     Args:
         training: columns of each run, as `read_details` returns them.
         names: of all runs, in the order of their colours.
-        x_name: what the fits have as x.
+        x_name: the x of the fits.
         first: the first x of a fit.
     """
     from matplotlib.figure import Figure
@@ -117,7 +117,7 @@ def _draw_panel(
 
 
 def means(x: Array, y: Array, edges: Array) -> tuple[Array, Array]:
-    """Return the mean x and y of the points between each two edges that have some."""
+    """Return the mean x and y of the points in each non-empty cell between edges."""
     known = np.isfinite(x) & np.isfinite(y) & (x >= edges[0]) & (x <= edges[-1])
     x, y = x[known], y[known]
     place = np.clip(np.searchsorted(edges, x, "right") - 1, 0, len(edges) - 2)

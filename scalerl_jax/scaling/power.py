@@ -1,4 +1,4 @@
-"""How many runs it takes to see a difference between two recipes."""
+"""Number of runs that are needed to see a difference between two recipes."""
 
 import dataclasses
 import math
@@ -21,7 +21,7 @@ from scalerl_jax.scaling.uncertainty import student_quantile
 
 MOST_RUNS = 1000  # of each recipe
 POWER = 0.8
-NUM_NODES = 64  # of each sum of squares: power to 1e-3
+NUM_NODES = 64  # for each sum of squares; gives the power to 1e-3
 
 
 def power_of(
@@ -33,10 +33,10 @@ def power_of(
     recipes: int = 2,
     paired: bool = False,
 ) -> float:
-    """The share of comparisons with a winner, and the right one.
+    """Return the share of comparisons that name the right winner.
 
-    By one quantity, as `differences.difference` tests it, where values of runs are
-    normal and the noise of evaluations is in their spread:
+    The test is `differences.difference` of one quantity; values of runs are normal, and
+    their spread includes the noise of evaluations:
 
         P(Z + true_difference / error > t[(1 + level) / 2] max(own, all)),
         error = run_sd sqrt(2 / runs)
@@ -48,8 +48,8 @@ def power_of(
     Args:
         true_difference: between the means of the two recipes.
         run_sd: between runs of one recipe; paired: without what a seed adds to all.
-        level: of the two-sided interval that must leave out 0.
-        recipes: that the spread is estimated from, these two among them.
+        level: of the two-sided interval that must exclude 0.
+        recipes: number of recipes that estimate the spread, these two included.
     """
     from scipy.special import ndtr
 
@@ -88,7 +88,7 @@ def runs_to_decide(
     paired: bool = False,
     power: float = POWER,
 ) -> int | None:
-    """The least runs of each recipe with that `power`; None: a thousand are too few."""
+    """Return the least runs of each recipe for `power`; None: 1,000 are too few."""
     if true_difference == 0.0:
         return None
 
@@ -112,18 +112,18 @@ class PowerPlan(Record):
     """Runs and compute that would decide a difference, at a spread between runs."""
 
     true_difference: float
-    quantity: str  # what the difference and the spread are of
+    quantity: str  # of the difference and the spread, in words
     run_sd: float  # paired: without what a seed adds to all recipes
     run_sd_interval: Interval  # at the level; open: it was given, or is ScaleRL's
     run_sd_source: str
     level: float  # of the verdicts
-    num_recipes: int  # that are compared with the first one, it among them
+    num_recipes: int  # the first one, and those that are compared with it
     paired: bool
-    power: float  # wanted
+    power: float  # requested
     runs: int | None  # of each recipe; None: a thousand are too few
     runs_interval: tuple[int | None, int | None]  # over the interval of the spread
     x_name: str
-    compute_of_a_run: float  # the mean of those that are there
+    compute_of_a_run: float  # mean of the present runs
     compute: float | None  # of all runs
     found_by: dict[int, float]  # power by runs of each recipe
 
@@ -144,14 +144,14 @@ def plan_power(
 
     The spread between runs is that of the recipes with several runs: of A where a
     recipe identifies it, else of the fitted pass rate at the last compute that all
-    reached.  The noise of the present evaluations is in it.
+    reached.  It includes the noise of the present evaluations.
 
     Args:
         recipes: their runs, over one x.
         run_sd: instead of the measured spread.
         paired: runs of one seed are compared, in their order.
-        num_recipes: that will be compared with the first one, it among them, and share
-            the error; by default those that are there.
+        num_recipes: the first one and those that will be compared with it, which share
+            the error; by default the present ones.
     """
     fits = [fit for group in recipes.values() for fit in group]
     count = num_recipes or max(len(recipes), FEWEST_RECIPES)
@@ -196,7 +196,7 @@ def plan_power(
 def _spread(
     given: float | None, values: Sequence[Array], *, paired: bool
 ) -> tuple[float, int, str]:
-    """Return the spread between runs, its degrees of freedom, and where it is from."""
+    """Return the spread between runs, its degrees of freedom, and its source."""
     if given is not None:
         return given, 0, "given"
     if not values:
@@ -208,7 +208,7 @@ def _spread(
 
 
 def _spreading(recipes: Sequence[Recipe]) -> tuple[str, list[Array]]:
-    """Return what runs spread in, and its values by recipe with several runs."""
+    """Return the quantity whose spread is measured, and its values by recipe."""
     several = [each for each in recipes if len(each.fits) > 1]
     found = [values for each in several if (values := each.asymptotes) is not None]
     if found or not several:
@@ -219,7 +219,7 @@ def _spreading(recipes: Sequence[Recipe]) -> tuple[str, list[Array]]:
 
 
 def _require_pairs(values: Sequence[Array]) -> None:
-    """Refuse runs that cannot be paired by their seeds."""
+    """Raise CurveError if runs cannot be paired by their seeds."""
     counts = [len(each) for each in values]
     if len(counts) < FEWEST_RECIPES or len(set(counts)) > 1:
         raise CurveError(

@@ -9,9 +9,9 @@ are integer parts of 100 linear values in [100, 4000] (short runs) or [4000, 400
 12000], closes that gap.  So the resolution is 0.005 in A, and in C_mid 39, 81 and 364
 GPU-hours in turn.
 
-The paper states no intervals.  Those here are profiles of the same sum of squares on
-the same grids, and half of a grid's step wider, as the winner may lie that far off;
-where they reach the end of a grid they have no limit.
+The paper states no intervals.  The intervals here are profiles of the same sum of
+squares on the same grids, half a grid step wider, as the best value may be that far
+off; an interval that reaches the end of a grid has no limit there.
 """
 
 import dataclasses
@@ -33,19 +33,18 @@ MIDPOINT_PIECES = ((100.0, 4000.0), (4000.0, 12000.0), (4000.0, 40000.0))
 MIDPOINTS = np.unique(  # of C_mid, in GPU-hours, increasing
     [np.linspace(*ends, 100).astype(np.int64) for ends in MIDPOINT_PIECES]
 ).astype(np.float64)
-# Each pair's sum of squares is first taken at the best of these B, a node every 5 %,
-# and at the vertex of the parabola through its neighbours; the pairs that come out
-# best so are then refined.
+# Each pair's sum of squares is first minimised over these B, a node every 5 %, with a
+# parabola through the best node and its neighbours; the best pairs are then refined.
 LOG_EXPONENTS = np.log(np.geomspace(0.2, 12.0, 85))
 NUM_REFINED = 300
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GridSearch:
-    """The winning pair, and what every other one costs with its best B."""
+    """The winning pair (A, C_mid), and the cost of every pair at its best B."""
 
-    winner: tuple[int, int]  # its places in ASYMPTOTES and MIDPOINTS
-    values: dict[str, float]  # of the winner, by the names that `sigmoid` has for them
+    winner: tuple[int, int]  # its indices in ASYMPTOTES and MIDPOINTS
+    values: dict[str, float]  # of the winner, by the argument names of `sigmoid`
     problem: Problem
     theta: Array  # [4] the winner as a row of the problem
     costs: Array  # [A, C_mid] sums of squares
@@ -58,11 +57,11 @@ def paper_settings(whole: Curve, settings: Settings) -> Settings:
 
     Args:
         whole: the curve; its x in hours of a GPU or chip, as the grids are.
-        settings: as asked for; `fit_from` stays if it is given.
+        settings: the user's; a given `fit_from` is kept.
 
     Raises:
-        CurveError: another law or loss, an R0 that is not known, or data that end
-            before the grid of C_mid begins.
+        CurveError: another law or loss, an unknown R0, or data that end before the
+            grid of C_mid begins.
     """
     if settings.law != "sigmoid" or settings.robust or settings.weighs:
         raise CurveError(
@@ -134,10 +133,10 @@ def search_grids(curve: Curve, initial_reward: float) -> GridSearch:
 def _profile(
     x: Array, problem: Problem, initial_reward: float
 ) -> tuple[Array, Array, Array]:
-    """Least sums of squares over B, log B there, and the bend: [A, C_mid] each.
+    """Return the least sum of squares over B, its log B and bend: [A, C_mid] each.
 
     The sum of squares is quadratic in A, so three sums serve all A; over log B it is
-    taken for a parabola around the best node.
+    approximated by a parabola around the best node.
     """
     log_ratio = np.log(x / MIDPOINTS[:, None])[:, None, :]
     exponents = np.exp(LOG_EXPONENTS)[:, None]
@@ -160,7 +159,7 @@ def _profile(
 
 
 def fit_on_grids(usual: Fit) -> Fit:
-    """Fit again by the grids; what the procedure leaves open is as in the usual fit."""
+    """Fit again on the grids; `usual` gives what the procedure does not define."""
     found = search_grids(usual.curve, usual.initial_reward)
     curve, theta, problem = usual.curve, found.theta, found.problem
     half = usual.half_forecast
@@ -211,7 +210,7 @@ def fit_on_grids(usual: Fit) -> Fit:
 
 
 def _verdict(usual: Fit, on_grid: Interval) -> FitVerdict:
-    """Usual fit's verdict; the grid must have an end of its own for A too."""
+    """Return the usual fit's verdict; A must be bounded above on the grid too."""
     reason, limits = usual.reason, usual.interval("A")
     if usual.climbs and on_grid.high is None:
         reason = (
@@ -262,7 +261,7 @@ def _accepted(
 
 
 def _widened(grid: Array, places: np.ndarray) -> Interval:
-    """Return first to last place of a grid, and half a step beyond both."""
+    """Return a grid's interval from first to last index, half a step wider each way."""
     first, last = int(places.min()), int(places.max())
     return Interval(
         None if first == 0 else float(grid[first - 1 : first + 1].mean()),

@@ -1,8 +1,8 @@
-"""Whether a run is worth its end: its forecast against finished runs of the same seed.
+"""Early stopping of hopeless runs, by comparison with finished runs of the same seed.
 
-A run is stopped where its forecast for the end lies below what a finished run reached,
-by more than the bands of both and the spread between runs of one recipe explain.
-`replay` says what that would have saved, and how often it would have been wrong.
+A run is stopped if its forecast for the end is below what a finished run reached, by
+more than the bands of both and the spread between runs of one recipe explain.
+`replay` computes what that would have saved, and how often it would have been wrong.
 """
 
 import dataclasses
@@ -15,10 +15,10 @@ from scalerl_jax.scaling.fit import quick_fit
 from scalerl_jax.scaling.records import Curve, CurveError, Record
 from scalerl_jax.scaling.result import LAST_POINTS, Fit, Settings
 
-LEVEL = 0.99  # of one look; a run is looked at several times
-FROM_SHARE = 0.25  # of its compute
-FEWEST = 8  # evaluations
-MOST_LOOKS = 8  # of a replay, at one run
+LEVEL = 0.99  # of one check; a run is checked several times
+FROM_SHARE = 0.25  # share of a run's compute from which it is checked
+FEWEST = 8  # evaluations from which a run is checked
+MOST_LOOKS = 8  # checks of one run in a replay
 
 
 def cannot_reach(
@@ -30,13 +30,13 @@ def cannot_reach(
 ) -> str | None:
     """Return the finished run that a run will not reach by `end`; None: it may.
 
-    The interval of the difference at `end`, of the finished run's curve and the
-    forecast, is that of two recipes with one run each; a run cannot reach where it
-    lies above 0.
+    The finished run's curve at `end` and the forecast are compared as two recipes with
+    one run each; the run cannot reach the other if the interval of the difference is
+    above 0.
 
     Args:
         curve: of the run under way.
-        finished: by name, what `fit_to_judge` makes of runs with the same seed.
+        finished: fits by `fit_to_judge` of finished runs with the same seed, by name.
         end: compute at which the run would end.
         run_sd: between runs of one recipe.
     """
@@ -56,7 +56,7 @@ def cannot_reach(
 
 
 def fit_to_judge(curve: Curve) -> Fit | None:
-    """Fit a curve at the level of a look; None: it has no fit."""
+    """Fit a curve at the level of a check, or return None if it cannot be fitted."""
     try:
         return quick_fit(curve, Settings(level=LEVEL))
     except CurveError:
@@ -64,7 +64,7 @@ def fit_to_judge(curve: Curve) -> Fit | None:
 
 
 def _foretold(fit: Fit, end: float) -> RecipeSample:
-    """Return the pass rate of a curve at `end`, and how far its band reaches."""
+    """Return the forecast pass rate of a curve at `end`, with its band."""
     value = float(fit.forecast(end))
     low, high = (float(each) for each in fit.band(end))
     reach = [[max(value - low, 0.0), max(high - value, 0.0)]]
@@ -85,7 +85,7 @@ class Stopped(Record):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReplayedStudy(Record):
-    """What stopping hopeless runs would have done to a study that is complete."""
+    """The effect that stopping hopeless runs would have had on a complete study."""
 
     num_runs: int
     saved: float  # share of the compute of all runs
@@ -143,7 +143,7 @@ def replay(
 
 
 def _looks(curve: Curve) -> list[int]:
-    """Return the numbers of evaluations after which a run is looked at."""
+    """Return the numbers of evaluations after which a run is checked."""
     first = int(np.searchsorted(curve.x, FROM_SHARE * curve.x[-1])) + 1
     first = max(first, FEWEST)
     counts = np.linspace(first, curve.x.size - 1, MOST_LOOKS).astype(int)

@@ -1,6 +1,6 @@
-"""Which runs are of one recipe, and which recipes are compared with each other.
+"""Grouping of runs into recipes, and the choice of recipes to compare.
 
-Runs of one recipe differ in their seeds alone.
+Runs of one recipe differ only in their seeds.
 """
 
 import dataclasses
@@ -22,16 +22,16 @@ from scalerl_jax.scaling.differences import RUN_SD
 from scalerl_jax.scaling.identifiability import ASYMPTOTE_MARGIN
 from scalerl_jax.scaling.result import Fit
 
-MOST_PAIRED = 4  # recipes that are compared each with each
+MOST_PAIRED = 4  # recipes that are all compared pairwise
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compared:
-    """All runs by rank, and their recipes two by two."""
+    """All runs by rank, and their recipes compared pairwise."""
 
     runs: RunTable
     pairs: tuple[Comparison, ...]
-    num_left_out: int  # pairs that there was no room for
+    num_left_out: int  # pairs beyond the limit, which were not compared
 
 
 def compare_recipes(
@@ -43,19 +43,18 @@ def compare_recipes(
     paired: bool = False,
     most_pairs: int | None = None,
 ) -> Compared:
-    """Compare a few recipes each with each, and many with the one of the best run.
+    """Compare a few recipes pairwise, and many with the recipe of the best run.
 
     Args:
         fits: by name of run.
         recipes: the same runs, as `group_runs` returns them.
-        margin: as `compare` takes it, and so are the next two.
-        most_pairs: pairs of many recipes that are compared: those next to the best.
+        margin: as in `compare`, like the next two.
+        most_pairs: largest number of pairs compared: those next to the best.
     """
     every = {name: Recipe(tuple(group)) for name, group in recipes.items()}
     runs = rank(fits, recipes, margin=margin, run_sd=run_sd)
     recipe_of = {id(fit): name for name, group in recipes.items() for fit in group}
     best, *others = dict.fromkeys(recipe_of[id(row.fit)] for row in runs.rows)
-    # The paper compares a few recipes with each other, and many with the best one.
     pairs = [(best, other) for other in others]
     if len(recipes) <= MOST_PAIRED:
         pairs = list(itertools.combinations(recipes, 2))
@@ -85,7 +84,8 @@ def rank(
 ) -> RunTable:
     """Rank runs by A, allowing for a spread between runs of one recipe.
 
-    By default it is that of the recipes with several runs; without any, ScaleRL's.
+    By default the spread is estimated from recipes with several runs; if there are
+    none, it is ScaleRL's.
     """
     if run_sd is None:
         run_sd = spread_between(Recipe(tuple(group)) for group in recipes.values())
@@ -96,12 +96,12 @@ def rank(
 def group_runs(
     fits: Mapping[str, Fit], *, second: Collection[str] = ()
 ) -> dict[str, tuple[Fit, ...]]:
-    """Return the runs of each recipe, under what their names begin with alike.
+    """Return the runs of each recipe, keyed by the common start of their names.
 
     Args:
         fits: by name of run.
-        second: names of the runs of the second recipe, where there are two: all others
-            are of the first.
+        second: names of the second recipe's runs, if there are two recipes; all other
+            runs are of the first.
     """
     groups: dict[str, list[str]] = {}
     for name, fit in fits.items():

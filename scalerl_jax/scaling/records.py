@@ -1,8 +1,8 @@
-"""Data that go into a fit and come out: checked curves, intervals, JSON records.
+"""Input and output of a fit: checked curves, intervals, JSON records.
 
-`make_curve` refuses whatever a fit could not be trusted on, with the place in the file,
-the limit and the way out; it sorts, rescales and guesses nothing (`load.py` reads).  In
-JSON a number that is not finite, and a limit that the data do not set, is null.
+`make_curve` raises on input that makes a fit unreliable, naming the line in the file,
+the limit and the way out; it does not sort, rescale or guess (`load.py` reads files).
+In JSON a number that is not finite, and a limit that the data do not set, is null.
 """
 
 import dataclasses
@@ -19,9 +19,9 @@ Bools = NDArray[np.bool_]
 Places = NDArray[np.intp]
 
 DEFAULT_X = "compute_chip_hours"
-TOKENS_X = "generated_tokens"  # of a run on a CPU, whose chip-hours are wall time
+TOKENS_X = "generated_tokens"  # x of a run on a CPU, whose chip-hours are wall time
 DEFAULT_Y = "pass_rate"
-FALLING_CORRELATION = 0.5  # of ranks, from which a curve is said to fall
+FALLING_CORRELATION = 0.5  # a curve falls if its rank correlation is below minus this
 Source = Literal["fitted", "measured", "given", "held"]
 
 
@@ -38,10 +38,10 @@ class CurveError(ValueError):
 
 
 class TooFewPointsError(CurveError):
-    """A curve that more evaluations would mend."""
+    """A curve with too few evaluations to be fitted."""
 
     def __init__(self, message: str, *, missing: int) -> None:
-        """Keep how many evaluations are `missing`."""
+        """Store the number of `missing` evaluations."""
         super().__init__(message)
         self.missing = missing
 
@@ -103,18 +103,18 @@ class Curve:
     y_se: Array | None  # [n] standard errors of y
     r0: float | None  # pass rate at zero compute; None when it was not measured
     r0_se: float | None = None  # its standard error, where the points have theirs
-    r0_evaluations: int = 1  # how many r0 is the mean of: one of each pooled seed
-    num_left_out: int = 0  # early points that were taken away
+    r0_evaluations: int = 1  # evaluations that r0 is the mean of: one per pooled seed
+    num_left_out: int = 0  # early points that were removed
     x_name: str
     y_name: str
     name: str = ""  # of the run
-    is_wall_time: bool = False  # x is chip-hours of a CPU, which decide nothing
-    recipe: str = ""  # equal for runs that differ in their seed alone; "": not known
+    is_wall_time: bool = False  # x is chip-hours of a CPU, which give no verdict
+    recipe: str = ""  # equal for runs that differ only in their seed; "": unknown
     last_step: int | None = None  # optimizer steps behind the last point, if known
     constants: dict[str, float] = dataclasses.field(default_factory=dict)  # settings
-    prompt_rates: Array | None = None  # [n, P] of each prompt
+    prompt_rates: Array | None = None  # [n, P] pass rate of each prompt
     r0_prompt_rates: Array | None = None  # [P] at zero compute
-    samples_per_prompt: int | None = None  # completions behind each of these
+    samples_per_prompt: int | None = None  # completions behind a prompt's pass rate
     warnings: tuple[str, ...] = ()
 
     def part(self, kept: Bools) -> "Curve":
@@ -139,7 +139,7 @@ def make_curve(
         y: [n] pass rates, as fractions.
         y_se: [n] standard errors of y.
         names: what x and y are called in messages and output, unit included.
-        name: what the run is called.
+        name: of the run.
         places: [n] where each point comes from; "point 3" by default.
 
     Raises:
@@ -209,7 +209,7 @@ def _check_compute(x: Array, name: str, where: list[str]) -> None:
         )
     for i in np.flatnonzero(np.diff(x) <= 0):
         if x[i + 1] == x[i]:
-            fault = f"is there twice (also at {where[i]}): duplicates"
+            fault = f"appears twice (also at {where[i]}): duplicates"
         else:
             fault = f"does not increase after {x[i]:g} ({where[i]})"
         raise CurveError(
@@ -275,7 +275,7 @@ def to_json(value: Any) -> str:
 
 
 def r_squared(values: Array, residuals: Array) -> float:
-    """Return the share of the variance of values [n] that is explained; 0 of none."""
+    """Return the explained share of the variance of values [n]; 0 for constant ones."""
     spread = float(((values - values.mean()) ** 2).sum())
     return 1.0 - float((residuals**2).sum()) / spread if spread else 0.0
 

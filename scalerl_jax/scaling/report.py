@@ -39,7 +39,7 @@ TEMPLATE = Path(__file__).parents[1] / "assets" / "scaling" / "report.html"
 # Runs up to which each gets the extrapolation test with its picture and the table of
 # cut-offs: ten more fits each, which for 100 runs would take minutes.
 MOST_IN_DETAIL = 12
-MOST_PAIRS = 6  # of recipes that are compared, half a second each
+MOST_PAIRS = 6  # pairs of recipes that are compared, half a second each
 LONGEST_LINE = 40  # letters of a cell; longer ones wrap
 
 
@@ -54,10 +54,10 @@ def make_report(
 
     Args:
         fits: by the name of the run, all over the same x.
-        paths: what each run was read from: a run's directory says its settings, its
-            training and some rollouts too.
-        pairs: comparisons of recipes that were chosen before; by default a few recipes
-            are compared each with each, and many with the one of the best run.
+        paths: what each run was read from; a run's directory also gives its settings,
+            training curves and some rollouts.
+        pairs: comparisons of recipes chosen in advance; by default a few recipes are
+            compared pairwise, and many with the recipe of the best run.
     """
     import jinja2
 
@@ -100,14 +100,14 @@ def make_report(
         # Without "<" no text can end the element or begin a comment in it.
         data=json.dumps(data, allow_nan=False).replace("<", "\\u003c"),
     )
-    return shown(made)  # no letter turns the text after it, a number of ours, around
+    return shown(made)  # no letter of a name reverses the text after it
 
 
 def _read_runs(paths: Mapping[str, Path], x_name: str) -> dict[str, RunDetails]:
     """Read the details of runs from their directories, by name.
 
-    A directory has the name of its curve; one of several curves has its own.  Tables
-    of any runs have none.
+    A directory with one curve has the name of that curve; one with several has its
+    path.  Files other than evals.jsonl have no details.
     """
     curves: dict[Path, list[str]] = {}
     for name, path in paths.items():
@@ -223,7 +223,7 @@ def _compared(
 
 
 def _run(name: str, fit: Fit, *, in_detail: bool) -> dict[str, Any]:
-    """Return one run: picture, parameters, plan, data, and in detail its tests."""
+    """Return one run: picture, parameters, plan, data; `in_detail`, its tests too."""
     curve = fit.whole_curve
     residuals = fit.residuals(curve.x, curve.y)
     run: dict[str, Any] = {

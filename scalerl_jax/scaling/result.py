@@ -1,7 +1,7 @@
 """The result of a fit: numbers with units, intervals, verdict, predictions.
 
 A `Fit` always says whether it converged and whether its asymptote is identified;
-in JSON too.  How it came about is in `fit.py`.
+in JSON too.  `fit.py` makes it.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from scalerl_jax.scaling.search import Problem
 from scalerl_jax.scaling.uncertainty import MeanCurve, mean_curve, student_quantile
 
 LEAST_SPREAD = 1e-4  # of a pass rate, R (1 - R): one completion in 10,000 differs
-LAST_POINTS = 3  # whose mean is the last value: one alone has all of its noise
+LAST_POINTS = 3  # averaged for the last value: a single evaluation is noisier
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,8 +36,8 @@ class Settings:
     # Points weigh 1 / y_se^2.  Off by default: the errors that come with evaluations
     # are mostly those of the choice of prompts, which moves all points together.
     weighted: bool = False
-    # Take the standard errors at their word; else only their ratios count, and the
-    # scatter around the fit says how large they are.
+    # Take the standard errors as exact; otherwise only their ratios count, and the
+    # scatter around the fit sets their size.
     errors_known: bool = False
 
     @property
@@ -89,24 +89,24 @@ class Fit(Record):
     climb_p_value: float  # share of constant curves that noise makes climb as much
     identified: bool  # the data bound A from above; else its interval's high is None
     bounded: bool  # a weaker claim: A = 1 is outside the interval, half the gain inside
-    reason: str | None  # why not
+    reason: str | None  # why A is not identified
     r_squared: float  # over the fitted points, without the zero-compute one
     sigma: float  # noise of one evaluation of average weight, in pass rate
     autocorrelation: float  # of neighbouring residuals; 0 is independent noise
     residual_p_value: float  # share of curves of the law whose noise correlates as much
     warnings: tuple[str, ...] = ()
-    r0_free: "Fit | None" = None  # the same with R0 free, where n allows
+    r0_free: "Fit | None" = None  # the fit with R0 free, if there are enough points
     half_forecast: Forecast | None = None  # None: too few points, or they fall
 
     settings: Settings = dataclasses.field(repr=False)
     curve: Curve = dataclasses.field(repr=False)  # the points that were fitted
-    whole_curve: Curve = dataclasses.field(repr=False)  # and those left out
+    whole_curve: Curve = dataclasses.field(repr=False)  # with those left out
     problem: Problem = dataclasses.field(repr=False)  # what was minimised
     theta: Array = dataclasses.field(repr=False)  # [4] R0, A, u, v of `laws.Law`
     cost: float = dataclasses.field(repr=False)  # the objective at theta
-    unit_growth: float = dataclasses.field(repr=False)  # of it, for one sigma
+    unit_growth: float = dataclasses.field(repr=False)  # of the cost, for one sigma
     degrees: int | None = dataclasses.field(repr=False)  # n - p; None: errors known
-    accepted: Array = dataclasses.field(repr=False)  # [K, 4] as likely as `level` asks
+    accepted: Array = dataclasses.field(repr=False)  # [K, 4] fits within `level`
 
     # The sigmoid's parameters by words: floats, and intervals.
     initial_reward = property(lambda self: self.value("R0"), doc="R0, in [0, 1].")
@@ -114,9 +114,9 @@ class Fit(Record):
     exponent = property(lambda self: self.value("B"), doc="B.")
     midpoint = property(lambda self: self.value("C_mid"), doc="C_mid, in x's unit.")
     # Its high is None if A is not identified.
-    asymptote_interval = property(lambda self: self.interval("A"), doc="Of A.")
-    exponent_interval = property(lambda self: self.interval("B"), doc="Of B.")
-    midpoint_interval = property(lambda self: self.interval("C_mid"), doc="Of C_mid.")
+    asymptote_interval = property(lambda self: self.interval("A"), doc="Interval.")
+    exponent_interval = property(lambda self: self.interval("B"), doc="Interval.")
+    midpoint_interval = property(lambda self: self.interval("C_mid"), doc="Interval.")
 
     @property
     def initial_reward_source(self) -> str:
@@ -126,7 +126,7 @@ class Fit(Record):
 
     @property
     def num_means(self) -> int:
-        """How many means are fitted: of bins (`bins.py`), or of one point each."""
+        """Number of fitted points: means of bins (`bins.py`), or single evaluations."""
         return self.problem.t.size - self.problem.observes_zero
 
     @property
@@ -176,10 +176,10 @@ class Fit(Record):
     def forecast(self, x: ArrayLike) -> Array:
         """Return the mean pass rate at x over all curves of the law, by likelihood.
 
-        In the shape of x.  `predict` is the best curve, and the same where noise leaves
-        little choice; on few or noisy evaluations this is the better guess.  A flat
-        curve is foretold to stay at its last value.  The paper's protocol knows the
-        best curve only.
+        In the shape of x.  `predict` gives the best curve, which is the same where the
+        noise leaves little choice; on few or noisy evaluations the mean is the better
+        guess.  The forecast of a flat curve is its last value.  The paper's protocol
+        has the best curve only.
         """
         if self.flat:
             return np.full(np.shape(x), self.curve.y[-LAST_POINTS:].mean())
@@ -210,10 +210,10 @@ class Fit(Record):
         return curves.min(axis=0).reshape(shape), curves.max(axis=0).reshape(shape)
 
     def prediction_band(self, x: ArrayLike) -> tuple[Array, Array]:
-        """Return where in [0, 1] an evaluation at x falls with probability `level`.
+        """Return the range in [0, 1] that holds an evaluation at x with chance `level`.
 
-        `band` and noise: the distances of the band's edges from the curve and the
-        noise's quantile add up in squares, as independent errors do.
+        It adds noise to `band`: the distances of the band's edges from the curve and
+        the noise's quantile add up in squares, as independent errors do.
         """
         middle = self.predict(x)
         noise = self._noise_reach(middle)
@@ -226,10 +226,10 @@ class Fit(Record):
     def _noise_reach(self, rates: Array) -> Array:
         """Return the reach of evaluation noise at these pass rates, at `level`.
 
-        The noise's quantile; where the loss is robust, at least that of the residuals,
-        outliers among them, as the next evaluation may be one.  A pass rate R of n
-        completions has the variance R (1 - R) / n: where that is larger than the
-        fitted points have on average, the noise grows by it.
+        It is the noise's quantile; for a robust loss, it is at least the quantile of
+        the residuals with outliers, as the next evaluation may be one.  A pass rate R
+        of n completions has the variance R (1 - R) / n: where that is larger than the
+        average of the fitted points, the noise grows by the ratio.
         """
         reach = self.sigma * student_quantile(self.level, self.degrees)
         if self.problem.huber is not None:
@@ -247,9 +247,9 @@ class Fit(Record):
     def to_record(self) -> dict[str, Any]:
         """Return the fit as a dict of JSON values.
 
-        Besides `parameters`, every parameter stands at the top level as NAME,
-        NAME_low and NAME_high; limits that the data do not set are None.  `n_means` is
-        there for a curve whose points are binned.
+        Besides `parameters`, every parameter is at the top level as NAME, NAME_low and
+        NAME_high; limits that the data do not set are None.  A curve whose points are
+        binned also has `n_means`.
         """
         record = super().to_record()
         record["n_points"] = record.pop("num_points")

@@ -1,8 +1,8 @@
-"""The order of a log that a run wrote in several lives: which of its rows count.
+"""Choice of the rows of a log that count, where a resumed run wrote steps again.
 
-A run that is resumed goes on from an earlier step: it writes steps again, and whatever
-it had written from there on is replaced.  Rows may also stand in no order at all, and
-then nothing is replaced but by a later row of the same step.
+A resumed run continues from an earlier step and writes steps again; its new rows
+replace all earlier rows from that step on.  Rows may also be unsorted; then a row is
+replaced only by a later row of the same step.
 """
 
 import bisect
@@ -15,10 +15,10 @@ from collections.abc import Sequence
 class Settled:
     """The rows of a log that count."""
 
-    order: list[int]  # their places in the log, by increasing key
+    order: list[int]  # their indices in the log, by increasing key
     num_left_out: int  # rows that were replaced
-    resumed: bool  # by a run that went on from an earlier step
-    unsorted: bool  # the rows are in another order
+    resumed: bool  # whether a resumed run replaced rows
+    unsorted: bool  # whether the log was not in the order of its keys
 
     def notes(self, key: str) -> tuple[str, ...]:
         """Return notes on rows left out or sorted, for rows ordered by `key`."""
@@ -37,10 +37,10 @@ class Settled:
 def settle(keys: Sequence[float]) -> Settled:
     """Choose the rows of a log that count, by their steps in the order of writing.
 
-    A step back resumes the run if it goes to a step that is there, or if the rows from
-    it on pass every step that they replace: then all that was there from that step on
-    is replaced.  From the first other step back on, rows are sorted, and of each step
-    the last one counts.
+    A step back is a resume if it returns to a logged step, or if the rows after it
+    repeat every logged step that they pass: all rows from that step on are then
+    replaced.  From the first other step back on, rows are sorted, and the last row of
+    each step counts.
     """
     starts = [i for i in range(1, len(keys)) if keys[i] <= keys[i - 1]]
     order: list[int] = []
@@ -61,7 +61,7 @@ def settle(keys: Sequence[float]) -> Settled:
 
 
 def _resumes(replaced: Sequence[float], life: Sequence[float]) -> bool:
-    """Return whether rows with the keys `life` are those of a run that was resumed."""
+    """Return whether rows with the keys `life` are those of a resumed run."""
     if replaced[0] == life[0]:
         return True
     passed = {key for key in replaced if key <= life[-1]}

@@ -1,7 +1,7 @@
-"""What a run's directory says beside its curve: settings, versions, training, rollouts.
+"""Details of a run from its directory: settings, versions, training curves, rollouts.
 
-Every part may be missing; what is there and cannot be read is left out with a note.
-Files are read in pieces of a bounded size, however large they are.
+Every part may be missing; a part that exists and cannot be read is left out with a
+note.  Files are read in pieces of bounded size, however large they are.
 """
 
 import dataclasses
@@ -22,13 +22,13 @@ from scalerl_jax.scaling.text import Cells, Sheet, cut
 
 CONFIG_FILE, METRICS_FILE = "config.json", "metrics.jsonl"
 ROLLOUTS_FILE = "rollouts.jsonl"
-MOST_BYTES = 4 * 2**20  # of a file of settings, a row, and of each end of the rollouts
+MOST_BYTES = 4 * 2**20  # read of a settings file, a row, and each end of the rollouts
 MOST_ROWS = 2_000  # of metrics.jsonl, at even distances
-LARGEST = 1e30  # that is drawn
-MOST_SETTINGS = 100  # that are listed
-MOST_OF_A_KIND = 2  # rollouts of a step: so many right ones, so many that are not
+LARGEST = 1e30  # value that is drawn
+MOST_SETTINGS = 100  # listed settings
+MOST_OF_A_KIND = 2  # correct rollouts kept per step, and other ones
 RIGHT = "correct"
-# Columns of metrics.jsonl that are drawn, and what they are called.
+# Columns of metrics.jsonl that are drawn, and their labels.
 TRAINING_CURVES = {
     "reward/mean": "reward",
     "completion/mean_tokens": "length (tokens of a completion)",
@@ -37,7 +37,7 @@ TRAINING_CURVES = {
     "mismatch/mean_abs": "sampler against learner (nats)",
     "completion/cut_off_share": "share of completions cut off",
 }
-VERSIONS = ("scalerl_jax", "jax", "jaxlib", "python")  # that are shown
+VERSIONS = ("scalerl_jax", "jax", "jaxlib", "python")  # shown in the report
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class RolloutRow:
     prompt: str
     completion: str
     reference: str
-    status: str  # the verdict: "correct", or what it is instead
+    status: str  # the verdict: "correct", or another one
     tokens: int | None
     ended: str  # "cut off", "interrupted" or ""
 
@@ -80,7 +80,7 @@ def read_details(folder: Path, *, x_name: str) -> RunDetails:
     """Read the details of a run from its directory; empty for other directories.
 
     Args:
-        x_name: what the fit has as x, which the training curves are then over too.
+        x_name: the fit's x, over which the training curves are drawn too.
     """
     notes: list[str] = []
     record = _read_object(folder / CONFIG_FILE, notes)
@@ -98,7 +98,7 @@ def read_details(folder: Path, *, x_name: str) -> RunDetails:
 
 
 def differing(details: Mapping[str, RunDetails]) -> dict[str, list[Any]]:
-    """Return the settings in which runs differ: the values by run, None for none."""
+    """Return the settings in which runs differ, with each run's value (None: unset)."""
     every = [each.settings for each in details.values() if each.settings]
     names = dict.fromkeys(name for settings in every for name in settings)
     found = {name: [settings.get(name) for settings in every] for name in names}
@@ -119,9 +119,9 @@ def origins_sheet(details: Mapping[str, RunDetails]) -> Sheet:
 
 
 def settings_sheet(details: Mapping[str, RunDetails]) -> tuple[Sheet, int]:
-    """Return a row for each setting in which runs differ, and how many do not fit.
+    """Return a row for each setting in which runs differ, and the number left out.
 
-    Runs that are alike share a column.
+    Runs with equal settings share a column.
     """
     known = {name: each for name, each in details.items() if each.settings}
     found = list(differing(known).items())
@@ -139,14 +139,14 @@ def settings_sheet(details: Mapping[str, RunDetails]) -> tuple[Sheet, int]:
 
 
 def _setting_text(value: Any) -> str:
-    """Return a setting as a config has it; one that a run does not have is a dash."""
+    """Return a setting's value as a config writes it, or a dash if it is unset."""
     if value is None:
         return "-"
     return cut(value if isinstance(value, str) else json.dumps(value), 80)
 
 
 def _read_object(path: Path, notes: list[str]) -> dict[str, Any]:
-    """Return the JSON object in a file; an empty one and a note where there is none."""
+    """Return the JSON object in a file: {} if it is missing, with a note if invalid."""
     try:
         if not path.exists():
             return {}
@@ -160,7 +160,7 @@ def _read_object(path: Path, notes: list[str]) -> dict[str, Any]:
 
 
 def _origin(record: dict[str, Any], ledger: dict[str, Any]) -> dict[str, str]:
-    """Return where a run comes from, in words."""
+    """Return a run's seed, revision, chip, start and versions, as text."""
     versions = record.get("versions")
     versions = versions if isinstance(versions, dict) else {}
     named = {
@@ -206,16 +206,16 @@ def _read_training(path: Path, x_name: str, notes: list[str]) -> dict[str, Array
 
 
 def _x_column(x_name: str) -> str:
-    """Return the column of metrics.jsonl that counts what the fit has as x."""
+    """Return the column of metrics.jsonl that holds the fit's x."""
     if is_step(x_name) or x_name == "policy_version":
         return STEP_COLUMN
     return f"compute/{'charged_chip_hours' if x_name == DEFAULT_X else x_name}"
 
 
 def _spread_lines(path: Path) -> Iterator[bytes]:
-    """Yield lines of a file: all, or of a long one up to `MOST_ROWS` at even distances.
+    """Yield all lines of a file, or up to `MOST_ROWS` at even distances of a long one.
 
-    Without reading what is between them, so that a file of gigabytes costs no more.
+    The lines between them are not read, so a file of gigabytes costs no more.
     """
     size = path.stat().st_size
     stride = size // MOST_ROWS
@@ -225,11 +225,11 @@ def _spread_lines(path: Path) -> Iterator[bytes]:
             begin = file.tell() - len(line)
             if file.tell() < begin + stride:
                 file.seek(begin + stride)
-                file.readline(MOST_BYTES)  # the rest of a line that began before
+                file.readline(MOST_BYTES)  # skip the rest of a line that began before
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
-    """Return the object of a line; None for what is no such line."""
+    """Return the JSON object of a line, or None if the line is not one."""
     try:
         row = parse_json(line)
     except ValueError:
@@ -238,7 +238,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 
 def _number(value: object) -> float:
-    """Return a number, or NaN for what is none or has no place on an axis."""
+    """Return a number, or NaN if the value is not a number or too large to draw."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return math.nan
     return float(value) if abs(value) < LARGEST else math.nan
@@ -275,7 +275,7 @@ def _read_rollouts(path: Path, notes: list[str]) -> tuple[RolloutRow, ...]:
 
 
 def _some_of(rollouts: Iterable[RolloutRow]) -> list[RolloutRow]:
-    """Return a few right ones and a few others, in order."""
+    """Return up to `MOST_OF_A_KIND` correct rollouts and as many others, in order."""
     kept: list[RolloutRow] = []
     for rollout in rollouts:
         alike = [each for each in kept if each.is_right == rollout.is_right]
@@ -284,7 +284,7 @@ def _some_of(rollouts: Iterable[RolloutRow]) -> list[RolloutRow]:
 
 
 def _rollout(row: Mapping[str, Any]) -> RolloutRow | None:
-    """Return the rollout of a row; None for a row that is none."""
+    """Return the rollout of a row, or None if the row is not a rollout."""
     step, tokens = row.get("step"), row.get("tokens")
     texts = [row.get(name) for name in ("prompt", "completion", "status")]
     if type(step) is not int or not all(isinstance(text, str) for text in texts):

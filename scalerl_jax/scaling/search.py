@@ -22,7 +22,7 @@ R0, A, SHAPE_U, SHAPE_V = range(4)
 LOG_ZERO = -1e4
 
 GRID_SHAPE = (32, 48)  # u times v: neighbours differ by 1.18 in the sigmoid's B
-GRID_POINTS = 128  # points of the curve that the grid looks at
+GRID_POINTS = 128  # points of the curve that the grid uses
 MAX_DESCENT_STEPS = 150
 MAX_SHAPE_STEP = 1.0  # a larger move in u or v leaves the basin
 ROBUST_STEPS = 400  # a reweighted step gains less than a Newton step
@@ -33,8 +33,8 @@ class Problem:
     """One law, one or more curves on the same compute, and what is held.
 
     The objective of a row is sum_i loss(z_i), z_i = sqrt(weight_i) (y_i - R(x_i)),
-    with loss(z) = z^2, or Huber's 2 huber |z| - huber^2 where |z| > huber; and what is
-    lost `within` the bins of a problem that is binned (`bins.py`).
+    with loss(z) = z^2, or Huber's 2 huber |z| - huber^2 where |z| > huber; plus
+    `within`, the loss inside the bins of a binned problem (`bins.py`).
     """
 
     law: Law
@@ -44,8 +44,8 @@ class Problem:
     # Levels that are not fitted, by column: R0, A or both.
     held: dict[int, float] = dataclasses.field(default_factory=dict)
     huber: float | None = None  # in units of z
-    whole: "Problem | None" = None  # the evaluations, whose means these points are
-    within: float = 0.0  # the objective of the evaluations beyond that of these points
+    whole: "Problem | None" = None  # the single evaluations, if the points are bins
+    within: float = 0.0  # objective of the evaluations minus that of the bins
 
     @property
     def points(self) -> "Problem":
@@ -63,7 +63,7 @@ class Problem:
         """Lower and upper limits of theta, [4] each: 0 <= R0, A <= 1.
 
         A is not below a held R0, nor R0 above a held A: the laws describe curves
-        that climb (`in_order` holds this where both are free).
+        that climb (`in_order` ensures this where both are free).
         """
         first = float(self.t[int(self.observes_zero)])
         (low_u, high_u), (low_v, high_v) = self.law.limits(first)
@@ -77,9 +77,9 @@ class Problem:
         return bool(self.t[0] == LOG_ZERO)
 
     def in_order(self, theta: Array, still: Bools) -> Array:
-        """Rows [K, 4] of curves that climb: where A < R0, the best constant instead.
+        """Return rows [K, 4] with the best constant in place of curves that fall.
 
-        A level that is `still` stays, and the other one meets it.
+        A level that is `still` keeps its value, and the other one takes that value.
         """
         falls = theta[:, A] < theta[:, R0]
         if not falls.any():
@@ -92,7 +92,7 @@ class Problem:
         return theta
 
     def curves(self, rows: Places) -> "Problem":
-        """Return the problem of some of its curves."""
+        """Return the problem with some of its curves."""
         if len(self.y) == 1:
             return self
         return dataclasses.replace(self, y=self.y[rows])
@@ -104,7 +104,7 @@ class Problem:
     def scaled_residuals(self, theta: Array, share: Array | None = None) -> Array:
         """Return z, measured minus predicted in units of the weights: [K, n].
 
-        `share` is that of `self.share(theta)`, where the caller has it.
+        `share` is `self.share(theta)`, if the caller has computed it.
         """
         share = self.share(theta) if share is None else share
         r0, asymptote = theta[:, R0, None], theta[:, A, None]
@@ -121,7 +121,7 @@ class Problem:
         return np.where(size <= self.huber, z**2, beyond).sum(axis=1)
 
     def slopes(self, theta: Array, share: Array | None = None) -> Array:
-        """Derivatives of the scaled prediction by every column: [K, n, 4]."""
+        """Return derivatives of the scaled prediction by every column: [K, n, 4]."""
         share = self.share(theta) if share is None else share
         gain = theta[:, A, None] - theta[:, R0, None]
         by_u, by_v = self.law.slopes(
@@ -139,10 +139,10 @@ class Grid:
     """
 
     def __init__(self, problem: Problem) -> None:
-        """Evaluate the share of the gain once; every later question is algebra."""
+        """Evaluate the share of the gain once; later calls only do algebra."""
         thinned = slice(None, None, -(-problem.t.size // GRID_POINTS))
         weights = problem.weights[thinned].copy()
-        if problem.observes_zero:  # never thinned out, so it counts for one of many
+        if problem.observes_zero:  # never thinned out, so it gets one point's weight
             weights[0] *= weights.size / problem.t.size
         lower, upper = problem.limits
         self.u = np.linspace(lower[SHAPE_U], upper[SHAPE_U], GRID_SHAPE[0])
@@ -163,9 +163,9 @@ class Grid:
         self._solved = self.solve(problem.held)
 
     def solve(self, held: dict[int, float]) -> tuple[Array, Array, Array]:
-        """Best R0 and A at every node, in [0, 1], and what they cost: [U, V, K].
+        """Return the best R0 and A in [0, 1] at every node, and their cost: [U, V, K].
 
-        Levels in `held` are kept.  Cost: the squared error less the same constant.
+        Levels in `held` are kept.  The cost is the squared error minus a constant.
         """
         rest, cross, share = self._rest_rest, self._share_rest, self._share_share
         shape = self._share_y.shape
@@ -189,9 +189,9 @@ class Grid:
         return r0, a, cost
 
     def starts(self) -> Array:
-        """Return where a search for the global minimum starts: [S, 4], over all u.
+        """Return starts [S, 4], over all u, for a search for the global minimum.
 
-        For the first curve only.
+        They are of the first curve only.
         """
         r0, a, cost = (values[..., 0] for values in self._solved)
         best_row = int(np.argmin(cost.min(axis=1)))
@@ -229,13 +229,13 @@ class Grid:
 def descend(
     problem: Problem, start: Array, *, tolerance: float, held: Bools | None = None
 ) -> tuple[Array, Array, Bools]:
-    """Levenberg-Marquardt from every row of `start` at once, inside the limits.
+    """Run Levenberg-Marquardt from every row of `start` at once, inside the limits.
 
     Args:
         problem: with one curve, or one curve for each row.
         start: [K, 4] parameter rows; columns that are not free stay.
         tolerance: a row is done when a step lowers its objective by less.
-        held: [K, 4], True where a row keeps its value besides.
+        held: [K, 4], True where a row keeps a value that is free in the problem.
 
     Returns:
         Parameter rows [K, 4], their objectives [K], and which rows ended [K]:
@@ -299,7 +299,7 @@ def _step(problem: Problem, theta: Array, damping: Array, still: Bools) -> Array
 def minimise(problem: Problem, grid: Grid) -> tuple[Array, float, bool]:
     """Find the global minimum of one curve: parameters [4], objective, converged."""
     starts = grid.starts()
-    # Starts in poor basins crawl: go only so far that the best ones stand out.
+    # Starts in poor basins crawl: descend only until the best ones are clear.
     rough = 1e-5 * float(problem.cost(starts).min())
     theta, cost, _ = descend(problem, starts, tolerance=rough)
     best = np.argsort(cost)[:2]

@@ -1,4 +1,4 @@
-"""Files as tables: rows with named cells, and the place that each came from.
+"""Files read as tables: rows with named cells, each with its file and line.
 
 Text with separators, JSONL, TRL's trainer_state.json, W&B's charts, TensorBoard's event
 files (read by the tensorboard package itself; TensorFlow is not needed).  A cell is
@@ -30,11 +30,11 @@ from scalerl_jax.scaling.records import DEFAULT_X, DEFAULT_Y, TOKENS_X, CurveErr
 
 Mark = Literal[".", ","]
 MARKS: tuple[Mark, ...] = (".", ",")
-Cell = tuple[str, str, object]  # where it stands, its column, what it holds
+Cell = tuple[str, str, object]  # file and line, column, content
 Row = tuple[str, dict[str, Any]]  # "file:line" and the cells there
 
 EMPTY = frozenset(["", "nan", "na", "n/a", "#n/a", "null", "none", "-", "--"])
-# Between thousands, besides the mark that is not the decimal one: spaces, apostrophe.
+# Thousands separators besides the mark that is not decimal: spaces, apostrophe.
 _SPACES = " \u00a0\u2009\u202f'"
 _GROUPED = {
     mark: re.compile(
@@ -43,7 +43,7 @@ _GROUPED = {
     for mark, other in ((".", ","), (",", "."))
 }
 STEP_COLUMN = "step"
-# What trainers call it, best first: W&B's _step counts what was logged, not steps.
+# Its names in trainers' logs, best first: W&B's _step counts log calls, not steps.
 STEP_NAMES = (STEP_COLUMN, "global_step", "_step")
 RUN_COLUMN = "run"
 EVALS_NAME = "evals.jsonl"
@@ -53,17 +53,17 @@ STUDY_CURVES = ("curves.parquet", "curves.csv")  # of an exported study
 STUDY_GROUP = ("arm", "seed")
 DELIMITERS = (",", ";", "\t")
 SNIFFED_LINES = 40
-TENSORBOARD_HEADER = ["Wall time", "Step", "Value"]  # of a scalar that it exports
+TENSORBOARD_HEADER = ["Wall time", "Step", "Value"]  # of an exported scalar
 WANDB_SEPARATOR = " - "  # "run name - metric"
 WANDB_ENVELOPES = ("__MIN", "__MAX")  # of the steps that one exported point stands for
 TIME_COLUMN = "wall_time_s"  # since the run's first event
 EVENTS_PREFIX = "eval/"  # of the tags of this package's own evaluations
-LONGEST_NAME = 500  # letters of a column
+LONGEST_NAME = 500  # letters of a column's name
 # "(TaskRunner pid=1) step:5 - critic/score/mean:0.1 - ...", as verl prints it.
 _CONSOLE_LINE = re.compile(r"(?:^|\s)step:(\d{1,18}) - (.*)")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _MOST_CONSOLE_LINE = 2**22  # bytes
-_MOST_PARQUET_ROWS, _PARQUET_ROWS = 2**22, 64  # in all; that are unpacked at once
+_MOST_PARQUET_ROWS, _PARQUET_ROWS = 2**22, 64  # in all; unpacked at once
 _NUMPY_NUMBER = re.compile(r"^np\.\w+\((.*)\)$")
 _SHOWN = 50  # columns that a message lists
 _KNOWN = (
@@ -89,7 +89,7 @@ def to_number(cell: object, mark: Mark = ".") -> float:
     """Return a cell as a number; NaN for an empty one, hundredths for a percent sign.
 
     Raises:
-        ValueError: the cell is no number with this decimal mark.
+        ValueError: the cell is not a number with this decimal mark.
     """
     if is_empty(cell):
         return math.nan
@@ -121,7 +121,7 @@ def is_number(cell: object) -> bool:
 
 
 def _mark_of(text: str) -> Mark | None:
-    """Return the decimal mark that a number must have; None: none, or either may be."""
+    """Return the decimal mark that a number must have, or None if it is undecided."""
     body = re.sub(r"[eE][+-]?\d+$", "", text.strip().removesuffix("%").strip())
     body = re.sub(rf"[{_SPACES}]", "", body).lstrip("+-\u2212")
     if not re.fullmatch(r"[\d.,]*\d[\d.,]*", body):
@@ -154,17 +154,17 @@ def _last_part(column: str) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Table:
-    """The rows of one file or directory, and what its kind calls x and y."""
+    """The rows of one file or directory, with the x and y columns of its kind."""
 
     path: Path
     rows: list[Row]
-    x: str | None = DEFAULT_X  # None: the user has to say
+    x: str | None = DEFAULT_X  # None: the user must name it
     y: str | None = DEFAULT_Y
     group: str | None = None  # column whose values tell runs apart
-    sparse: bool = False  # a row holds some columns only: others are no fault
+    sparse: bool = False  # a row may lack columns
     delimiter: str | None = None  # of a text file
     mark: Mark = "."  # the decimal mark of cells that are text
-    # What reading had to say, by run and column; "" stands for all of them.
+    # The reader's notes, by run and column; "" stands for all of them.
     notes: Mapping[tuple[str, str], tuple[str, ...]] = dataclasses.field(
         default_factory=dict
     )
@@ -176,10 +176,10 @@ class Table:
 
     @functools.cached_property
     def chip(self) -> str | None:
-        """The kind of chip that its rows, or the ledger of its directory, tell of."""
+        """The kind of chip, from its rows or from the ledger of its directory."""
         if self.rows and isinstance(self.rows[0][1].get("chip"), str):
             return self.rows[0][1]["chip"]
-        for folder in [self.path, *self.path.parents][:4]:  # of event files, above them
+        for folder in [self.path, *self.path.parents][:4]:  # event files are below it
             with contextlib.suppress(ValueError):
                 chip = read_json(folder / LEDGER_NAME).get("chip")
                 return chip if isinstance(chip, str) else None
@@ -193,11 +193,11 @@ class Table:
 
     @property
     def default_x(self) -> str | None:
-        """Column of x unless it is said: that of the kind of file, else the step."""
+        """The x column unless the user names one: the file kind's, else the step."""
         return self.x if self.x in self.columns else self.step or self.x
 
     def find(self, name: str) -> str | None:
-        """Return the column of a name, in any case; any column of steps for a step."""
+        """Return the column with a name, in any case; for a step, any step column."""
         if name in self.columns:
             return name
         alike = [c for c in self.columns if c.casefold() == name.casefold()]
@@ -206,7 +206,7 @@ class Table:
         return self.step if is_step(name) else None
 
     def notes_on(self, columns: Sequence[str], row: Mapping[str, Any]) -> list[str]:
-        """Return the reader's notes on `columns`, in the run that a row is of."""
+        """Return the reader's notes on `columns`, in the run of a row."""
         run = str(row.get(RUN_COLUMN, ""))
         places = [("", ""), (run, ""), *((run, column) for column in columns)]
         said = [self.notes.get(place, ()) for place in places]
@@ -222,10 +222,10 @@ class Table:
         ]
 
     def require(self, flag: str, name: str | None) -> str:
-        """Return a column that is there; else the list of those is the error."""
+        """Return an existing column; otherwise raise with the list of columns."""
         column = None if name is None else self.find(name)
         if column is None:
-            fault = "which column is wanted?" if name is None else f"no column {name!r}"
+            fault = "no column is given" if name is None else f"no column {name!r}"
             known = ", ".join(self.columns[:_SHOWN])
             if len(self.columns) > _SHOWN:
                 known += f" and {len(self.columns) - _SHOWN} more"
@@ -233,13 +233,13 @@ class Table:
         return column
 
     def require_all(self, flag: str, names: str) -> list[str]:
-        """Return the columns of a list "a,b"; a name with a comma in it is one."""
+        """Return the columns of a list "a,b"; a column's name may have a comma."""
         if self.find(names) is not None or "," not in names:
             return [self.require(flag, names)]
         return [self.require(flag, name.strip()) for name in names.split(",")]
 
     def with_mark(self, columns: Sequence[str]) -> tuple["Table", tuple[str, ...]]:
-        """Return the table with its decimal mark, and a note if a reader should know.
+        """Return the table with its decimal mark, and a note if that is not obvious.
 
         "0,53" can only have a decimal comma and "20,000,000" only a point; "1,500" may
         be either.  Where no cell decides, a comma is decimal in a file that ";"
@@ -247,7 +247,7 @@ class Table:
         groups thousands.
 
         Args:
-            columns: that will be read as numbers; what is no text does not count.
+            columns: those read as numbers; only cells that are text count.
 
         Raises:
             CurveError: some cells have decimal commas and others decimal points.
@@ -283,15 +283,15 @@ class Table:
 
 
 def read_table(path: str | Path) -> Table:
-    """Read whatever `path` is; directories are looked through for a file that is known.
+    """Read a file as a table; in a directory, find the file to read.
 
     A directory may be a run of this package (`evals.jsonl`), of Hugging Face's
     trainers (`trainer_state.json`, or the newest checkpoint's), or hold TensorBoard
     event files at any depth.  All but event files may also be in a bucket.
 
     Raises:
-        CurveError: nothing there that can be read; the message lists what can.
-        ValueError: it is in a bucket that does not have it, or cannot be used.
+        CurveError: there is nothing to read; the message lists what can be read.
+        ValueError: the bucket lacks the path, or cannot be used.
     """
     given = files_of_run(path)
     file = _find_in(given) if given.is_dir() else given
@@ -314,7 +314,7 @@ def read_table(path: str | Path) -> Table:
             f"{file}: not UTF-8 text ({failure.reason}); save it as UTF-8, which "
             "spreadsheets call CSV UTF-8"
         ) from failure
-    except ValueError as failure:  # of `formats.reading`
+    except ValueError as failure:  # raised by `formats.reading`
         raise CurveError(str(failure)) from failure
 
 
@@ -336,11 +336,11 @@ def _find_in(folder: Path) -> Path:
 
 
 def _read_delimited(file: Path) -> Table:
-    """Text with a header, separated by commas, semicolons or tabs; cells stay text."""
+    """Read text with a header and separators (",", ";" or tab); cells stay text."""
     text = read_bytes(file, most=MOST_WHOLE).decode("utf-8-sig")
     lines = list(io.StringIO(text, newline=""))
     hint = re.fullmatch("sep=(.)", lines[0].rstrip("\r\n")) if lines else None
-    skipped = int(hint is not None)  # the line by which spreadsheets name it
+    skipped = int(hint is not None)  # the line that names the delimiter
     delimiter = hint[1] if hint else _delimiter(lines[:SNIFFED_LINES])
     reader = csv.reader(lines[skipped:], delimiter=delimiter, skipinitialspace=True)
     try:
@@ -386,7 +386,7 @@ def _delimiter(lines: list[str]) -> str:
     def score(delimiter: str) -> tuple[int, int]:
         try:
             header, *rows = [*csv.reader(lines, delimiter=delimiter)] or [[]]
-        except csv.Error:  # a cell that is too long, which is told when it is read
+        except csv.Error:  # a cell that is too long: reading it raises
             return 0, 0
         if len(header) < 2:
             return 0, 0
@@ -397,7 +397,7 @@ def _delimiter(lines: list[str]) -> str:
 
 
 def _wandb_table(file: Path, header: list[str], rows: list[Row]) -> Table:
-    """A chart that Weights & Biases exported, one row per run and step.
+    """Read a chart that Weights & Biases exported: one row per run and step.
 
     Its header is the x axis, then "run name - metric", "run name - metric__MIN" and
     "...__MAX" for every run; the envelopes are left out, and so is an empty cell: a
@@ -428,7 +428,7 @@ def _wandb_table(file: Path, header: list[str], rows: list[Row]) -> Table:
 
 
 def _read_jsonl(file: Path) -> Table:
-    """The objects of a JSONL file; blank lines are skipped."""
+    """Read the objects of a JSONL file; blank lines are skipped."""
     rows = []
     for number, line in enumerate(read_lines(file), 1):
         if not line.strip():
@@ -452,13 +452,13 @@ def _read_jsonl(file: Path) -> Table:
 
 
 def _flat(rows: list[Row]) -> tuple[list[Row], bool]:
-    """Return rows whose cells are no objects, and whether some were.
+    """Return rows with nested objects flattened, and whether there were any.
 
-    What is in an object is a column "outer/inner"; if all objects are in one column,
-    as in verl's {"step": 1, "data": {...}}, it keeps its own name.
+    A cell of an object becomes a column "outer/inner"; if all objects are in one
+    column, as in verl's {"step": 1, "data": {...}}, it keeps its own name.
 
     Raises:
-        CurveError: a name that is longer than names are.
+        CurveError: the name of a column is too long.
     """
     outer = {n for _, row in rows for n, cell in row.items() if isinstance(cell, dict)}
     if not outer:
@@ -493,7 +493,7 @@ def _flat(rows: list[Row]) -> tuple[list[Row], bool]:
 
 
 def _read_json(file: Path) -> Table:
-    """An array of objects, or the log of a Hugging Face trainer: `log_history`."""
+    """Read an array of objects, or `log_history` of a Hugging Face trainer's state."""
     found = read_value(file)
     if isinstance(found, list):
         for i, row in enumerate(found):
@@ -515,10 +515,10 @@ def _read_json(file: Path) -> Table:
 
 
 def _read_parquet(file: Path) -> Table:
-    """A Parquet file, a row a point, that is not larger than a text may be.
+    """Read a Parquet file, one row per point, up to the size limit of text files.
 
-    A value that is stored once can be that of every row, so what counts is the size of
-    the rows as they are unpacked, a few at a time.
+    One stored value can be that of every row, so the limit is on the size of the rows
+    as they are unpacked, a few at a time.
     """
     import pyarrow  # here: a heavy library that no other kind of file needs
     import pyarrow.parquet
@@ -561,7 +561,7 @@ def _unpacked_bytes(file: Path, column: Any) -> int:
 
 
 def _read_console(file: Path) -> Table:
-    """The lines that verl prints, "step:5 - name:0.5 - ..."; all others are no rows."""
+    """Read the lines "step:5 - name:0.5 - ..." that verl prints; others are skipped."""
     rows: list[Row] = []
     for number, line in enumerate(read_lines(file, most=_MOST_CONSOLE_LINE), 1):
         text = line.decode(errors="replace")
@@ -591,11 +591,11 @@ _READERS = {
 
 
 def _read_events(path: Path) -> Table:
-    """Scalars of one event file, or of all below a directory: a row per run and step.
+    """Read one event file, or all below a directory: a row per run and step.
 
     A run is a directory with event files, named by its path below `path`.  Columns are
-    the tags, `step`, `wall_time_s` and `run`.  What a resumed run wrote again is
-    settled for each tag by itself, as tags are not all written at the same steps.
+    the tags, `step`, `wall_time_s` and `run`.  Steps that a resumed run wrote again are
+    resolved for each tag separately, as tags are not all written at the same steps.
     """
     folders = [path]
     if path.is_dir():
@@ -607,7 +607,7 @@ def _read_events(path: Path) -> Table:
         run = str(folder.relative_to(path)) if folder != path else path.name
         tags, found = read_series(folder)
         damaged += found
-        # What is left of a run without one scalar has to be told of beside the others.
+        # The notes on a run without scalars are shown with all other runs.
         place = run if tags else ""
         notes[place, ""] = (*notes.get((place, ""), ()), *found)
         began = min((t for series in tags.values() for t in series.times), default=0.0)

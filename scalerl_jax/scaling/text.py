@@ -1,9 +1,9 @@
-"""Results as text for a terminal, and as the tables that the report shows too.
+"""Results as text for a terminal, and as tables that the report shows too.
 
-Nothing is computed here that is not in the result; an unidentified parameter is never
-written as a bare number, and x is named in every table.
+This module computes nothing that is not in the result; it never writes an unidentified
+parameter as a bare number, and names x in every table.
 
-One file above 400 lines: every kind of result has its lines here.
+One file above 400 lines: it has the text of every kind of result.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from scalerl_jax.scaling.result import Fit
 Cells = Sequence[str]
 Sheet = tuple[Cells, list[Cells]]  # header and rows
 PAPER_RULE = (
-    "the paper's rule, which knows no noise and names one of two equal recipes too"
+    "the paper's rule, which ignores noise and names a winner of equal recipes too"
 )
 # Compute in sentences, by the column that counts it.
 UNITS = {
@@ -72,7 +72,7 @@ def _block(
 
 
 def cut(text: str, most: int) -> str:
-    """Return a text without its middle where it is longer, and how much that is."""
+    """Return a text, with a note in place of its middle if it is longer than `most`."""
     if len(text) <= most:
         return text
     left_out = f" [... {len(text) - most:,} more letters ...] "
@@ -85,7 +85,7 @@ def percent(level: float) -> str:
 
 
 def number(value: float | None, form: str = ".4f") -> str:
-    """Return a number, or a dash for what there is none of."""
+    """Return a number as text, or a dash for None."""
     return "-" if value is None else _written(value, form)
 
 
@@ -181,7 +181,7 @@ def _free_text(result: Fit) -> str:
 
 
 def forecast_text(result: Fit) -> str:
-    """Describe how well the first half of the compute foretells the last evaluation."""
+    """Describe how well the first half of the compute predicts the last evaluation."""
     half = result.half_forecast
     if half is None:
         return "none: the first half of the compute has too few points, or falls"
@@ -237,7 +237,7 @@ def bootstrap_text(found: Bootstrap) -> str:
 
 
 def estimate_text(estimate: Estimate | None, form: str = AMOUNT) -> str:
-    """Return a planned quantity; what is not reached says so."""
+    """Return a planned quantity with its interval; "never" if it is not reached."""
     if estimate is None:
         return "-"
     value = "never" if estimate.value is None else _written(estimate.value, form)
@@ -278,7 +278,7 @@ def plan_text(found: Plan, name: str) -> str:
 
 
 def runs_sheet(runs: RunTable) -> Sheet:
-    """Return the runs by rank; "=" where another run has it too."""
+    """Return the runs by rank; "=" marks a rank that several runs share."""
     header = "rank,run,A,A interval,B,C_mid,B at shared A,C_mid at shared A".split(",")
     rows: list[Cells] = []
     for row in runs.rows:
@@ -342,7 +342,7 @@ def verdict_text(found: Comparison) -> str:
     """Return the verdict on two recipes, and the paper's rule, as two sentences."""
     first, second = found.names
     deciding = differences_of(found)
-    if found.winner is not None:  # by the last difference that was looked at
+    if found.winner is not None:  # show only the difference that decided
         deciding = [each for each in deciding if each[1].sign][:1]
     shown = "; ".join(f"{what} {difference_text(each)}" for what, each in deciding)
     return (
@@ -356,7 +356,7 @@ def _verdict(found: Comparison) -> str:
 
 
 def differences_of(found: Comparison) -> list[tuple[str, Difference]]:
-    """Return the differences that a verdict rests on, with what they are of."""
+    """Return the differences that a verdict rests on, by the name of their quantity."""
     named = {
         "A": found.asymptote_difference,
         "log B at the shared A": found.log_exponent_difference,
@@ -473,7 +473,7 @@ def surface_text(found: SurfaceFit, what: str) -> str:
 
 
 def size_tests_text(tests: Sequence[TanExtrapolation], x_name: str) -> str:
-    """Return Tan et al.'s two protocols, the second one where there are three sizes."""
+    """Return Tan et al.'s two protocols; the second one needs three model sizes."""
     notes = [
         "intra-model: every size fitted on its first points, the rest predicted",
         "inter-model: all sizes but the largest fitted; its slope is predicted, its E "

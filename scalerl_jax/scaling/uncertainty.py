@@ -1,14 +1,14 @@
 """Uncertainty of a fit: profile intervals, regions, and the mean of all curves.
 
 Profiles: a parameter is held, all others are fitted again, and its interval ends where
-the objective has grown by more than noise explains.  An interval here leaves out what a
-second seed, or other prompts, would change (`compare.py`, `bootstrap.py`).
+the objective has grown by more than noise explains.  These intervals do not include
+what a second seed, or other prompts, would change (`compare.py`, `bootstrap.py`).
 
 The mean curve is the forecast of a law: on few or noisy evaluations very different
-curves fit about as well, and the best one follows the noise.  The mean over all of them
-by their likelihood does not, and where the data leave no choice it is the best fit.
+curves fit about as well, and the best one follows the noise.  The mean over all curves,
+weighted by likelihood, does not; where the data leave no choice it is the best fit.
 
-One file above 400 lines, as both answer from one problem, its noise and its limits.
+One file above 400 lines: both parts share the problem, its noise and its limits.
 """
 
 import dataclasses
@@ -35,25 +35,25 @@ SIGMA_FLOOR = 1e-4
 PROFILE_STEPS = np.geomspace(2e-3, 1.0, 14)
 BRACKET_STEPS = np.linspace(0.0, 1.0, 8)[1:-1]
 NUM_RAYS, NUM_ANGLES = 96, 48
-# How much of its distance to the edge of what is called identified a curve would lose
-# if the truth were at the upper limit of A; 1 for a mean of normal noise.  Calibrated
+# Share of its distance to the threshold of identification that a curve would lose if
+# the truth were at the upper limit of A; 1 for a mean of normal noise.  Calibrated
 # (`benchmarks/scaling.py --only=selection`): profiles flatten towards A = 1.
 SHARE_OF_MARGIN = 0.35
 FARTHEST_QUANTILE = 30.0  # standard errors; the normal's tail ends at 38
 Side = tuple[int, bool]  # a column of theta, and whether it is moved upwards
 RAY_STEPS = 12
 NUM_SHAPES = (24, 32)  # nodes of u and v
-# The range of shapes shrinks around those that have weight beside the heaviest one, and
-# the best fit's, until it shrinks by little.
+# The range of shapes shrinks around the best fit's and those with more than NO_WEIGHT
+# times the largest weight, until a step leaves at least NO_ZOOM of it.
 NO_WEIGHT = 1e-5
 NO_ZOOM = 0.6
 NUM_LEVELS = (11, 7)  # of A at each shape, and of R0 at each A
 REACH = 4.0  # standard errors of a level to either side
-TINY = 1e-12  # keeps what is divided by from being 0
+TINY = 1e-12  # keeps divisors above 0
 
 
 def student_quantile(level: float, degrees: int | None) -> float:
-    """Two-sided quantile of Student's t, of the normal when degrees is None."""
+    """Return Student's two-sided quantile, or the normal's if degrees is None."""
     from scipy.special import ndtri, stdtrit  # here: most of the import time
 
     if degrees is None:
@@ -71,10 +71,10 @@ def region_quantile(level: float, degrees: int | None) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Noise:
-    """Noise of the objective, and how sure an interval is to be."""
+    """Noise of the objective, and the level of the intervals."""
 
     growth: float  # of the objective, for one standard error of a parameter
-    degrees: int | None  # of freedom behind it; None: known
+    degrees: int | None  # degrees of freedom of `growth`; None: it is known
     level: float  # of the intervals
 
     @property
@@ -88,7 +88,7 @@ class Noise:
         return student_quantile(self.level, self.degrees) ** 2 * self.growth
 
     def excess_at(self, errors: float) -> float:
-        """Return the objective's growth so many standard errors of noise away."""
+        """Return the objective's growth at a distance in standard errors of noise."""
         from scipy.special import ndtr, stdtrit
 
         if self.degrees is not None and np.isfinite(errors):
@@ -110,14 +110,14 @@ class Profiles:
     """Intervals of theta's columns, and the fits found inside them."""
 
     intervals: dict[int, Interval]
-    inside: Array  # [K, 4] parameter rows as likely as the intervals ask
-    against_one: float  # standard errors that A = 1 is away
-    against_half: float  # and that it is away that half of the gain is still to come
-    against_power: float  # and a power law of the error, which has no plateau
+    inside: Array  # [K, 4] parameter rows within the intervals' level
+    against_one: float  # standard errors to A = 1
+    against_half: float  # standard errors to half of the gain beyond the data
+    against_power: float  # standard errors to a power law, which has no plateau
 
     @property
     def margin(self) -> float:
-        """Standard errors to the nearest of the three."""
+        """Standard errors to the nearest of these three cases."""
         return min(self.against_one, self.against_half, self.against_power)
 
 
@@ -229,10 +229,10 @@ def _evidence(
 ) -> tuple[float, float, float]:
     """Return the distances, in standard errors, of three cases against a plateau.
 
-    They are A = 1, half of the gain still to come, and the law PLATEAULESS.  A law that
-    is not nested in the one fitted is judged by the same growth of the objective, a
-    log-likelihood ratio: it has one parameter less, so by AICc it would be preferred
-    from a smaller one on.  Infinite where A is not free, or the law has no such half.
+    They are A = 1, half of the gain beyond the data, and the law PLATEAULESS.  That law
+    is not nested in the fitted one; it is judged by the same growth of the objective, a
+    log-likelihood ratio.  It has one parameter less, and AICc would reject it at a
+    smaller growth.  Infinite where A is not free, or the law has no such half.
 
     Args:
         walks: rows of theta and the growth of the objective, from the best fit on, by
@@ -263,9 +263,10 @@ def _evidence(
 def selected_quantile(level: float, margin: float, *, at_most: float) -> float:
     """Return the standard errors to the upper limit of an A that is called identified.
 
-    Only curves that noise did not bend upwards are called so, and of a truth that
-    seldom is, few of those have it inside the usual interval.  The limit therefore
-    lies where, of the curves that would be called identified, `tail` lie lower:
+    Curves that noise bends upwards are not called identified.  Where a true A is seldom
+    called identified, the usual interval covers it for few of the curves that are.  The
+    limit is therefore the A at which, of the curves that would be called identified, a
+    share `tail` lies lower:
 
         P(-q) = tail P(s - q),  s = SHARE_OF_MARGIN margin,  tail = (1 - level) / 2
 
@@ -273,8 +274,8 @@ def selected_quantile(level: float, margin: float, *, at_most: float) -> float:
     at the edge.
 
     Args:
-        margin: standard errors from the edge of what is called identified.
-        at_most: a larger q is infinite: there is no limit below A = 1.
+        margin: standard errors from the threshold of identification.
+        at_most: a larger q is returned as infinity: there is no limit below A = 1.
     """
     from scipy.special import log_ndtr
 
@@ -308,8 +309,8 @@ def _refit(
 def surface(problem: Problem, best: Array, *, cost: float, excess: float) -> Array:
     """Find fits on the edge of the accepted region, along straight rays: [K, 4].
 
-    Together with the profiles' rows they let the range of any quantity over the
-    accepted fits be read off, which is its profile-likelihood interval.
+    Together with the profiles' rows they give the range of any quantity over the
+    accepted fits, which is its profile-likelihood interval.
     """
     columns = problem.free
     slopes = problem.slopes(best[None])[0][:, columns]
@@ -341,11 +342,11 @@ def joint_region(
 ) -> tuple[Array, bool]:
     """Find the edge of the joint profile-likelihood region of two columns.
 
-    Along rays from the best fit, in coordinates in which the region is close to a
-    circle, with all other parameters fitted again at each point.
+    The search follows rays from the best fit, in coordinates in which the region is
+    close to a circle, and fits all other parameters again at each point.
 
     Returns:
-        Its corners [NUM_ANGLES, 2], and whether none lies on a limit of the search.
+        Its corners [NUM_ANGLES, 2], and whether no corner is at a limit of the search.
     """
     free = problem.free
     slopes = problem.slopes(best[None])[0][:, free]
@@ -402,7 +403,7 @@ def mean_curve(
 
     Args:
         problem: of one curve.
-        best: [4] its fit; points that a robust loss holds back there weigh less here.
+        best: [4] its fit; points that a robust loss weighs less there weigh less here.
         known: sigma of a point of weight 1.
         thinning: n over the number of evaluations that are independent.
     """
@@ -459,9 +460,9 @@ def _mean_within(
 def _levels(
     problem: Problem, best: Array, weights: Array, rest: Array
 ) -> tuple[Array, Array, Array, Array]:
-    """Nodes of R0 and A at each shape: R0, A, volume and sum of squares [G, J, K].
+    """Return nodes at each shape: R0, A, their volume and sum of squares [G, J, K].
 
-    With the share of the gain that is still to come, rest [G, n], a curve is
+    With rest [G, n], the share of the gain that is still to come, a curve is
     A + (R0 - A) rest, so the sum of squares is a quadratic in A with another one in
     R0 around its best value at that A.
     """
@@ -472,7 +473,7 @@ def _levels(
     rest_rest = (rest**2 @ weights + TINY)[:, None]
     rest_one, rest_y = (rest @ weights)[:, None], (rest @ (weights * y))[:, None]
     precision = weights.sum() - rest_one**2 / rest_rest + TINY
-    precision = np.where(precision > 0.0, precision, TINY)  # of many points it rounds
+    precision = np.where(precision > 0.0, precision, TINY)  # rounding, with many points
     middle = (weights @ y - rest_one * rest_y / rest_rest) / precision
     least = weights @ y**2 - rest_y**2 / rest_rest - precision * middle**2
     least += problem.within
@@ -499,10 +500,10 @@ def _nodes(
     count: int,
     held: float | None,
 ) -> tuple[Array, Array]:
-    """Return values of a level along a new last axis, and the width between two.
+    """Return values of a level along a new last axis, and the distance between two.
 
-    Within REACH standard errors of its best value and within its limits; the held
-    value alone if there is one.
+    They are within REACH standard errors of the best value and within the limits; if
+    the level is held, they are its held value alone.
     """
     if held is not None:
         return np.full((*centre.shape, 1), held), np.ones(centre.shape)

@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 
 from scalerl_jax.sampler.decoding import NEVER
-from scalerl_jax.sampler.driver import Driver
-from scalerl_jax.sampler.protocol import Sampler
+from scalerl_jax.sampler.protocol import Driver, Sampler
 from scalerl_jax.sampler.requests import Completion, Request, Samples
 from scalerl_jax.sampler.sampling import sample_keys
 from scalerl_jax.serve.fields import ApiError

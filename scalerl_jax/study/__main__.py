@@ -1,17 +1,19 @@
 """Many runs of one base, compared: a study is a file in `configs/studies`.
 
-    scalerl study run NAME        # starts what is missing, goes on with what was ended
+    scalerl study run NAME        # starts missing runs, resumes those that were stopped
     scalerl study status NAME
     scalerl study report NAME     # tables, pictures and a page in the study's folder
     scalerl study export NAME     # its curves as data, with a card, in studies/NAME
 
 Exit status: 0 done, 1 a run failed, 2 a mistake in the study, 75 stopped by SIGTERM and
-130 by Ctrl-C: `run` then goes on.
+130 by Ctrl-C: `run` then resumes it.
 """
 
 import argparse
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from scalerl_jax.process.ending import Parser, answer
 from scalerl_jax.process.preemption import INTERRUPTED, PREEMPTED, Preemption
@@ -35,7 +37,11 @@ def main(argv: list[str] | None = None) -> int:
     if flags.command == "run":
         return _run(study, root, flags)
     if flags.command == "status":
-        to_stdout(status_text(study, root))
+        if flags.json:
+            facts = [_facts(study, each) for each in _states(study, root)]
+            to_stdout(json.dumps(facts) + "\n")
+        else:
+            to_stdout(status_text(study, root))
         return 0
     title = Path(flags.study).stem
     if flags.command == "export":
@@ -67,7 +73,10 @@ def _parser() -> Parser:
         "--prune",
         action="store_true",
         help="stop a run whose forecast cannot reach a finished run of its seed; "
-        "without it, runs that were stopped so go on",
+        "without it, runs that were stopped for that resume",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="for status: one JSON list on stdout"
     )
     parser.add_argument(
         "--out",
@@ -91,7 +100,7 @@ def _run(study: Study, root: Path, flags: argparse.Namespace) -> int:
         failed = runner.run(lambda: preemption.requested)
     to_stdout(status_text(study, root))
     if preemption.requested:
-        to_stdout(f"stopped; it goes on with:  scalerl study run {flags.study}\n")
+        to_stdout(f"stopped; resume it with:  scalerl study run {flags.study}\n")
         return INTERRUPTED if preemption.interrupted else PREEMPTED
     if failed:
         to_stderr(f"error: {len(failed)} runs failed: {', '.join(failed)}\n")
@@ -99,30 +108,47 @@ def _run(study: Study, root: Path, flags: argparse.Namespace) -> int:
     return 0
 
 
+def _states(study: Study, root: Path) -> list[State]:
+    return [look(study, root, planned) for planned in interleaved(study)]
+
+
 def status_text(study: Study, root: Path) -> str:
-    """A row for each run, and how many are finished."""
-    states = [look(study, root, planned) for planned in interleaved(study)]
+    """Return a row for each run, and the number of finished ones."""
+    states = _states(study, root)
     rows = [_row(study, state) for state in states]
     done = sum(state.finished for state in states)
     table = text.table(("run", "state", "step", "pass rate"), rows, words=True)
     return f"{table}{done} of {len(states)} runs finished\n"
 
 
-def _row(study: Study, state: State) -> tuple[str, ...]:
-    word = "not begun"
+def _facts(study: Study, state: State) -> dict[str, Any]:
+    """Return what the status says of a run; its reason is empty unless it was ended."""
+    word, reason = "not begun", ""
     if state.finished:
         word = "finished"
     elif state.behind:
-        word = f"stopped: it cannot reach {state.behind}"
+        word, reason = "stopped", f"it cannot reach {state.behind}"
     elif state.failure:
-        word = f"failed: {state.failure}"
+        word, reason = "failed", state.failure
     elif state.step or state.evaluation:
         word = "begun"
-    rate = state.evaluation.get("pass_rate")
+    return {
+        "run": state.planned.name,
+        "state": word,
+        "reason": reason,
+        "step": state.step,
+        "num_steps": study.steps,
+        "pass_rate": state.evaluation.get("pass_rate"),
+    }
+
+
+def _row(study: Study, state: State) -> tuple[str, ...]:
+    facts = _facts(study, state)
+    rate = facts["pass_rate"]
     return (
-        state.planned.name,
-        word,
-        f"{state.step}/{study.steps}",
+        facts["run"],
+        ": ".join(filter(None, (facts["state"], facts["reason"]))),
+        f"{facts['step']}/{facts['num_steps']}",
         "-" if rate is None else f"{rate:.3f}",
     )
 

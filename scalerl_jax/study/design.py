@@ -1,9 +1,8 @@
 """A study: a base config, arms that differ from it, seeds, and a budget for each run.
 
-A study is a Python file with a `get_study`: one of those in `configs/studies/`, which
-come with the package, or another.
-All runs of one seed see the same prompts, random keys and evaluation prompts, so that
-their differences are paired.
+A study is a Python file with a function `get_study`: one of the package's in
+`configs/studies/`, or the user's.  All runs of one seed see the same prompts, random
+keys and evaluation prompts, so that their differences are paired.
 """
 
 import dataclasses
@@ -23,7 +22,7 @@ from scalerl_jax.run.record import flatten
 
 _HERE = Path("configs") / STUDIES
 LEAST_EVALUATIONS = 4  # during training: fewer give no fit
-# Settings that the study sets itself, by what of it does.
+# Settings that a study sets itself, with the field that does so.
 _OWN = {"seed": "seeds", "train.num_steps": "steps"}
 _MOST_RUNS = 2000
 
@@ -32,22 +31,21 @@ Axis = Literal["generated_tokens", "train_flops", "compute_chip_hours"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Study:
-    """Arms of one base, their seeds, and what each run may use.
+    """Arms of one base, their seeds, and the budget of each run.
 
     Args:
         base: the config, by its name or file, with its argument: "tiny",
             "configs/recipes/grpo.py:tiny".
-        arms: settings in which each arm differs from the base, by its name.  One may
-            differ in nothing: it is the base itself.
+        arms: settings in which each arm differs from the base, by the arm's name.  An
+            arm without settings is the base itself.
         seeds: of each arm.
-        steps: optimizer steps of every run; and all of them, unless `tokens` or
-            `chip_hours` end it.
-        tokens: sampled tokens, evaluations left out, after which a run has enough: it
-            ends with the first evaluation from there on.
-        chip_hours: the same in chip-hours.
+        steps: optimizer steps of every run, unless `tokens` or `chip_hours` end it.
+        tokens: budget of sampled tokens, without those of evaluations: a run ends with
+            the first evaluation after it has used them.
+        chip_hours: likewise, in chip-hours.
         common: settings in which all arms differ from the base's file.
-        pairs: names of arms that are compared; empty: all with the first one.
-        axis: of the curves.
+        pairs: names of arms that are compared; empty: every arm with the first one.
+        axis: x axis of the curves.
     """
 
     base: str
@@ -67,7 +65,7 @@ class Study:
         return list(self.pairs) or [(first, other) for other in others]
 
     def changes(self, arm: str, seed: int) -> dict[str, Any]:
-        """Settings of a run by name, beside those of the base's file."""
+        """Return the settings of a run that replace those of the base's file."""
         own = {"seed": seed, "train.num_steps": self.steps}
         return {**self.common, **self.arms[arm], **own}
 
@@ -81,15 +79,15 @@ class Planned:
 
     @property
     def name(self) -> str:
-        """Its folder below the study's."""
+        """The folder of the run, below the study's."""
         return f"{self.arm}/seed{self.seed}"
 
 
 def interleaved(study: Study) -> list[Planned]:
-    """The runs of a study in the order in which they start.
+    """Return the runs of a study in the order in which they start.
 
-    All arms of a seed come before the next seed, each seed beginning with another arm,
-    so that a machine that becomes slower does so for all arms.
+    All arms of a seed come before the next seed, and each seed begins with another arm,
+    so that a machine that becomes slower affects all arms alike.
     """
     arms = list(study.arms)
     return [
@@ -102,11 +100,12 @@ def interleaved(study: Study) -> list[Planned]:
 def read_study(name: str) -> Study:
     """Read and check a study: the path of its file, or its name in `configs/studies`.
 
-    A file of the working directory's `configs/studies` comes before the package's.
+    A file in the working directory's `configs/studies` has precedence over the
+    package's.
 
     Raises:
-        ValueError: there is no such file, or its study cannot be run; says which of
-            its fields, and the way out.
+        ValueError: there is no such file, or its study cannot be run; the message names
+            the field and the way out.
     """
     file = _file_of(name)
     study = _call(file, "get_study", what=f"study {file}")
@@ -141,7 +140,7 @@ def check(study: Study) -> dict[str, dict[str, Any]]:
     """Return the resolved settings of each arm, by name, with the first seed.
 
     Raises:
-        ValueError: a field of the study, or the settings of an arm, that cannot be.
+        ValueError: a field of the study, or a setting of an arm, is invalid.
     """
     _check_fields(study)
     settings = {arm: _resolved(study, arm) for arm in study.arms}
@@ -175,7 +174,7 @@ def check(study: Study) -> dict[str, dict[str, Any]]:
 
 
 def _check_fields(study: Study) -> None:
-    """Refuse names, seeds and budgets that make no study."""
+    """Raise ValueError if names, seeds, budgets or pairs are invalid."""
     if not study.arms:
         raise ValueError("arms is empty; name one at least")
     for arm in study.arms:
@@ -192,7 +191,7 @@ def _check_fields(study: Study) -> None:
 
 
 def _check_budget(study: Study) -> None:
-    """Refuse budgets that end at once, and arms that set what the study sets."""
+    """Raise ValueError for budgets of 0, and for arms that set the study's settings."""
     for name in ("steps", "tokens", "chip_hours"):
         if not getattr(study, name) > 0:
             raise ValueError(f"{name} = {getattr(study, name)}; it must be above 0")
@@ -204,7 +203,7 @@ def _check_budget(study: Study) -> None:
 
 
 def _check_pairs(study: Study) -> None:
-    """Refuse pairs that are not of two arms."""
+    """Raise ValueError for pairs that are not of two arms."""
     for a, b in study.compared:
         if unknown := {a, b} - study.arms.keys():
             raise ValueError(
@@ -229,7 +228,7 @@ def _resolved(study: Study, arm: str) -> dict[str, Any]:
 def _unsaid(
     study: Study, settings: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[tuple[str, list[str]]]:
-    """Yield arms with the settings in which they differ without saying so."""
+    """Yield arms that differ from the base in settings that they do not name."""
     config = load_base(study.base)
     config.update_from_flattened_dict(
         {**study.common, "seed": study.seeds[0], "train.num_steps": study.steps}
@@ -259,7 +258,7 @@ def load_base(base: str) -> ConfigDict:
 
 
 def _call(file: Path, function: str, *arguments: str, what: str) -> Any:
-    """Run a Python file of the user's and call a function of it; None: it has none.
+    """Run a user's Python file and call a function of it; None if it has no such one.
 
     Raises:
         ValueError: the file is too large, or fails.

@@ -1,6 +1,7 @@
 """A study as data: every evaluation of every run, as Parquet and CSV with a data card.
 
-What others need to fit, or to test a fitter: `scalerl fit FOLDER` reads it.
+The data are what others need to fit curves or to test a fitter: `scalerl fit FOLDER`
+reads them.
 """
 
 import json
@@ -89,7 +90,7 @@ def _read(study: Study, root: Path) -> tuple[list[Row], list[Row]]:
 
 
 def _evaluations(folder: Path) -> Iterator[Row]:
-    """Yield a run's evaluations; what a resumed run made again counts once."""
+    """Yield a run's evaluations; one that a resumed run repeated counts once."""
     rows = [row for _, row in read_table(folder / EVALS_FILE).rows]
     for place in settle([float(row["step"]) for row in rows]).order:
         row = rows[place]
@@ -105,7 +106,7 @@ def _evaluations(folder: Path) -> Iterator[Row]:
 
 
 def _to_parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """A table as Parquet; what a row lacks is null, and numbers are not mixed."""
+    """Return a table as Parquet; missing cells are null, and a column has one type."""
     import pyarrow  # here: a heavy library that the other commands do without
     import pyarrow.parquet
 
@@ -127,9 +128,9 @@ def _to_parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def _settings(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what all arms share, in what each differs, and the code's versions.
+    """Return the settings that all arms share, each arm's own, and the code's versions.
 
-    What is no part of a recipe (where files lie, what is logged) is left out.
+    Settings that are not part of a recipe (paths, logging) are left out.
     """
     arms = {
         arm: {n: v for n, v in of.items() if n.split(".")[0] not in NOT_RECIPE}
@@ -159,7 +160,7 @@ def _card(
     settings: Mapping[str, Any],
     title: str,
 ) -> str:
-    """The data card: what the data are, how they were made, and their columns."""
+    """Return the data card: the data, how they were made, and their columns."""
     finished = sum(run["finished"] for run in runs)
     chips = ", ".join(sorted({str(run["chip"]) for run in runs}))
     names = dict.fromkeys(name for row in curves for name in row)

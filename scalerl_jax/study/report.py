@@ -1,7 +1,7 @@
 """The report of a study: tables as CSV, pictures as PNG, and one page of HTML.
 
-The tests are those of `scaling.compare`: runs of one seed are paired, and all pairs of
-the study share the error, and all arms say how far runs of one lie from each other.
+The tests are those of `scaling.compare`: runs of one seed are paired, all pairs of the
+study share the error, and the spread between runs is estimated from all arms.
 """
 
 import csv
@@ -29,12 +29,12 @@ from scalerl_jax.study.design import Planned, Study, interleaved
 from scalerl_jax.study.runs import EVALS_FILE, look, read_curve
 
 Row = dict[str, Any]
-_FORESEEN_FROM = (0.25, 0.5)  # of the compute: forecasts of the last evaluation
+_FORESEEN_FROM = (0.25, 0.5)  # of the compute, to forecast the last evaluation from
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Findings:
-    """What the runs of a study say so far."""
+    """Results of a study's runs so far."""
 
     fits: Mapping[Planned, Fit]
     pairs: tuple[Comparison, ...]
@@ -42,7 +42,7 @@ class Findings:
 
     @functools.cached_property
     def pruned(self) -> ReplayedStudy | None:
-        """What --prune would have done; None where runs are missing or cut short."""
+        """The effect of --prune on this study; None unless every run is complete."""
         if self.left_out:
             return None
         return replay(
@@ -50,7 +50,7 @@ class Findings:
         )
 
     def of_arm(self, arm: str) -> list[tuple[int, Fit]]:
-        """The fits of an arm, by seed."""
+        """Return the fits of an arm, by seed."""
         return [(run.seed, fit) for run, fit in self.fits.items() if run.arm == arm]
 
 
@@ -85,18 +85,18 @@ def find(study: Study, root: Path) -> Findings:
     if not fits:
         raise ValueError(
             f"{root}: no run has enough evaluations for a fit yet: "
-            f"{next(iter(left_out.values()))}; scalerl study run goes on with them"
+            f"{next(iter(left_out.values()))}; scalerl study run resumes them"
         )
     return Findings(fits=fits, pairs=_compared(study, fits), left_out=left_out)
 
 
 def _compared(study: Study, fits: Mapping[Planned, Fit]) -> tuple[Comparison, ...]:
-    """Compare the pairs of arms whose runs are there, by the seeds that both have."""
+    """Compare the pairs of arms that have runs, by the seeds that both have."""
     found = []
     arms: dict[str, dict[int, Fit]] = {arm: {} for arm in study.arms}
     for run, fit in fits.items():
         arms[run.arm][run.seed] = fit
-    # Arms by the runs that a pair has use for; a few pairs lack a seed, so a few each.
+    # Recipes by arm and by the seeds that a pair uses: pairs may lack different seeds.
     recipes: dict[tuple[str, tuple[int, ...]], Recipe] = {}
     for names in study.compared:
         both = [s for s in study.seeds if all(s in arms[arm] for arm in names)]
@@ -126,7 +126,7 @@ def _compared(study: Study, fits: Mapping[Planned, Fit]) -> tuple[Comparison, ..
 
 
 def curves_table(study: Study, findings: Findings) -> list[Row]:
-    """Every evaluation of every run."""
+    """Return every evaluation of every run."""
     rows = []
     for run, fit in findings.fits.items():
         curve = fit.whole_curve
@@ -147,7 +147,7 @@ def curves_table(study: Study, findings: Findings) -> list[Row]:
 
 
 def runs_table(findings: Findings) -> list[Row]:
-    """A, B and C_mid of every run, with intervals, and its forecasts."""
+    """Return A, B and C_mid of every run, with intervals, and its forecasts."""
     return [
         {"arm": run.arm, "seed": run.seed, **_parameters(fit), **_foreseen(fit)}
         for run, fit in findings.fits.items()
@@ -171,7 +171,7 @@ def _ends(name: str, interval: Interval | None) -> Row:
 
 
 def _foreseen(fit: Fit) -> Row:
-    """The last evaluation as foretold from the first parts of the compute."""
+    """Return the last evaluation as forecast from the first parts of the compute."""
     row: Row = {}
     try:
         tried = extrapolate_curve(
@@ -189,7 +189,7 @@ def _foreseen(fit: Fit) -> Row:
 
 
 def differences_table(findings: Findings) -> list[Row]:
-    """Every pair of arms: differences, intervals, verdict, and what would decide."""
+    """Return each pair of arms: differences, intervals, verdict, seeds to decide it."""
     rows: list[Row] = []
     for pair in findings.pairs:
         row: Row = {"a": pair.names[0], "b": pair.names[1], "runs": pair.num_runs[0]}
@@ -213,10 +213,10 @@ def differences_table(findings: Findings) -> list[Row]:
 
 
 def seeds_to_decide(pair: Comparison) -> int | None:
-    """Seeds of each arm that decide the pair by A (else the rate) in 4 of 5 studies.
+    """Return the seeds per arm that decide a pair by A (or the rate) with power 0.8.
 
-    Taking the measured difference and spread for the true ones; None: a thousand would
-    not, or nothing is known of the spread.
+    The measured difference and spread are taken as the true ones.  None: a thousand
+    seeds would not decide it, or the spread is unknown.
     """
     found = pair.asymptote_difference or pair.rate_difference
     return runs_to_decide(
@@ -229,7 +229,7 @@ def seeds_to_decide(pair: Comparison) -> int | None:
 
 
 def to_csv(rows: Sequence[Row]) -> bytes:
-    """A table as CSV, with a header; None is an empty cell."""
+    """Return a table as CSV, with a header; None is an empty cell."""
     out = io.StringIO()
     names = list(dict.fromkeys(name for row in rows for name in row))
     writer = csv.DictWriter(out, names, lineterminator="\n")
@@ -268,7 +268,7 @@ def write_report(
 
 
 def describe(study: Study, findings: Findings) -> str:
-    """The verdicts of a study and its table of runs, as text."""
+    """Return the verdicts of a study and its table of runs, as text."""
     lines = [f"over {study.axis}"]
     rows = [_arm_row(arm, findings.of_arm(arm)) for arm in study.arms]
     lines += [text.table(("arm", "runs", "A", "B", "C_mid", "last"), rows)]
@@ -276,7 +276,7 @@ def describe(study: Study, findings: Findings) -> str:
         lines.append(text.verdict_text(pair).rstrip())
         if not pair.winner and (count := seeds_to_decide(pair)):
             lines.append(
-                f"  were the difference what it looks like, {count} seeds of each "
+                f"  if the true difference is the measured one, {count} seeds of each "
                 f"would decide it in 4 of 5 studies"
             )
     lines += [f"{name}: {why}" for name, why in findings.left_out.items()]
@@ -285,7 +285,7 @@ def describe(study: Study, findings: Findings) -> str:
 
 
 def pruned_lines(found: ReplayedStudy | None) -> list[str]:
-    """What --prune would have saved in a complete study, and where wrongly."""
+    """Return text on what --prune would have saved, and its wrong decisions."""
     if found is None:
         return []
     wrong = [f"{each.arm}/seed{each.seed}" for each in found.stopped if each.wrong]
@@ -298,7 +298,7 @@ def pruned_lines(found: ReplayedStudy | None) -> list[str]:
 
 
 def _arm_row(arm: str, runs: Iterable[tuple[int, Fit]]) -> tuple[str, ...]:
-    """The means over the seeds of an arm, with the spread of A."""
+    """Return the means over the seeds of an arm."""
     fits = [fit for _, fit in runs]
     if not fits:
         return (arm, "0", "-", "-", "-", "-")

@@ -1,10 +1,10 @@
-"""The runs of a study: what there is of each, and starting what is missing.
+"""Runs of a study: their state, and the runner that starts the missing ones.
 
-Everything is read from the runs' own files, so that a study goes on after any end of
-it: a run is finished if its last evaluation is at its last step or beyond its budget.
-Runs are `scalerl train` in processes of their own, which end with the study's.
+All state is read from the runs' own files, so that a study can resume after any
+interruption: a run is finished if its last evaluation is at its last step or beyond its
+budget.  Runs are `scalerl train` in their own processes, which end with the study's.
 
-One file above 400 lines: what starts runs and what stops them go by the same files.
+One file above 400 lines: starting and stopping runs use the same files.
 """
 
 import contextlib
@@ -24,6 +24,7 @@ import scalerl_jax
 from scalerl_jax.cluster.parent_watch import watching_parent
 from scalerl_jax.formats.bounded import last_lines
 from scalerl_jax.formats.reading import read_json
+from scalerl_jax.process.common_flags import QUIET
 from scalerl_jax.process.preemption import INTERRUPTED, PREEMPTED
 from scalerl_jax.run.directory import EVALS_FILE, METRICS_FILE, lock_directory
 from scalerl_jax.run.progress import Progress
@@ -48,7 +49,7 @@ _NOTE_S = 60.0  # between two plain lines of progress
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class State:
-    """How one run of a study stands."""
+    """The state of one run of a study."""
 
     planned: Planned
     folder: Path
@@ -56,17 +57,17 @@ class State:
     evaluation: Mapping[str, Any]  # the last one; empty: none yet
     finished: bool
     failure: str  # why it ended; "": it did not fail
-    behind: str  # the arm that it could not reach, for which it was stopped; "": none
+    behind: str  # the arm that it cannot reach, so it was stopped; "": it was not
     steps: int  # of the whole run
 
     @property
     def share(self) -> float:
-        """What is done of it, by its steps."""
+        """The finished share of the run, by its steps."""
         return 1.0 if self.finished or self.behind else min(self.step / self.steps, 1.0)
 
 
 def look(study: Study, root: Path, planned: Planned) -> State:
-    """Read how a run stands from the files in its folder."""
+    """Read the state of a run from the files in its folder."""
     folder = root / planned.name
     evaluation = _last_row(folder / EVALS_FILE)
     step = int(_last_row(folder / METRICS_FILE).get("step", 0))
@@ -88,7 +89,7 @@ def look(study: Study, root: Path, planned: Planned) -> State:
 
 
 def _has_enough(study: Study, evaluation: Mapping[str, Any]) -> bool:
-    """Whether a run with this last evaluation has used its budget."""
+    """Return whether a run with this last evaluation has used its budget."""
     return bool(evaluation) and (
         evaluation["step"] >= study.steps
         or evaluation["generated_tokens"] >= study.tokens
@@ -98,7 +99,7 @@ def _has_enough(study: Study, evaluation: Mapping[str, Any]) -> bool:
 
 def _last_row(path: Path) -> dict[str, Any]:
     mend = "put the file right, or move the run's folder away"
-    with sound(path, else_unknown="how the run stands", way_out=mend):
+    with sound(path, else_unknown="the state of the run", way_out=mend):
         return last_row(path)
 
 
@@ -106,10 +107,10 @@ def _last_row(path: Path) -> dict[str, Any]:
 
 
 def keep_record(study: Study, root: Path) -> list[str]:
-    """Write what the study is, or check it against what its folder was begun with.
+    """Write the record of a study, or check the study against the record in its folder.
 
-    Arms, seeds, pairs and the axis may be added to and changed; a run that is there
-    must stay one of its arm.  Returns warnings: the code has changed since.
+    Arms, seeds, pairs and the axis may be added or changed; the settings of an arm with
+    runs may not.  Returns warnings: the code has changed since.
 
     Raises:
         ValueError: the base, or an arm that has runs, has other settings now, by name;
@@ -157,7 +158,7 @@ def keep_record(study: Study, root: Path) -> list[str]:
 def _check_settings(
     file: Path, old: Mapping[str, Any], new: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Refuse other settings of an arm than its runs began with, the seed aside."""
+    """Raise ValueError if an arm's settings are not those that its runs began with."""
     free = {"seed", "train.num_steps"}
     for arm in old.keys() & new.keys():
         changed = {
@@ -176,7 +177,7 @@ def _check_settings(
 
 
 def code_digest() -> str:
-    """A digest of all Python files of the package."""
+    """Return a digest of all Python files of the package."""
     found = hashlib.sha256()
     package = Path(scalerl_jax.__file__).parent
     for file in sorted(package.rglob("*.py")):
@@ -190,17 +191,17 @@ def code_digest() -> str:
 
 @dataclasses.dataclass(kw_only=True)
 class _Running:
-    """A run whose process is there."""
+    """A run with a process."""
 
     planned: Planned
     process: subprocess.Popen[bytes]
     held: contextlib.ExitStack  # its process and its log
     cores: tuple[int, ...]
-    enough: bool = False  # it was told to end, since its budget is used
+    enough: bool = False  # it was stopped: its budget is used, or it is hopeless
 
 
 def command(study: Study, root: Path, planned: Planned) -> list[str]:
-    """Return the command line of a run, by which it can be started by hand, too."""
+    """Return the command line of a run, which also works by hand."""
     changes = study.changes(planned.arm, planned.seed)
     settings = [f"--config.{name}={_typed(value)}" for name, value in changes.items()]
     return [
@@ -211,7 +212,7 @@ def command(study: Study, root: Path, planned: Planned) -> list[str]:
 
 
 def _typed(value: object) -> str:
-    """Return a value of a setting as the command line has it."""
+    """Return a value of a setting as the command line takes it."""
     if isinstance(value, (list, tuple)):
         return repr(tuple(value))
     return str(value)
@@ -221,7 +222,7 @@ Command = Callable[[Study, Path, Planned], list[str]]
 
 
 class Runner:
-    """Starts the runs of a study that are missing, some side by side."""
+    """A runner that starts the missing runs of a study, some of them in parallel."""
 
     def __init__(
         self,
@@ -233,18 +234,18 @@ class Runner:
         prune: bool = False,
         command: Command = command,
     ) -> None:
-        """Start nothing yet.
+        """Read the state of all runs; start none yet.
 
         Args:
             root: the folder of the study.
             jobs: runs at a time; on a CPU they share its cores in equal parts.
             prune: stop a run that cannot reach a finished one of its seed; without it,
-                runs that were stopped so go on.
+                runs that were stopped for that resume.
             command: the command line of a run.
         """
         self._command, self._prune = command, prune
         self._judged: dict[Planned, Fit | None] = {}  # of finished runs
-        self._looked: dict[Planned, int] = {}  # the last step that was looked at
+        self._looked: dict[Planned, int] = {}  # the last step that was checked
         self._study, self._root, self._progress = study, root, progress
         self._running: list[_Running] = []
         self._failed: dict[str, str] = {}
@@ -252,9 +253,9 @@ class Runner:
         self._free = _shares_of_cores(jobs)
 
     def run(self, stopped: Callable[[], bool]) -> dict[str, str]:
-        """Run what is missing; return why runs failed, by name.
+        """Run the missing runs; return the reasons of failures by the run's name.
 
-        Every run is tried once; those of a call before that failed are tried again.
+        Every run is tried once, including runs that failed in an earlier call.
         """
         waiting = [
             each
@@ -273,7 +274,7 @@ class Runner:
             finally:
                 for each in self._running:
                     each.process.poll()
-                    each.held.close()  # ends it, saved
+                    each.held.close()  # ends it after it has saved
         return self._failed
 
     def _start(self, planned: Planned) -> None:
@@ -286,16 +287,16 @@ class Runner:
         log = held.enter_context(open_to_append(folder / LOG_FILE))
         line = self._command(self._study, self._root, planned)
         log.write(f"$ {shlex.join(line)}\n".encode())
-        with _on_cores(cores):  # of this thread, and so of its new process
+        with _on_cores(cores):  # of this thread; its new process inherits them
             process = held.enter_context(
-                watching_parent(line, environment=os.environ, output=log)
+                watching_parent(line, environment=os.environ | {QUIET: ""}, output=log)
             )
         self._running.append(
             _Running(planned=planned, process=process, held=held, cores=cores)
         )
 
     def _look(self) -> None:
-        """Take the runs that ended, end those with enough, and show how all stand."""
+        """Collect ended runs, stop those that need no more, and show all states."""
         for each in list(self._running):
             state = look(self._study, self._root, each.planned)
             status = each.process.poll()
@@ -333,7 +334,7 @@ class Runner:
     def _stop_hopeless(self, state: State) -> State:
         """Mark a run that cannot reach a finished one of its seed; return its state.
 
-        Each evaluation is looked at once.
+        Each evaluation is checked once.
         """
         planned, row = state.planned, state.evaluation
         step = row.get("step", 0)
@@ -351,7 +352,7 @@ class Runner:
         return look(self._study, self._root, planned)
 
     def _finished_with(self, seed: int) -> dict[str, Fit]:
-        """Fits of the finished runs of a seed, by their arms."""
+        """Return fits of the finished runs of a seed, by arm."""
         for other, state in self._states.items():
             if other.seed == seed and state.finished and other not in self._judged:
                 curve = read_curve(self._study, state.folder)
@@ -362,7 +363,7 @@ class Runner:
 
 
 def read_curve(study: Study, folder: Path) -> Curve | CurveError:
-    """Return a run's curve over the study's axis, or why there is none."""
+    """Return a run's curve over the study's axis, or the error without a curve."""
     try:
         (curve,) = load_curves(folder, x=study.axis)
     except CurveError as error:
@@ -380,7 +381,7 @@ def _share_used(study: Study, evaluation: Mapping[str, Any]) -> float:
 
 
 def _result(study: Study, state: State) -> str:
-    """The pass rate and step with which a run ended, as text."""
+    """Return the pass rate and step with which a run ended, as text."""
     if state.behind:
         return f"stopped at step {state.step}: it cannot reach {state.behind}"
     if not state.evaluation:
@@ -398,7 +399,7 @@ def _why(log: Path, status: int | None) -> str:
 
 
 def _await_end(folder: Path) -> None:
-    """Wait for the process of a study that was killed: it ends, saved, by itself."""
+    """Wait for a run of a study that was killed: it saves and ends by itself."""
     due_s = time.monotonic() + _END_S
     while time.monotonic() < due_s:
         try:
@@ -410,7 +411,7 @@ def _await_end(folder: Path) -> None:
 
 
 def _shares_of_cores(jobs: int) -> list[tuple[int, ...]]:
-    """Cut this process's cores into as many parts; without cores to cut, () each."""
+    """Split this process's cores into `jobs` equal parts; () each if that fails."""
     if jobs == 1 or not hasattr(os, "sched_getaffinity"):
         return [()] * jobs
     cores = sorted(os.sched_getaffinity(0))
@@ -422,7 +423,7 @@ def _shares_of_cores(jobs: int) -> list[tuple[int, ...]]:
 
 @contextlib.contextmanager
 def _on_cores(cores: tuple[int, ...]) -> Iterator[None]:
-    """Hold this thread to cores while the block runs; () leaves it alone."""
+    """Pin this thread to cores while the block runs; () does not pin it."""
     if not cores:
         yield
         return

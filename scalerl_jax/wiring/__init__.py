@@ -1,4 +1,4 @@
-"""From a Config to the parts of a run; `objective` makes those of the loss."""
+"""Build the parts of a run from a Config; `objective` builds those of the loss."""
 
 import contextlib
 import dataclasses
@@ -77,14 +77,14 @@ def make_run(
     progress: Progress,
     bucket: RunFiles | None = None,
 ) -> RunState:
-    """Return every part of a run, the train step compiled.
+    """Return every part of a run, with the train step compiled.
 
-    `bucket`: the one that `directory` is a local copy of.
+    `directory` is a local copy of `bucket`, if that is given.
 
     Raises:
         ValueError: a setting or a file that it names cannot be used.
     """
-    # What a user can get wrong comes first; compiling starts with the learner.
+    # Parts that can refuse a user's settings come first: the learner compiles.
     books = make_books(config, directory, progress)
     arch, parts = books.arch, books.parts
     learner_mesh, sampler_meshes = make_meshes(config, arch, jax.devices())
@@ -139,7 +139,7 @@ class RunBooks:
     def run(
         self, *, learner: Any, generators: Generators, ledger: Ledger, **roles: Any
     ) -> RunState:
-        """Return the run with its roles."""
+        """Return the run's state with its learner, generators and ledger."""
         config, tokenizer = self.parts.config, self.parts.tokenizer
         pool = learner_pool(config)
         mismatch = MismatchCheck(
@@ -175,7 +175,7 @@ class RunBooks:
 
 
 def make_books(config: Config, directory: Path, progress: Progress) -> RunBooks:
-    """Return the controller's part of a run; nothing of it takes a device.
+    """Return the controller's part of a run, which uses no device.
 
     Raises:
         ValueError: a setting or a file that it names cannot be used.
@@ -185,7 +185,7 @@ def make_books(config: Config, directory: Path, progress: Progress) -> RunBooks:
     if own and kept is not None and (before := keep_environment(directory, kept)):
         progress.note(
             f"warning: {own.file} has changed since this run began; from here on "
-            f"rewards are those of the new text, and {before.name} keeps the old one"
+            f"rewards are those of the new file; the old one is kept as {before.name}"
         )
     arch = make_architecture(config)
     check_trained(config, arch)
@@ -228,7 +228,7 @@ def make_local_learner(
     checkpointer: Checkpointer,
     progress: Progress,
 ) -> tuple[LocalLearner, TrainState]:
-    """Return the learner on its mesh, its step compiled, and the state at version 0.
+    """Return the learner on its mesh, with its step compiled, and its first state.
 
     `to_sampler` makes a publication of params and their version; None: the caller does.
     """
@@ -252,7 +252,7 @@ def make_local_learner(
 def make_trace(
     config: Config, learner: LocalLearner, tokenizer: Tokenizer
 ) -> Tracer | None:
-    """Return the tracer of rollouts of debug.trace_prompt; None if that is not set."""
+    """Return the tracer of the prompt debug.trace_prompt, or None if it is not set."""
     if config.debug.trace_prompt < 0:
         return None
 
@@ -279,7 +279,7 @@ def make_checkpointer(
 
 
 def make_group_check(config: Config, arch: Architecture) -> GroupCheck:
-    """Return the check of groups that generators hand in."""
+    """Return the check of the groups that generators return."""
     return GroupCheck(
         arch=arch,
         group_size=config.batch.group_size,

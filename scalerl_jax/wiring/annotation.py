@@ -1,7 +1,7 @@
-"""A critic and the annotation of windows, from a Config.
+"""Build the critic and the annotation of windows from a Config.
 
-A critic has a state and a part of a step.  Windows are annotated with scores of other
-params: the reference, those at the start of the window, the critic.
+A critic has a train state and a part of the step.  Windows are annotated with scores of
+other params: the reference's, those at the start of the window, the critic's.
 """
 
 import dataclasses
@@ -38,9 +38,9 @@ from scalerl_jax.types import PackedBatch, PyTree
 def abstract_critic(
     params: PyTree, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> TrainState:
-    """Return shapes, dtypes and shardings of a critic of a policy with these `params`.
+    """Return shapes, dtypes and shardings of the critic of a policy with `params`.
 
-    Its trunk is cut as theirs, its head not at all.
+    Its trunk is sharded like the policy's; its head is replicated.
     """
     everywhere = NamedSharding(mesh, PartitionSpec())
     own = {
@@ -57,7 +57,7 @@ def abstract_critic(
 def make_critic(
     params: PyTree, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> TrainState:
-    """Return the critic of a policy that starts with these `params`, on its mesh.
+    """Return the critic, on its mesh, of a policy that starts with `params`.
 
     Its `policy_version` counts its own steps.
     """
@@ -107,7 +107,7 @@ def make_paired_step(
 def make_scores(
     config: Config, forward: Forward, mesh: Mesh, *, state: TrainState
 ) -> dict[str, Score]:
-    """Return the scores of a window's batches by params of the train state.
+    """Return the scores of a window's batches under params of the train state.
 
     Their programs are compiled; `state` may be abstract.
     """

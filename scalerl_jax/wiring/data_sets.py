@@ -1,4 +1,4 @@
-"""Prompts of the data sets of a Config: opened, chosen, counted.
+"""Open the data sets of a Config, and choose and count their prompts.
 
 Held-out prompts are the same for every seed; training prompts are all others, or drawn
 by the seed.
@@ -39,10 +39,10 @@ _HELD_OUT_SEED = 0
 
 
 class DataSets:
-    """Data sets of a run, each opened once for a split; `report` gets their counts.
+    """Data sets of a run, each split opened once; their counts go to `report`.
 
-    Sets to evaluate are asked for first, those to train on last: these hold nothing of
-    the others.
+    Evaluation sets must be read first and training sets last, since prompts of the
+    former are left out of the latter.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class DataSets:
         progress: Progress,
         report: dict[str, dict[str, Any]],
     ) -> None:
-        """Open nothing yet."""
+        """Store the arguments; open nothing yet."""
         self._config, self._tokenizer, self._render = config, tokenizer, render
         self._max_tokens = config.sampler.max_prompt_tokens
         self._report = report
@@ -65,11 +65,11 @@ class DataSets:
         self._held_out = dataclasses.replace(self._sieve, seen=set())
         self._training: Sieve | None = None
         self._sources: dict[tuple[str, str], tuple[QuestionSource, Wording]] = {}
-        self._wordings: dict[str, Wording] = {}  # of what was opened last, by its name
-        self._taken: dict[str, np.ndarray] = {}  # places held out, by task
+        self._wordings: dict[str, Wording] = {}  # of the last opened split, by set
+        self._taken: dict[str, np.ndarray] = {}  # indices held out, by task
 
     def whole(self, name: str) -> list[Question]:
-        """Return all questions of a set to evaluate."""
+        """Return all questions of an evaluation set."""
         self.check_name(name, "eval.sets")
         source = self._open(name, "test", setting="eval.sets")
         order = np.arange(len(source))
@@ -77,7 +77,7 @@ class DataSets:
         return _questions(source, chosen, name)
 
     def hold_out(self, name: str, share: int) -> list[Question]:
-        """Return so many questions of a data set to train on, for evaluation."""
+        """Hold out and return `share` questions of a training set, for evaluation."""
         source = self._open(name, "train", setting="data.tasks")
         order = draw_order(len(source), seed=_HELD_OUT_SEED, purpose=HELD_OUT)
         chosen = self._choose("evaluation", name, source, self._held_out, order, share)
@@ -85,7 +85,7 @@ class DataSets:
             raise ValueError(
                 f"eval.num_prompts = {self._config.eval.num_prompts} asks for {share} "
                 f"prompts of {name!r}, which gives {len(chosen.places)} of "
-                f"{len(source)} questions{_dropped(chosen)}; lower it, or name "
+                f"{len(source)} questions{_dropped(chosen)}; lower it, or set "
                 f"eval.sets"
             )
         self._taken[name] = chosen.places
@@ -94,13 +94,13 @@ class DataSets:
     def training(
         self, name: str, share: int, held_out: Sequence[Question]
     ) -> tuple[LazyPrompts, list[Prompt]]:
-        """Return so many prompts of a data set to train on, and one of each verifier.
+        """Return `share` training prompts of a set, and one example of each verifier.
 
-        A `share` of 0 is all.  What is held out, the same for all data sets, and what
-        is like it is left out.
+        A `share` of 0 means all.  Held-out questions (the same for all data sets) and
+        similar ones are left out.
         """
         config = self._config
-        if self._training is None:  # by the wordings of what was opened to evaluate
+        if self._training is None:  # once all evaluation sets are open
             asked = [
                 self._wordings.get(question.task, Wording()).read(question.text)
                 for question in held_out
@@ -145,7 +145,7 @@ class DataSets:
         order: np.ndarray,
         count: int | None = None,
     ) -> SelectedQuestions:
-        """Select questions of a data set along an order, so many or all; report it."""
+        """Select `count` questions (or all) of a set in an order; report the counts."""
         wording = self._wordings[name]
         chosen = sieve.select(source, order, count=count, wording=wording)
         self._check(name, chosen)
@@ -166,7 +166,7 @@ class DataSets:
         return chosen
 
     def _open(self, name: str, split: str, *, setting: str) -> QuestionSource:
-        """Open a data set at the split of its name, else at `split` if it has that."""
+        """Open the split that the name gives, else `split`, else the set's first."""
         directory = self._config.data.directory or preparing.DEFAULT_DIRECTORY
         base, named = catalog.split_of(name)
         if name.startswith(PACKAGES):
@@ -182,10 +182,11 @@ class DataSets:
         return source
 
     def _count_tokens(self, questions: list[Question]) -> list[int]:
-        """Return the tokens of each prompt; of a short one its characters, a bound.
+        """Return the number of tokens of each prompt, or a bound if it is short.
 
-        Tokenising is most of a pass's time.  No token is less than an ASCII character;
-        others may be several, as bytes or once they are normalised.
+        The bound is the number of characters: tokenising takes most of a pass's time,
+        and no token is shorter than an ASCII character.  Other characters may be
+        several tokens, as bytes or after normalisation: their prompts are tokenised.
         """
         texts = [self._render(question) for question in questions]
         unsure = [
@@ -195,7 +196,7 @@ class DataSets:
         return [exact.get(text, len(text)) for text in texts]
 
     def _check(self, name: str, chosen: SelectedQuestions) -> None:
-        """Refuse a selection that drops most of a data set: a setting must be wrong."""
+        """Refuse a selection that drops most of a data set: a setting is wrong."""
         over_long = chosen.dropped.get("over_long", 0)
         if 2 * over_long > chosen.looked_at:
             raise ValueError(
@@ -208,17 +209,17 @@ class DataSets:
             raise ValueError(
                 f"{shared} of {chosen.looked_at} prompts of {name!r} share "
                 f"data.overlap_ngram = {self._config.data.overlap_ngram} words in a "
-                f"row with an evaluation prompt: most of its wording is always the "
-                f"same; raise it, or set it to 0 for equal prompts alone"
+                f"row with an evaluation prompt: most of the wording is the same in "
+                f"all prompts; raise it, or set it to 0 to drop only equal prompts"
             )
 
     @staticmethod
     def check_name(name: str, setting: str) -> None:
-        """Refuse a name that no data set has, or a split that it does not have."""
+        """Refuse an unknown data set, or a split that the data set does not have."""
         if name.startswith(PACKAGES):
-            return  # the package is asked before any prompt is read
+            return  # checked with the package, before any prompt is read
         if is_remote(name) and catalog.is_own_file(name):
-            return  # the bucket is asked when the file is read
+            return  # checked when the file is read from the bucket
         base, split = catalog.split_of(name)
         try:
             splits = catalog.find(base).splits
@@ -231,7 +232,7 @@ class DataSets:
             ) from error
         if split and split not in splits:
             raise ValueError(
-                f"{setting} holds {name!r}, and {base!r} has the splits {splits}"
+                f"{setting} holds {name!r}, and {base!r} has only the splits {splits}"
             )
 
 
@@ -243,12 +244,12 @@ def file_of_tasks(config: Config, name: str) -> Path:
     """
     directory = config.data.directory or preparing.DEFAULT_DIRECTORY
     if is_remote(directory):
-        directory = preparing.DEFAULT_DIRECTORY  # as for all files
+        directory = preparing.DEFAULT_DIRECTORY  # as for all local files
     return packages.tasks_file(name, Path(directory), config.reward.variables)
 
 
 def _dropped(chosen: SelectedQuestions) -> str:
-    """Return the counts of what was left out, for a message."""
+    """Return the counts of the dropped questions, for a message."""
     counts = [f"{count} {reason}" for reason, count in chosen.dropped.items()]
     return f" ({', '.join(counts)} dropped)" if counts else ""
 

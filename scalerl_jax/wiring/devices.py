@@ -1,4 +1,4 @@
-"""Devices of the learner and of each generator replica, and their ledger."""
+"""The devices of the learner and of each generator replica, and their ledger."""
 
 import dataclasses
 import logging
@@ -24,20 +24,20 @@ _log = logging.getLogger(__name__)
 def fit_devices(
     config: Config, arch: Architecture, num_devices: int, *, kind: str = ""
 ) -> Config:
-    """Return the config with numbers for all that is left to the devices.
+    """Return the config with all automatic settings replaced by values.
 
     They are mesh.data and mesh.fsdp, batch.rows_per_microbatch, the numbers, placement
     and versions of generators, slots, and model.remat.
 
     Args:
         config: as the user wrote it.
-        arch: of the policy.
-        num_devices: that this process has.
-        kind: of the devices, as JAX names it.  What is left to a TPU is chosen by
-            `planning.chooser`, which knows its memory and its speed.
+        arch: architecture of the policy.
+        num_devices: number of devices of this process.
+        kind: JAX's name of the devices.  For TPUs `planning.chooser` chooses, from a
+            table of their memory and speed.
 
     Raises:
-        ValueError: the devices do not suffice.
+        ValueError: there are too few devices.
     """
     if kind.startswith("TPU"):
         config = balanced(config, arch, num_devices, kind)
@@ -73,10 +73,10 @@ def fit_devices(
 
 
 def _without_chooser(config: Config, kind: str) -> Config:
-    """Return the config with safe values where only the chooser knows better ones."""
+    """Return the config with safe values for settings that only the chooser sets."""
     if not config.sampler.slots:
         raise ValueError(
-            f"sampler.slots = 0 is chosen on TPUs alone, whose memory and speed are "
+            f"sampler.slots = 0 is chosen only on TPUs, whose memory and speed are "
             f"known; these devices are {kind or 'no TPUs'}: set sampler.slots = 64 and "
             f"sampler.cache_tokens = 300_000, or what fits"
         )
@@ -90,29 +90,29 @@ def _without_chooser(config: Config, kind: str) -> Config:
 
 
 def why_not_one_process(config: Config) -> str:
-    """Return the reason why one process cannot have all devices; "": it can."""
+    """Return the reason why the run needs several processes; "": it needs only one."""
     if config.generators.processes != 1:
         return (
-            f"generators.processes = {config.generators.processes}: in one process a "
-            f"replica has no others; start with --ray, or set it to 1"
+            f"generators.processes = {config.generators.processes} needs processes "
+            f"besides this one; start with --ray, or set it to 1"
         )
     if config.generators.versions == 1:
         return (
-            "generators.versions = 1 needs replicas that are processes of their own, "
-            "which keep the next version on the host; start with --ray, or set it to 2"
+            "generators.versions = 1 needs replicas in separate processes, which keep "
+            "the next version in host memory; start with --ray, or set it to 2"
         )
     return ""
 
 
 def _fitting(each: int, learner: int, arch: Architecture) -> int:
-    """Return the number of the learner's devices for one replica, `each` at most."""
+    """Return how many of the learner's devices one replica uses, `each` at most."""
     most = max(
         count for count in range(1, min(each, learner) + 1) if is_divisible(arch, count)
     )
     if most < each and is_divisible(arch, each):
         _log.info(
-            "generators.devices = %d and the learner do not fit side by side: each "
-            "replica runs on %d of the learner's %d devices, between its programs",
+            "there are too few devices for generators.devices = %d beside the learner: "
+            "each replica runs on %d of the learner's %d devices, between its programs",
             *(each, most, learner),
         )
         return most
@@ -122,10 +122,10 @@ def _fitting(each: int, learner: int, arch: Architecture) -> int:
 def make_meshes(
     config: Config, arch: Architecture, devices: Sequence[Device]
 ) -> tuple[Mesh, tuple[Mesh, ...]]:
-    """Return the learner's mesh and that of each generator replica.
+    """Return the learner's mesh and the mesh of each generator replica.
 
     Raises:
-        ValueError: there are too few devices, or kv heads for a replica's.
+        ValueError: there are too few devices, or too few kv heads for a replica's.
     """
     generators = fit_devices(config, arch, len(devices)).generators
     learner, replicas = split_devices(
@@ -142,18 +142,18 @@ def make_meshes(
 
 
 def is_shared(config: Config) -> bool:
-    """Return whether generators run on the learner's devices, in a fitted config."""
+    """Return whether a fitted config's generators run on the learner's devices."""
     assert config.generators.placement != "auto", "`fit_devices` has not been called"
     return config.generators.placement == "shared"
 
 
 def learner_pool(config: Config) -> str:
-    """Return the pool of the ledger for the learner."""
+    """Return the name of the learner's pool in the ledger."""
     return "all" if is_shared(config) else "learner"
 
 
 def generator_pools(config: Config) -> tuple[str, ...]:
-    """Return the pool of the ledger for each replica."""
+    """Return the name of each replica's pool in the ledger."""
     count = config.generators.count
     if is_shared(config):
         return ("all",) * count
@@ -169,18 +169,18 @@ def ledger_pools(config: Config) -> dict[str, int]:
 
 
 def make_ledger(config: Config) -> Ledger:
-    """Return a ledger of the chips of this process."""
+    """Return the ledger of this process's chips."""
     chip = config.mesh.chip or jax.devices()[0].device_kind
     return Ledger(pools=ledger_pools(config), chip=chip)
 
 
 def _most_shards(config: Config, arch: Architecture, left: int) -> tuple[int, int]:
-    """Return mesh.data and mesh.fsdp, if one is 0, that use most devices of those left.
+    """Return mesh.data and mesh.fsdp, of which one is 0, to use most remaining devices.
 
-    Of several, the one with the most shards of the state.
+    Between equal ones, the split with the most shards of the state is chosen.
 
     Raises:
-        ValueError: there are too few, or they cannot be shared out evenly.
+        ValueError: there are too few devices, or they cannot be divided evenly.
     """
     mesh, rows = config.mesh, config.batch.rows_per_microbatch
     others = (mesh.data or 1) * mesh.context * mesh.tensor
@@ -202,11 +202,10 @@ def _most_shards(config: Config, arch: Architecture, left: int) -> tuple[int, in
     if not fits:
         generators = config.generators
         raise ValueError(
-            f"mesh.fsdp = 0 finds no shards: the {left} devices that "
-            f"generators.count = {generators.count} x generators.devices = "
-            f"{generators.devices} leave must be at least mesh.data * mesh.context * "
-            f"mesh.tensor = {others}; lower one of them, or set generators.placement "
-            f"= 'shared'"
+            f"mesh.fsdp = 0 finds no shards: generators.count = {generators.count} x "
+            f"generators.devices = {generators.devices} leave {left} devices, which "
+            f"must be at least mesh.data * mesh.context * mesh.tensor = {others}; "
+            f"lower one of them, or set generators.placement = 'shared'"
         )
     _, shards, data = max(fits)
     return data, shards

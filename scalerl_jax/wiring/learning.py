@@ -1,4 +1,4 @@
-"""The learner from a Config: its mesh, state, compiled step and batches."""
+"""Build the learner from a Config: its mesh, state, compiled step and batches."""
 
 import dataclasses
 import functools
@@ -57,13 +57,13 @@ from scalerl_jax.wiring.teacher import make_teacher, read_teacher
 
 
 def make_architecture(config: Config) -> Architecture:
-    """Return the architecture that is named, or the checkpoint's.
+    """Return the architecture model.architecture, or the checkpoint's.
 
-    Where objective.expert_bias_rate is set, its router has a bias.
+    If objective.expert_bias_rate is set, its router has a bias.
 
     Raises:
-        ValueError: there is none of that name, the checkpoint cannot be read, or
-            settings of experts do not fit.
+        ValueError: the name is unknown, the checkpoint cannot be read, or settings of
+            experts do not fit.
     """
     name = config.model.architecture
     if name == "checkpoint":
@@ -79,7 +79,7 @@ def make_architecture(config: Config) -> Architecture:
 
 
 def make_forward(config: Config, arch: Architecture, mesh: Mesh) -> Forward:
-    """Return the learner's forward pass, at the temperature of the sampler."""
+    """Return the learner's forward pass, at the sampler's temperature."""
     model = config.model
     return Forward(
         arch=arch,
@@ -99,7 +99,7 @@ def make_forward(config: Config, arch: Architecture, mesh: Mesh) -> Forward:
 
 
 def make_attention(config: Config, arch: Architecture, mesh: Mesh) -> SegmentAttention:
-    """Return the learner's attention; on a CPU no kernel is loaded for it."""
+    """Return the learner's attention; on a CPU Pallas is not imported for it."""
     model, platform = config.model, mesh.devices.flat[0].platform
     if model.attention == "auto" and platform == "cpu":
         return BlockwiseAttention(mesh, block=model.attention_block)
@@ -116,7 +116,7 @@ def make_attention(config: Config, arch: Architecture, mesh: Mesh) -> SegmentAtt
 
 
 def make_learning_rates(config: Config) -> optax.Schedule:
-    """Return the policy's schedule: optimizer steps applied -> rate of the next one."""
+    """Return the policy's schedule: optimizer steps made -> rate of the next step."""
     return _learning_rates(config, config.optimizer)
 
 
@@ -145,8 +145,8 @@ def make_adamw(config: Config) -> optax.GradientTransformation:
 def make_critic_adamw(config: Config) -> optax.GradientTransformation:
     """Return the critic's optimizer: the policy's with another rate and warm-up.
 
-    Nothing of the critic is frozen.  Where the policy's rate falls, this one ends with
-    it: the critic makes more steps until then.
+    No weight of the critic is frozen.  With a cosine schedule both rates end together:
+    the critic's lasts `minibatches` times as many of its own steps.
     """
     critic, policy = config.critic, config.optimizer
     decay_steps = (policy.decay_steps or config.train.num_steps) * critic.minibatches
@@ -199,7 +199,7 @@ def make_learner(
 
 
 def start_params(config: Config, arch: Architecture, shardings: PyTree) -> PyTree:
-    """Return the policy's own weights at version 0: the checkpoint's, or random ones.
+    """Return the policy's weights at version 0: the checkpoint's, or random ones.
 
     Raises:
         ValueError: the checkpoint cannot be read.
@@ -219,7 +219,7 @@ def start_params(config: Config, arch: Architecture, shardings: PyTree) -> PyTre
 def split_params(
     config: Config, arch: Architecture, params: PyTree, mesh: Mesh
 ) -> tuple[PyTree, PyTree | None]:
-    """Return what of the policy is trained at version 0, and what is not.
+    """Return the trained params at version 0, and the frozen ones (None: all train).
 
     `params` are the policy's own weights; abstract ones give abstract trees.
     """
@@ -241,7 +241,7 @@ def start_frozen(config: Config, arch: Architecture, mesh: Mesh) -> PyTree | Non
     """Return the params that a run does not train; None: it trains all.
 
     Raises:
-        ValueError: the checkpoint that has them cannot be read.
+        ValueError: their checkpoint cannot be read.
     """
     abstract = abstract_state(config, arch, mesh)
     if abstract.frozen is None:
@@ -255,10 +255,10 @@ def start_frozen(config: Config, arch: Architecture, mesh: Mesh) -> PyTree | Non
 
 
 def check_trained(config: Config, arch: Architecture) -> None:
-    """Refuse settings of what is trained that do not fit the model.
+    """Refuse model.frozen and model.lora settings that do not fit the model.
 
     Raises:
-        ValueError: names the setting, and what there is.
+        ValueError: names the setting, and the names that the model has.
     """
     if config.model.frozen:
         held = frozen_params(parameter_table(arch), config.model.frozen)
@@ -273,7 +273,7 @@ def check_trained(config: Config, arch: Architecture) -> None:
 
 
 def abstract_state(config: Config, arch: Architecture, mesh: Mesh) -> TrainState:
-    """Return shapes, dtypes and shardings of the train state, without memory."""
+    """Return shapes, dtypes and shardings of the train state, without allocation."""
     params = jax.tree.map(
         lambda leaf, sharding: leaf.update(sharding=sharding),
         abstract_params(arch, dtype=jnp.dtype(config.model.param_dtype)),
@@ -296,7 +296,7 @@ def abstract_state(config: Config, arch: Architecture, mesh: Mesh) -> TrainState
 
 
 def make_train_step(config: Config, forward: Forward, mesh: Mesh) -> TrainStep:
-    """Return the step of the objective, not compiled; `mesh` may be abstract."""
+    """Return the objective's train step, not compiled; `mesh` may be abstract."""
     state = abstract_state(config, forward.arch, mesh)
     batch = with_scores(make_pack(config, forward.arch)[1], needs_of(config))
     balance = make_balance(config)
@@ -339,7 +339,7 @@ def make_flops(config: Config, arch: Architecture) -> LearnerFlops:
 def make_diagnosis(
     config: Config, forward: Forward, step: TrainStep
 ) -> Callable[..., str]:
-    """Return a function (params, batch, frozen params) -> why a step was skipped."""
+    """Return a function (params, batch, frozen params) -> reason for a skipped step."""
 
     def diagnose(
         params: PyTree, batch: PackedBatch, frozen: PyTree | None = None

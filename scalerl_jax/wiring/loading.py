@@ -1,4 +1,4 @@
-"""A policy to sample from: a Hugging Face directory, a GGUF file, or a run."""
+"""Load a policy to sample from: a Hugging Face directory, a GGUF file, or a run."""
 
 import dataclasses
 from collections.abc import Callable
@@ -32,28 +32,28 @@ from scalerl_jax.wiring.learning import (
 )
 from scalerl_jax.wiring.sampling import make_tokenizer
 
-_CHECKPOINTS = "checkpoints"  # of a run directory
+_CHECKPOINTS = "checkpoints"  # folder of a run directory
 # A sharding per parameter of an architecture; None: the first device.
 Placement = Callable[[Architecture], PyTree] | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Model:
-    """A policy at one version, as the sampler takes it."""
+    """A policy at one version, in the form that the sampler takes."""
 
     arch: Architecture
     tokenizer: Tokenizer
-    config: Config  # of the run; without one, the defaults
+    config: Config  # of the run; without a run, the defaults
     params: PyTree
     policy_version: int  # optimizer steps; 0 without a run
     dtype: Any
 
 
 def run_settings(directory: str | Path) -> Config | None:
-    """Return the settings of the run that a directory is of; None if of none.
+    """Return the settings of the run to which a directory belongs; None: to none.
 
     Raises:
-        ValueError: they cannot be read.
+        ValueError: the settings cannot be read.
     """
     run = _run_of(_local(directory))
     if run is None:
@@ -71,15 +71,15 @@ def load_model(
     placement: Placement = None,
     require_finite: bool = False,
 ) -> Model:
-    """Return the policy in a directory, each device with its own shards.
+    """Return the policy in a directory, with each device's own shards.
 
-    The directory is a Hugging Face one (or an id of its hub), a run's, the
-    `checkpoints` in it, or one of these checkpoints; a GGUF file will do, too.  `dtype`
-    is a name, empty: as the policy was sampled or saved.
+    The directory is a Hugging Face directory (or hub id), a run's, the `checkpoints`
+    in it, or one of these checkpoints; a GGUF file is accepted, too.  `dtype` is a
+    name; empty: the dtype in which the policy was sampled or saved.
 
     Raises:
-        ValueError: it is missing, broken, or none of these; or, in a run's checkpoint
-            or where finite numbers are required, it holds others.
+        ValueError: it is missing, broken, or none of these; or it holds numbers that
+            are not finite and is a run's checkpoint, or `require_finite` is set.
     """
     try:
         path = _local(directory, weights=True)
@@ -100,14 +100,14 @@ class Adapter:
     arch: Architecture
     config: Config
     factors: PyTree
-    digest: str  # of the base
+    digest: str  # digest of the base
 
 
 def load_adapter(directory: str | Path) -> Adapter:
-    """Return the factors of a run's newest checkpoint, or of the one named.
+    """Return the factors of a run's newest checkpoint, or of the named one.
 
     Raises:
-        ValueError: it is no run with factors, broken, or beside another base.
+        ValueError: it is no run with factors, is broken, or has another base.
     """
     try:
         path = _local(directory)
@@ -115,7 +115,7 @@ def load_adapter(directory: str | Path) -> Adapter:
         config = None if run is None else read_settings(run / "config.json")
         if run is None or config is None or not config.model.lora.rank:
             raise ValueError(
-                "there are no factors: it is no run with model.lora.rank; leave out "
+                "it has no factors, since it is no run with model.lora.rank; leave out "
                 "--adapter"
             )
         assert isinstance(path, Path), "a run is a directory"
@@ -127,10 +127,10 @@ def load_adapter(directory: str | Path) -> Adapter:
 
 
 def _local(name: str | Path, *, weights: bool = False) -> Directory:
-    """Return the local path of a checkpoint; of a bucket's, a copy without arrays."""
+    """Return the local path of a checkpoint; from a bucket, a copy without arrays."""
     if is_remote(name):
         run, found, _ = str(name).partition(f"/{_CHECKPOINTS}")
-        if found:  # its settings lie above
+        if found:  # the settings are in the directory above
             local_file(f"{run}/config.json")
     return local_path(name, weights=weights).absolute()
 
@@ -177,7 +177,7 @@ def _load(
 
 
 def _saved_dtype(path: Directory) -> str:
-    """Return the dtype of a Hugging Face directory; one that names none: float32."""
+    """Return the dtype of a Hugging Face directory; float32 if it names none."""
     values = read_json(path / "config.json")
     saved = values.get("dtype", values.get("torch_dtype"))
     return "bfloat16" if saved == "bfloat16" else "float32"
@@ -196,26 +196,26 @@ def _run_of(path: Directory) -> Path | None:
 
 
 def _holds_settings(path: Path) -> bool:
-    """Return whether config.json in `path` is a run's; a checkpoint may be missing."""
+    """Return whether config.json in `path` is a run's; it needs no checkpoint."""
     try:
         return "config" in read_json(path / "config.json")
-    except (OSError, ValueError):  # none, or no JSON
+    except (OSError, ValueError):  # missing, or no JSON
         return False
 
 
 def read_settings(file: Path) -> Config:
-    """Return the settings of a run; those it does not name have their defaults."""
+    """Return the settings of a run; a setting that the file lacks has its default."""
     try:
         return config_lib.build(Config, with_own_assets(read_json(file)["config"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{file} does not give the settings of the run ({error!r}), so its "
-            f"architecture is unknown; put the file right"
+            f"architecture is unknown; repair the file"
         ) from error
 
 
 def get_config(workdir: str) -> ml_collections.ConfigDict:
-    """Return the settings of a run that goes on: `--config=loading.py:WORKDIR`."""
+    """Return the settings of a run to resume: `--config=loading.py:WORKDIR`."""
     config = read_settings(Path(workdir).expanduser() / "config.json")
     return ml_collections.ConfigDict(dataclasses.asdict(config))
 
@@ -223,7 +223,7 @@ def get_config(workdir: str) -> ml_collections.ConfigDict:
 def _policy(
     run: Path, path: Path, config: Config, arch: Architecture
 ) -> tuple[int, PyTree]:
-    """Return step and all params of a run's policy on the host, where they are cast."""
+    """Return step and all params of a run's policy, on the host."""
     version, trained, frozen = _parts(run, path, config, arch)
     return version, merged(join(trained, frozen))
 
@@ -233,13 +233,13 @@ def _parts(
 ) -> tuple[int, PyTree, PyTree | None]:
     """Return step, trained and frozen params of a run, on the host.
 
-    What the run does not train is read from where the run has it.
+    Frozen params are read from the run's own source (model.checkpoint).
     """
     try:
         device = jax.local_devices(backend="cpu")[0]
-    except RuntimeError:  # JAX_PLATFORMS leaves the CPU out
+    except RuntimeError:  # JAX_PLATFORMS excludes the CPU
         device = jax.devices()[0]
-    # Restored to one device, and made there: init_params depends on no mesh.
+    # Restored or initialized on one device: init_params depends on no mesh.
     mesh = make_mesh([device])
     abstract = abstract_state(config, arch, mesh)
     frozen = start_frozen(config, arch, mesh)
@@ -250,7 +250,7 @@ def _parts(
 def _restore(
     run: Path, path: Path, abstract: PyTree, *, base: str = ""
 ) -> tuple[int, PyTree]:
-    """Return step and params of the checkpoint at `path`, or the run's newest."""
+    """Return step and params of the checkpoint at `path`, or of the run's newest."""
     name = path.name if path.parent == run / _CHECKPOINTS else ""
     if origin := origin_of(run):
         place = BucketPlace(f"{origin}/{_CHECKPOINTS}")

@@ -1,4 +1,4 @@
-"""The router of a mixture from a Config: checks of its settings, and its biases."""
+"""Build a mixture's router from a Config: check its settings, add its biases."""
 
 import dataclasses
 
@@ -15,10 +15,10 @@ from scalerl_jax.types import PyTree
 def with_router(config: Config, arch: Architecture) -> Architecture:
     """Return a mixture's architecture with the router that the settings ask for.
 
-    Where objective.expert_bias_rate is set, it has a bias.
+    If objective.expert_bias_rate is set, the router has a bias.
 
     Raises:
-        ValueError: the model has no experts, or shares prompts between rows.
+        ValueError: the model has no experts, or the batch shares prompts.
     """
     _check_experts(config, arch)
     rate = config.objective.expert_bias_rate
@@ -28,9 +28,7 @@ def with_router(config: Config, arch: Architecture) -> Architecture:
 def _check_experts(config: Config, arch: Architecture) -> None:
     """Refuse settings of experts with a model that has none, or with shared prompts."""
     objective = config.objective
-    lacking = (
-        f"experts, of which a model of the family {arch.family} has none; set it to"
-    )
+    lacking = f"experts, and a model of the family {arch.family} has none; set it to"
     replayed = objective.routing_replay == "on"
     if replayed and arch.experts is None:
         raise ValueError(f"objective.routing_replay = 'on' replays {lacking} 'off'")
@@ -41,15 +39,15 @@ def _check_experts(config: Config, arch: Architecture) -> None:
         if value and config.batch.shared_tokens:
             raise ValueError(
                 f"objective.{name} = {value} counts every token of a row, and with "
-                f"batch.shared_tokens = {config.batch.shared_tokens} a prompt stands "
-                f"there once for several rows; set one of them to 0"
+                f"batch.shared_tokens = {config.batch.shared_tokens} a prompt is in a "
+                f"row once for several rollouts; set one of them to 0"
             )
 
 
 def load_with_biases(
     source: str, arch: Architecture, *, dtype: jnp.dtype, shardings: PyTree
 ) -> PyTree:
-    """Return a checkpoint's params as `load_params`; biases that it lacks are 0."""
+    """Return a checkpoint's params as `load_params`, with 0 for missing biases."""
     experts = read_architecture(source).experts
     if experts is not None and experts.bias:
         return load_params(source, arch, dtype=dtype, shardings=shardings)
@@ -67,6 +65,6 @@ def load_with_biases(
 
 
 def _with_bias(arch: Architecture, *, bias: bool) -> Architecture:
-    assert arch.experts is not None, "only a mixture's router has one"
+    assert arch.experts is not None, "only a mixture's router has a bias"
     experts = dataclasses.replace(arch.experts, bias=bias)
     return dataclasses.replace(arch, experts=experts)

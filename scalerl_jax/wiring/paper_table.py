@@ -1,4 +1,4 @@
-"""The papers' symbols in docs/objective.md: `python -m scalerl_jax.wiring.paper_table`.
+"""Print docs/objective.md's table of symbols: `python -m ...wiring.paper_table`.
 
 The values are those of the recipes in `configs/recipes`, on their default base.
 """
@@ -15,7 +15,7 @@ RECIPES = FOLDER / "recipes"
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A symbol of a paper, the setting that it is here, and a recipe with it."""
+    """A symbol of a paper, the setting for it, and a recipe that sets it."""
 
     recipe: str  # a file of RECIPES
     symbol: str  # in the paper's words, with its equation or section
@@ -83,7 +83,7 @@ ROWS = (
 
 
 def paper_of(recipe: str) -> str:
-    """Return the name before the first comma of a recipe's docstring."""
+    """Return the paper's name, with which a recipe's docstring begins."""
     docstring = (RECIPES / f"{recipe}.py").read_text().split('"""')[1]
     return docstring.split(", arXiv")[0].split(" (")[0]
 

@@ -1,4 +1,4 @@
-"""Prompts of a Config: their form, those of generated tasks, their order, verifiers."""
+"""Build the prompts of a Config: template, generated tasks, order, verifiers."""
 
 import contextlib
 import dataclasses
@@ -39,11 +39,11 @@ from scalerl_jax.run.progress import Progress
 from scalerl_jax.types import Prompt
 from scalerl_jax.wiring.data_sets import DataSets, file_of_tasks
 
-AUTO = "auto"  # of data.answer_after
+AUTO = "auto"  # a value of data.answer_after
 
 
 def make_render(config: Config) -> Renderer:
-    """Make the renderer of prompts, by data.template or by a chat template."""
+    """Return the renderer of prompts: data.template, or a chat template."""
     data = config.data
     if data.template != CHAT:
         return plain_renderer(data.template)
@@ -57,10 +57,10 @@ def make_render(config: Config) -> Renderer:
 
 
 def answer_after(config: Config) -> str:
-    """Return the text after which the answer begins; "": with the completion.
+    """Return the text after which the answer begins; "": the whole completion is it.
 
-    It is data.answer_after; "auto" is the tag that ends the thinking after a prompt, if
-    the prompt opens one or is written by the chat template of a family that thinks.
+    It is data.answer_after; "auto" stands for the tag that ends the thinking, if the
+    prompt opens one or is written by the chat template of a family that thinks.
     """
     after = config.data.answer_after
     return make_render(config).end_of_thinking if after == AUTO else after
@@ -68,12 +68,12 @@ def answer_after(config: Config) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoadedPrompts:
-    """Prompts that a run trains on and is judged on, and how they were chosen."""
+    """The training and evaluation prompts of a run, and how they were chosen."""
 
-    train: JoinedPrompts  # a part per task that has any
+    train: JoinedPrompts  # one part for each task that has prompts
     held_out: tuple[Prompt, ...]
-    examples: tuple[Prompt, ...]  # to train on, of every verifier that is needed
-    report: dict[str, dict[str, Any]]  # of "training" and "evaluation", by task
+    examples: tuple[Prompt, ...]  # a training prompt for every verifier in use
+    report: dict[str, dict[str, Any]]  # counts of "training" and "evaluation", by task
 
 
 def evaluation_set(
@@ -82,7 +82,7 @@ def evaluation_set(
     """Return all prompts of a data set, or eval.num_prompts of a generated task.
 
     Raises:
-        ValueError: there is no such set, or it gives no prompts.
+        ValueError: there is no such set, or it has no prompts.
     """
     maker = _Maker(config, tokenizer)
     return maker.prompts(maker.evaluation_questions(name))
@@ -91,15 +91,15 @@ def evaluation_set(
 def load_prompts(
     config: Config, tokenizer: Tokenizer, progress: Progress | None = None
 ) -> LoadedPrompts:
-    """Return the prompts to train on and those held out, no text in both.
+    """Return the training prompts and the held-out ones; no text is in both.
 
-    Those held out are the sets of eval.sets, or drawn from data.tasks themselves in
-    equal parts, the same for every seed.  Those of data sets to train on are all, or
-    drawn by the seed, less what is in them twice or overlaps with an evaluation
-    prompt; they are read again when they are needed.
+    The held-out prompts are those of eval.sets, or drawn from data.tasks in equal
+    parts, the same for every seed.  A data set's training prompts are all, or drawn by
+    the seed, without duplicates and overlaps with an evaluation prompt; they are read
+    again on use.
 
     Raises:
-        ValueError: names the setting that cannot be met, and by what.
+        ValueError: names the setting that cannot be met, and the reason.
     """
     maker = _Maker(config, tokenizer, progress)
     shares = tasks.equal_shares(config.data.tasks, config.data.train_prompts)
@@ -121,12 +121,12 @@ def load_prompts(
 
 
 class _Maker:
-    """The maker of the prompts of one Config, which keeps count of them."""
+    """A maker of the prompts of one Config, which counts them."""
 
     def __init__(
         self, config: Config, tokenizer: Tokenizer, progress: Progress | None = None
     ) -> None:
-        """Read the template that the Config asks for."""
+        """Read the template that the Config names."""
         self._config, self._tokenizer = config, tokenizer
         self._render = make_render(config)
         self._progress = progress or Progress()
@@ -135,13 +135,13 @@ class _Maker:
 
     @functools.cached_property
     def _data_sets(self) -> DataSets:
-        # Runs on generated tasks alone need nothing of data sets.
+        # Runs on generated tasks alone open no data sets.
         return DataSets(
             self._config, self._tokenizer, self._render, self._progress, self.report
         )
 
     def prompts(self, questions: Sequence[Question]) -> tuple[Prompt, ...]:
-        """Make prompts whose lengths have been seen to, or must not be too long."""
+        """Return the prompts of questions; one that is too long is refused."""
         return build_prompts(
             questions,
             encode=self._tokenizer.encode,
@@ -150,7 +150,7 @@ class _Maker:
         )
 
     def check_tasks(self, shares: dict[str, int]) -> None:
-        """Check, before anything is read, that tasks exist and have something to do."""
+        """Check, before anything is read, that all tasks exist and get prompts."""
         data = self._config.data
         for setting, names in (
             ("data.tasks", shares),
@@ -164,8 +164,8 @@ class _Maker:
         generated = [name for name in shares if tasks.is_generated(name)]
         if generated and not data.train_prompts:
             raise ValueError(
-                f"data.train_prompts = 0 takes all that there are, and task "
-                f"{generated[0]!r} makes as many as it is asked for; give a number"
+                f"data.train_prompts = 0 takes all prompts, and task {generated[0]!r} "
+                f"generates any number of them; give a number"
             )
         apart = data.task_weights or data.next_task_at
         if apart and data.train_prompts and not all(shares.values()):
@@ -176,7 +176,7 @@ class _Maker:
             )
 
     def evaluation_questions(self, name: str) -> list[Question]:
-        """Return the questions of a set: all, or so many of a generated task."""
+        """Return all questions of a set, or eval.num_prompts of a generated task."""
         if not tasks.is_generated(name):
             return self._data_sets.whole(name)
         count = self._config.eval.num_prompts
@@ -184,7 +184,7 @@ class _Maker:
         return tasks.draw_questions({name: count}, used=set())
 
     def hold_out(self) -> list[Question]:
-        """Return questions of the tasks themselves, in equal parts, for evaluation."""
+        """Hold out and return questions of data.tasks, in equal parts."""
         shares = tasks.equal_shares(
             self._config.data.tasks, self._config.eval.num_prompts
         )
@@ -201,7 +201,7 @@ class _Maker:
     def training_parts(
         self, shares: dict[str, int], held_out: list[Question]
     ) -> list[Sequence[Prompt]]:
-        """Return the prompts of each task, those held out and their like left out."""
+        """Return the prompts of each task without held-out or similar ones."""
         made = tasks.draw_questions(
             _generated(shares),
             seed=self._config.seed,
@@ -223,12 +223,12 @@ class _Maker:
 
 
 def _generated(shares: dict[str, int]) -> dict[str, int]:
-    """Return the shares of the tasks that are no data sets."""
+    """Return the shares of the generated tasks."""
     return {name: share for name, share in shares.items() if tasks.is_generated(name)}
 
 
 def make_stream(config: Config, prompts: JoinedPrompts) -> Stream:
-    """Return the training prompts in their order, less those left out of it."""
+    """Return the stream of training prompts, in the order of data.order."""
     data = config.data
     retire_at = data.max_history_pass_rate if data.no_positive_resampling else None
     levels = None
@@ -254,16 +254,16 @@ def make_verifier(
     own: OwnReward | None,
     count: int = 0,
 ) -> VerifierPool:
-    """Make a pool of processes that judge, closed with `opened`.
+    """Return a pool of verifier processes, which `opened` closes.
 
     Args:
         config: of the run.
-        opened: closes it.
-        own: what `check_environment` has returned.
-        count: number of processes; 0: as many as the config says.
+        opened: the stack that closes the pool.
+        own: the result of `check_environment`.
+        count: number of processes; 0: the config's.
 
     Raises:
-        ValueError: this machine lacks a variable that `own` is to be given.
+        ValueError: this machine lacks an environment variable that `own` needs.
     """
     pool = make_pool(config.reward, unnamed="reasoning_gym", count=count, own=own)
     opened.callback(pool.close)
@@ -271,27 +271,28 @@ def make_verifier(
 
 
 def check_verifiers(config: Config, prompts: Iterable[Prompt]) -> None:
-    """Check, before a run, that every verifier which a prompt names can work.
+    """Check, before a run, that every verifier that a prompt names can work.
 
     Raises:
-        ValueError: there is none of that name, or reward.code_packages is not there.
+        ValueError: the verifier is unknown, or reward.code_packages is missing.
         SandboxError: there are programs to judge, and no sandbox for them.
     """
     if config.environment:
-        return  # `check_environment` has looked at it
+        return  # `check_environment` has checked it
     known = named_verifiers(config.reward)
     if "code" in {verifier_of(prompt.reference, known) for prompt in prompts}:
         sandbox.check(config.reward.code_packages)
 
 
 def check_environment(config: Config) -> OwnReward | None:
-    """Check, before anything that takes time, that a user's reward functions are there.
+    """Check, before expensive work, that a user's reward functions exist.
 
-    Return what judges all prompts; None: the verifier of each.
+    Return the environment that judges all prompts; None: each prompt's own verifier
+    judges it.
 
     Raises:
-        ValueError: the file or a function is missing, or it raises when it is imported;
-            or the package cannot be used.
+        ValueError: the file or a function is missing, the file raises when it is
+            imported, or the package cannot be used.
     """
     if not config.environment:
         return None
@@ -324,17 +325,17 @@ def _read_own(config: Config) -> OwnReward:
 
 
 def make_writer(config: Config, tokenizer: Tokenizer) -> ObservationWriter:
-    """Make the writer of what stands between two turns.
+    """Return the writer of the text between two turns.
 
     Raises:
-        ValueError: the tokenizer or the chat template is none for several turns.
+        ValueError: the tokenizer or the chat template does not support several turns.
     """
     if config.data.template != CHAT:
         framing = PlainFraming(config.episode.between, config.data.template)
         return ObservationWriter(tokenizer, framing)
     chat = read_chat_template(config.data.tokenizer or config.model.checkpoint)
     framing = ChatFraming(chat, {"enable_thinking": config.data.enable_thinking})
-    # A template that is none for it is refused here.
+    # Refuses a template that does not support several turns.
     with_tools = config.environment == TOOLS
     if config.environment.startswith(PACKAGES):
         with_tools = any(play.with_tools for play in _plays(config, config.data.tasks))

@@ -1,4 +1,4 @@
-"""Several replicas from a Config, and the controller's side of them."""
+"""Build several replicas from a Config, and the controller's side of them."""
 
 import contextlib
 import functools
@@ -56,7 +56,8 @@ def make_local_fleet(
 ) -> tuple[Fleet, Callable[[], int]]:
     """Return replicas that are threads of this process, each with one of the engines.
 
-    What comes with them counts their verifiers' restarts; `opened` closes these.
+    Also return a function that counts their verifiers' restarts; `opened` closes the
+    verifiers.
     """
     parts = share_verifiers(parts, len(engines))
     pools = generator_pools(parts.config)
@@ -76,7 +77,7 @@ def make_local_fleet(
 def make_publish_to_all(
     config: Config, arch: Architecture, learner: Mesh, replicas: Sequence[Mesh]
 ) -> Callable[[PyTree, Array], PublishedToEach]:
-    """Return a function (params, version) -> their copies for each replica.
+    """Return a function (params, version) -> copies of the params for each replica.
 
     Replicas that share devices share a copy.
     """
@@ -101,9 +102,9 @@ def make_replica(
     opened: contextlib.ExitStack,
     **how: Any,
 ) -> Replica:
-    """Return a replica of this process, which samples nothing yet.
+    """Return a replica in this process, which does not sample yet.
 
-    `how` says how it gets its params and reports its work: arguments of `Replica`.
+    `how` are further arguments of `Replica`: the source of params, the log of work.
     """
     orders = ReplicaOrders()
     thread, restarts = make_thread(
@@ -131,17 +132,17 @@ def make_remote_replica(
     reaching: Reaching,
     followers: Followers | None = None,
 ) -> Replica:
-    """Return a replica of processes of its own, which takes params from a channel.
+    """Return a replica in its own processes, which fetches params from a channel.
 
     Args:
         config: of the run.
-        arch: of the policy.
-        devices: of all processes of the replica.
+        arch: architecture of the policy.
+        devices: devices of all processes of the replica.
         held_out: prompts of the evaluation.
-        own: reward functions of the user, whose file the controller has read.
-        channel: of published params.
-        opened: closes its verifiers.
-        reaching: has the channel reach what it needs handles for, in a block.
+        own: the user's reward functions, from the file that the controller has read.
+        channel: transport of published params.
+        opened: the stack that closes its verifiers.
+        reaching: context manager in which the channel can read parts that need handles.
         followers: the replica's other processes, which this one leads; None: none.
     """
     tokenizer = make_checked_tokenizer(config, arch)
@@ -178,7 +179,7 @@ def make_follower(
     *,
     reaching: Reaching,
 ) -> Follower:
-    """Return another process of the replica that `make_remote_replica` leads."""
+    """Return a further process of the replica that `make_remote_replica` leads."""
     mesh = sampler_mesh(arch, devices)
     engine = make_engine(config, arch, make_checked_tokenizer(config, arch), mesh)
     layout = _layout(config, arch, mesh)
@@ -187,10 +188,10 @@ def make_follower(
 
 
 def publishes_part(config: Config) -> bool:
-    """Return whether replicas get the trained params alone, and have the others.
+    """Return whether only trained params are published, to replicas with the others.
 
-    Those of several processes get all: what makes a whole of the parts is a program,
-    which their processes would have to run at the same place among the engine's.
+    Replicas of several processes get all params: joining the parts is a program, which
+    their processes would have to run in the same order among the engine's programs.
     """
     partly = bool(config.model.lora.rank or config.model.frozen)
     return partly and config.generators.processes <= 1
@@ -203,7 +204,7 @@ def _source(
     channel: Channel,
     reaching: Reaching,
 ) -> PublishedFrom:
-    """Return what takes the params from the channel, for a process by itself."""
+    """Return the source of params from the channel, for a replica of one process."""
     how: dict[str, Any] = _how(config, reaching)
     if not publishes_part(config):
         return PublishedFrom(channel, _layout(config, arch, mesh), **how)
@@ -238,7 +239,7 @@ def make_fleet(
     *,
     connect: Callable[[int], Future[Link]],
 ) -> Fleet:
-    """Return the controller's side of replicas, which begin to come up."""
+    """Return the controller's side of the replicas, which start in the background."""
     config = parts.config
     settings = config.generators
     return Fleet(

@@ -1,6 +1,6 @@
-"""Generators from a Config: tokenizer, engine, evaluation, mismatch, and their thread.
+"""Build generators from a Config: tokenizer, engine, evaluation, probe, thread.
 
-Several replicas are in `wiring.replicas`.
+Several replicas: `wiring.replicas`.
 """
 
 import contextlib
@@ -56,10 +56,10 @@ G = TypeVar("G", bound=LocalGenerators)
 
 
 def make_tokenizer(config: Config, arch: Architecture) -> Tokenizer:
-    """Return the tokenizer, whose texts show the markers that settings name.
+    """Return the tokenizer, which keeps the markers of the settings in its texts.
 
     Raises:
-        ValueError: the model lacks an embedding for one of its ids.
+        ValueError: the model lacks an embedding for one of the tokenizer's ids.
     """
     interruption = config.interruption
     end = (interruption.end_of_thinking,) if interruption.enabled else ()
@@ -76,10 +76,10 @@ def make_tokenizer(config: Config, arch: Architecture) -> Tokenizer:
 
 
 def make_checked_tokenizer(config: Config, arch: Architecture) -> Tokenizer:
-    """Return the tokenizer; answers and interruptions fit it and the policy.
+    """Return the tokenizer, after checks of answers and interruptions against it.
 
     Raises:
-        ValueError: what `make_tokenizer` or `wiring.thinking` refuses.
+        ValueError: by `make_tokenizer` or `wiring.thinking`.
     """
     tokenizer, render = make_tokenizer(config, arch), make_render(config)
     check_thinking(config, render)
@@ -88,7 +88,7 @@ def make_checked_tokenizer(config: Config, arch: Architecture) -> Tokenizer:
 
 
 def _check_positions(config: Config, arch: Architecture) -> None:
-    """Refuse sequences whose positions a dynamic rope would have changed."""
+    """Refuse sequences beyond the positions up to which a dynamic rope is constant."""
     sampler = config.sampler
     longest = sampler.max_prompt_tokens + sampler.max_completion_tokens
     if isinstance(arch.rope_scaling, DynamicScaling) and longest > arch.max_positions:
@@ -118,7 +118,7 @@ def make_engine(
     phrase: tuple[int, ...] = ()
     end: Marker | None = None
     if interruption.enabled:
-        # Encoded alone: its tokens follow those so far, and its text their text.
+        # Encoded alone, since it is forced in after tokens that are already sampled.
         phrase = tuple(tokenizer.encode(interruption.phrase))
         if interruption.end_of_thinking:
             end = make_marker(
@@ -126,7 +126,7 @@ def make_engine(
                 tokenizer.shown,
                 vocabulary=arch.vocab_size,
             )
-        # Of the smallest limit: a larger one leaves no less.
+        # The smallest limit decides: a larger one leaves at least this room.
         budget = make_length_budget(config)
         limit = budget.limit(0)
         room = limit - budget.thinking(interruption.max_tokens, limit=limit)
@@ -134,7 +134,7 @@ def make_engine(
             name = "sampler.max_completion_tokens - interruption.max_tokens"
             if sampler.length_stages:
                 name = (
-                    f"what the first of sampler.length_stages, {limit} tokens, has "
+                    f"the rest of the first of sampler.length_stages, {limit} tokens, "
                     f"after its share of interruption.max_tokens"
                 )
             raise ValueError(
@@ -167,9 +167,9 @@ def make_sampler(
     kv_on_update: KvOnUpdate = "keep",
     detokenizer: Detokenizer | None = None,
 ) -> Sampler:
-    """Return a sampler on an engine, with slots of its own.
+    """Return a sampler on an engine, with its own slots.
 
-    Training, evaluation and serving get theirs here, and know the protocol alone.
+    Training, evaluation and serving get their samplers here, and use only the protocol.
     """
     return Scheduler(engine, kv_on_update=kv_on_update, detokenizer=detokenizer)
 
@@ -213,7 +213,7 @@ def make_samples_of(
 
 
 def make_length_budget(config: Config) -> LengthBudget:
-    """Return the limit of the completions of training, by optimizer step."""
+    """Return the length limit of training completions, by optimizer step."""
     sampler = config.sampler
     return LengthBudget(
         stages=sampler.length_stages,
@@ -222,7 +222,7 @@ def make_length_budget(config: Config) -> LengthBudget:
 
 
 def make_judging(config: Config, tokenizer: Tokenizer) -> Judging:
-    """Make the rules by which completions become answers, and verdicts rewards."""
+    """Return the rules that turn completions into answers and verdicts into rewards."""
     return Judging(
         tokenizer=tokenizer,
         answer_after=answer_after(config),
@@ -236,10 +236,10 @@ def make_judging(config: Config, tokenizer: Tokenizer) -> Judging:
 
 
 def make_turns(config: Config, tokenizer: Tokenizer) -> Turns | None:
-    """Make the limits of an environment's turns, and what is written between them."""
+    """Return the limits of an environment's turns, and the writer between them."""
     if not config.environment:
         return None
-    # Made when a turn is answered: reward functions need none.
+    # The writer is made at the first observation: reward functions need none.
     writer = functools.cache(functools.partial(make_writer, config, tokenizer))
     return Turns(
         write=lambda text, role, *, last: writer()(text, role, last=last),
@@ -259,7 +259,7 @@ def make_evaluator(
     verifier: VerifierPool,
     progress: Progress,
 ) -> Evaluator:
-    """Return the evaluation on a training engine, at a temperature of its own."""
+    """Return the evaluation on a training engine, at eval.temperature."""
     return Evaluator(
         make_sampler=functools.partial(make_sampler, engine),
         prompts=prompts,
@@ -277,7 +277,7 @@ def make_evaluator(
 
 
 def make_probe(config: Config, engine: Engine, prompts: Sequence[Prompt]) -> Probe:
-    """Return the probe over the shortest, the longest and other held-out prompts."""
+    """Return the probe on held-out prompts of 4 lengths, shortest to longest."""
     ordered = sorted(prompts, key=lambda prompt: len(prompt.tokens))
     places = np.linspace(0, len(ordered) - 1, min(4, len(ordered))).astype(int)
     return Probe(
@@ -290,18 +290,18 @@ def make_probe(config: Config, engine: Engine, prompts: Sequence[Prompt]) -> Pro
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GeneratorParts:
-    """The ingredients of every replica of a run."""
+    """The parts that every replica of a run is built from."""
 
     config: Config
     tokenizer: Tokenizer
-    held_out: Sequence[Prompt]  # evaluated, and some of them compared with the learner
-    own: OwnReward | None  # what judges, in place of each prompt's own verifier
+    held_out: Sequence[Prompt]  # for evaluations; some also for the mismatch
+    own: OwnReward | None  # judges in place of each prompt's own verifier
     progress: Progress
-    verifiers: int = 0  # processes of a verifier pool; 0: as many as the config says
+    verifiers: int = 0  # processes per verifier pool; 0: the config's number
 
 
 def share_verifiers(parts: GeneratorParts, replicas: int) -> GeneratorParts:
-    """Return the parts of one of so many replicas of this machine, and say so."""
+    """Return the parts with verifiers divided among `replicas`; print the number."""
     workers = num_processes(parts.config.reward.num_workers)
     workers = max(workers // replicas, 1)
     parts.progress.note(
@@ -318,7 +318,7 @@ def make_generators(
     ledger: Ledger,
     opened: contextlib.ExitStack,
 ) -> tuple[LocalGenerators, Callable[[], int]]:
-    """Return the only replica's generators, as `make_thread` does."""
+    """Return the generators of a single replica, as `make_thread` does."""
     (engine,), (pool,) = engines, generator_pools(parts.config)
     parts = share_verifiers(parts, 1)
     return make_thread(parts, engine, orders, ledger, pool, opened)
@@ -334,9 +334,9 @@ def make_thread(
     *,
     kind: type[G] = LocalGenerators,
 ) -> tuple[G, Callable[[], int]]:
-    """Return a sampling thread, not started, and what counts its verifiers' restarts.
+    """Return a sampling thread, not started, and a count of its verifiers' restarts.
 
-    Verifier processes are closed with `opened`.
+    `opened` closes the verifier processes.
     """
     config, tokenizer, held_out = parts.config, parts.tokenizer, parts.held_out
     verifiers = [

@@ -1,4 +1,4 @@
-"""The teacher of a Config: what is refused, and its log-probabilities of a window."""
+"""The teacher of a Config: its checks, and its log-probabilities of a window."""
 
 import dataclasses
 import hashlib
@@ -17,7 +17,7 @@ from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.weights import load_params
 from scalerl_jax.types import PackedBatch, PyTree
 
-# Parts of a `tokenizer.json` that make ids of a text.
+# Parts of a `tokenizer.json` that determine the ids of a text.
 _OF_IDS = ("model", "added_tokens", "normalizer", "pre_tokenizer")
 
 
@@ -32,11 +32,11 @@ def read_teacher(config: Config) -> Architecture:
 
 
 def check_teacher(config: Config, arch: Architecture, tokenizer: Tokenizer) -> None:
-    """Refuse a teacher that reads other tokens than the policy, which has `tokenizer`.
+    """Refuse a teacher whose tokens differ from the policy's, those of `tokenizer`.
 
     Raises:
         ValueError: its checkpoint cannot be read, its tokenizer gives other ids, or its
-            vocabulary ends before the policy's.
+            vocabulary is smaller than the policy's.
     """
     source, teacher = config.teacher.checkpoint, read_teacher(config)
     with naming("teacher.checkpoint"):
@@ -45,19 +45,19 @@ def check_teacher(config: Config, arch: Architecture, tokenizer: Tokenizer) -> N
         raise ValueError(
             f"teacher.checkpoint = {source!r} has another tokenizer than the policy "
             f"({theirs.vocab_size:,} ids, digest {other}, beside "
-            f"{tokenizer.vocab_size:,}, {own}), and log-probabilities of other tokens; "
-            f"choose a teacher of the policy's family"
+            f"{tokenizer.vocab_size:,}, {own}), and so log-probabilities of other "
+            f"tokens; choose a teacher of the policy's family"
         )
     if teacher.vocab_size < arch.vocab_size:
         raise ValueError(
             f"teacher.checkpoint = {source!r} has {teacher.vocab_size:,} embeddings "
-            f"and the policy {arch.vocab_size:,}: it has no log-probability of what "
-            f"the policy may sample; choose one with as many"
+            f"and the policy {arch.vocab_size:,}: it has no log-probability of some "
+            f"tokens of the policy; choose one with as many"
         )
 
 
 def ids_digest(tokenizer: Tokenizer) -> str:
-    """Return a digest of all that makes ids of a text."""
+    """Return a digest of all parts of a tokenizer that determine the ids of a text."""
     parts = json.loads(tokenizer.backend.to_str())
     kept = json.dumps([parts.get(name) for name in _OF_IDS], sort_keys=True)
     return hashlib.sha256(kept.encode()).hexdigest()[:12]
@@ -68,13 +68,13 @@ def make_teacher(
 ) -> Score:
     """Load the teacher onto the learner's devices; return its log-probabilities.
 
-    Its params are in the dtype of the policy's products.
+    Its params have model.compute_dtype.
 
     Args:
         config: of the run.
-        forward: the teacher's.
-        mesh: of the learner.
-        batch: a microbatch as the policy's, which may be abstract.
+        forward: the teacher's forward pass.
+        mesh: the learner's mesh.
+        batch: a microbatch like the policy's; it may be abstract.
     """
     arch, dtype = forward.arch, jnp.dtype(config.model.compute_dtype)
     with naming("teacher.checkpoint"):
@@ -86,7 +86,7 @@ def make_teacher(
         )
 
     def logprobs(params: PyTree, batch: PackedBatch) -> Array:
-        # Replayed experts are the policy's.
+        # Experts to replay are the policy's, not the teacher's.
         return forward.logprobs(params, dataclasses.replace(batch, experts=None))[0]
 
     scorer = Scorer(logprobs, params=params, batch=batch, mesh=mesh)

@@ -1,7 +1,7 @@
-"""Whether template, answer and interruption agree on the policy's thinking.
+"""Checks that template, answer and interruption agree about the policy's thinking.
 
-They do where a thinking follows every prompt and none is interrupted, unless the prompt
-has a date.
+Nothing is refused if thinking follows every prompt and is never interrupted; a template
+with today's date gets a warning.
 """
 
 import logging
@@ -16,33 +16,34 @@ _log = logging.getLogger(__name__)
 
 
 def check_thinking(config: Config, render: Renderer) -> None:
-    """Refuse answers and interruptions that do not fit how the policy thinks.
+    """Refuse answers and interruptions that do not fit the policy's thinking.
 
-    A tag that nothing asks for and a prompt with a date may be meant so: a warning.
+    A tag that the prompt does not mention, and a prompt with a date, may be intended:
+    they get a warning.
 
     Raises:
         ValueError: the prompt itself closes the thinking that an answer should
-            follow, or an interruption would end one that is not there.
+            follow, or interruption is on and the policy does not think.
     """
     data = config.data
     if render.dated:
         _log.warning(
             "the chat template asks for today's date: prompts of another day differ, "
-            "when a run goes on or data.difficulty is read; write a date into it"
+            "when a run is resumed or data.difficulty is read; write a date into it"
         )
     after, end = data.answer_after, render.end_of_thinking
     if any(after == tags.end for tags in THINKING_TAGS) and not end:
         if render.example.rstrip().endswith(after):
             raise ValueError(
-                f"data.answer_after = {after!r}, and the prompt ends with it already "
+                f"data.answer_after = {after!r} is already the end of the prompt "
                 f"(data.enable_thinking = {data.enable_thinking}), so that no "
                 f"completion holds it; set data.answer_after = {AUTO!r}"
             )
         if after not in render.example:
             _log.warning(
-                "data.answer_after = %r, of which neither the template nor the prompt "
-                "says anything: completions without it have no answer; with %r, all "
-                "of a completion is the answer",
+                "data.answer_after = %r is neither in the template nor in the prompt: "
+                "completions without it have no answer; with %r, the whole completion "
+                "is the answer",
                 after,
                 AUTO,
             )
@@ -52,15 +53,15 @@ def check_thinking(config: Config, render: Renderer) -> None:
     ours = config.interruption.end_of_thinking
     if not end:
         raise ValueError(
-            f"interruption.enabled = True forces the end of a thinking, {ours!r}, and "
-            f"none follows a prompt of data.template = {data.template!r} with "
+            f"interruption.enabled = True forces {ours!r}, the end of thinking, but no "
+            f"thinking follows a prompt of data.template = {data.template!r} with "
             f"data.enable_thinking = {data.enable_thinking}; set "
             f"interruption.enabled = False"
         )
     if ours != end:
         raise ValueError(
-            f"interruption.end_of_thinking = {ours!r}, and the thinking after a prompt "
-            f"ends with {end!r}; end it and interruption.phrase with that"
+            f"interruption.end_of_thinking = {ours!r}, but the thinking after a prompt "
+            f"ends with {end!r}; set it to that, and end interruption.phrase with it"
         )
 
 
@@ -83,7 +84,7 @@ def why_no_answers(config: Config) -> str:
         )
     return (
         f"completions are read whole (data.answer_after = {data.answer_after!r}); say "
-        f"in the prompt in which form the answer is wanted, or change "
+        f"in the prompt which form the answer must have, or change "
         f"reward.math_answer = {config.reward.math_answer!r}"
     )
 
@@ -91,7 +92,7 @@ def why_no_answers(config: Config) -> str:
 def _has_chat_template(source: str) -> bool:
     try:
         read_chat_template(source)
-    except ValueError:  # none, or none that could be used
+    except ValueError:  # missing, or not usable
         return False
     return True
 

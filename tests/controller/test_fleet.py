@@ -265,7 +265,7 @@ def test_params_that_are_refused_are_sent_again():
     for _ in range(2):
         link.replica.orders.refuse("a leaf has another checksum")
         hear(world, link)
-        assert "goes on with the params of version 0: a leaf has" in world.notes[-1]
+        assert "continues with the params of version 0: a leaf has" in world.notes[-1]
         hear(world, link)
         assert link.publications.pop() == 1
     link.replica.orders.refuse("a leaf has another checksum")
@@ -354,7 +354,7 @@ def test_a_group_that_nobody_asked_for_costs_a_replica_its_place_at_once():
     assert of.world.dispatcher.events["lost"] == 1
     assert of.world.orders.refused == 1
     assert any(
-        "is lost (1 bad groups, the last: it is of ticket 55, which it was not given)"
+        "is lost (1 bad groups, the last: its ticket 55 is not assigned to the replica)"
         in note
         for note in of.world.notes
     )

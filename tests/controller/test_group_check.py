@@ -222,9 +222,9 @@ FAULTS = {
     ),
     "from the future": (
         in_rollout(VERSIONS, lambda array, rng: np.full_like(array, NEWEST + 1)),
-        "to 10; it was given 3 to 9",
+        "to 10; they must be from 3 to 9",
     ),
-    "versions that fall": (falls, "the policy versions of a rollout fall"),
+    "versions that fall": (falls, "the policy versions of a rollout decrease"),
     "a reward that is NaN": (in_rollout("reward", const(np.nan)), "reward = nan is no"),
     "a reward that is infinite": (
         in_rollout("reward", const(-np.inf)),

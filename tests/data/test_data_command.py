@@ -40,7 +40,7 @@ def test_a_data_set_is_prepared_listed_and_looked_at(capsys, tmp_path, gsm8k):
         "  kept         3",
     ]
     status, said, _ = run(capsys, "prepare", *which, f"--path={gsm8k}")
-    assert status == 0 and "It is there already; --overwrite" in said
+    assert status == 0 and "Already prepared; --overwrite" in said
     _, said, _ = run(capsys, "list", where)
     assert "  test: 3 questions in" in said and "  train: not prepared" in said
     assert "licence: CC-BY-4.0" in said

@@ -117,7 +117,7 @@ def test_the_report_says_what_was_dropped_and_where(tmp_path, directory):
     report = source.report
     assert (report.rows, report.kept) == (12, 4)
     assert {reason: each["count"] for reason, each in report.dropped.items()} == {
-        "its id was there before": 1,
+        "its id is repeated": 1,
         "the question is empty": 1,
         "the answer is empty": 1,
         "it holds half a character of UTF-16": 1,
@@ -193,7 +193,7 @@ def test_what_is_there_is_overwritten_only_on_demand(tmp_path, directory):
     options = {"split": "test", "directory": directory, "paths": [path]}
     prepare("gsm8k", **options)
     write_lines(path, [*rows, {"question": "2 + 3?", "answer": "#### 5"}])
-    with pytest.raises(ValueError, match="is there already"):
+    with pytest.raises(ValueError, match="is already prepared"):
         prepare("gsm8k", **options)
     assert len(open_dataset("gsm8k", split="test", directory=directory)) == 1
     prepare("gsm8k", **options, overwrite=True)
@@ -243,7 +243,7 @@ def test_tables_of_texts(tmp_path, name, sign, zipped):
     first, second, third = files.read_rows(path)
     assert first.row == {"id": "a", "question": '1 + 1, or\n"two"?', "answer": "2"}
     assert second.row == {"id": "b", "question": "2 + 2?", "answer": None}
-    assert (third.row, third.reason) == (None, "other than as many cells as the head")
+    assert (third.row, third.reason) == (None, "not as many cells as the header")
     assert third.place == f"{path.name}, line 5"
 
 
@@ -334,7 +334,7 @@ def test_rows_of_parquet_that_are_no_utf_8_are_told_apart(tmp_path):
 @pytest.mark.parametrize(
     "content, why",
     [
-        (b"[1, 2", "JSON array and is none"),
+        (b"[1, 2", "JSON array and is not one"),
         (b"PAR1 nothing else", "not a Parquet file"),
         (b"ARROW1 nothing else", "not an Arrow file"),
         (b"\xff\xff\xff\xff\x10\x00\x00\x00 and less", "not an Arrow file"),

@@ -188,9 +188,9 @@ def test_rows_of_other_tasks_are_unusable(row, why):
     ["proof", "Proof.", r"\text{proof}", "notfound", "nan", "NaN", "null", "N/A", "?"],
 )
 def test_a_word_in_the_place_of_an_answer_is_none(word):
-    with pytest.raises(Unusable, match="which is none"):
+    with pytest.raises(Unusable, match="which is no answer"):
         own.read_own({"problem": "Show that 3 divides 6.", "answer": word})
-    with pytest.raises(Unusable, match="which is none"):
+    with pytest.raises(Unusable, match="which is no answer"):
         own.read_own(verl(word))
 
 
@@ -203,7 +203,7 @@ def test_an_answer_that_is_not_there_is_counted_as_such(answer):
 
 
 def test_a_missing_number_of_a_table_is_no_answer():
-    with pytest.raises(Unusable, match="'nan', which is none"):
+    with pytest.raises(Unusable, match="'nan', which is no answer"):
         own.read_own({"problem": "2 + 2?", "answer": float("nan")})
 
 

@@ -67,7 +67,7 @@ def test_a_name_that_is_none_is_refused(name, words):
         ({"eval.sets": ("gsm8k",)}, "eval.sets holds 'gsm8k' with config.environment"),
         (
             {"environment": "", "data.tasks": ("env:a",)},
-            "data.tasks holds 'env:a' with config.environment = ; the environment of",
+            "data.tasks holds 'env:a' with config.environment = ; the prompts of",
         ),
     ],
 )

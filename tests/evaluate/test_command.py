@@ -117,9 +117,12 @@ def test_tokens_and_their_logprobs_stand_beside_the_text(finished):
 
 
 def test_the_same_seed_gives_the_same_samples(evaluate, finished, tmp_path):
-    flags = FLAGS | {"sets": SETS[1]}
-    assert evaluate(checkpoint=BASE, out=tmp_path / "again", **flags)[0] == 0
-    assert rows_of(tmp_path / "again") == rows_of(finished[0])[5:]
+    flags, out = FLAGS | {"sets": SETS[1], "json": True}, tmp_path / "again"
+    status, printed, _ = evaluate(checkpoint=BASE, out=out, **flags)
+    assert status == 0
+    assert rows_of(out) == rows_of(finished[0])[5:]
+    summary = json.loads((out / "summary.json").read_text())
+    assert json.loads(printed) == summary | {"out": str(out)}
 
 
 def test_a_run_is_evaluated_at_its_newest_checkpoint(
@@ -189,7 +192,7 @@ def test_nothing_is_overwritten(evaluate, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "file").touch()
     status, _, said = evaluate(checkpoint=BASE, out=tmp_path / "out", **FLAGS)
-    assert status == 2 and "is there already" in said
+    assert status == 2 and "already exists" in said
     (tmp_path / "killed.partial").mkdir()
     status, _, said = evaluate(checkpoint=BASE, out=tmp_path / "killed", **FLAGS)
     assert status == 2 and "was killed" in said

@@ -282,8 +282,11 @@ def test_its_records_are_checked_and_kept_as_they_are(tmp_path):
             continue
         first, second, *rest = rollout.turns
         for turns, words in (
-            ((first, *rest), "behind one that ends at"),
-            ((first._replace(end=second.end), *rest), "its turns end|behind one that"),
+            ((first, *rest), "after a turn that ends at"),
+            (
+                (first._replace(end=second.end), *rest),
+                "its turns end|after a turn that",
+            ),
             (
                 (first._replace(sampled=False), second._replace(sampled=True), *rest),
                 "turn 0 is an observation, and a token of it was sampled",

@@ -305,7 +305,7 @@ def test_a_job_whose_version_is_replaced_meanwhile_is_given_back(
 
     monkeypatch.setattr(world.generators, "sample", sample)
     found = done(world, 0, first, kind="probe", beside=False)
-    assert "version 0 has given place to the next" in found.without_params
+    assert "version 0 was replaced by the next" in found.without_params
 
 
 def done(world, number, publication, *, kind="evaluate", beside=True):

@@ -102,10 +102,10 @@ def test_all_parts_with_equal_gates_are_the_dense_feed_forward(parts):
         (DENSE, "num_experts above 0"),
         (mixture(4, 2, 5), "ffn_size = 5"),
         (mixture(4, 2, 4), "number divides num_experts = 4"),
-        (mixture(4, 2, 24), "ffn_size = 24 must cut the 12"),
+        (mixture(4, 2, 24), "ffn_size = 24 must divide the dense decoder's 12"),
         (
             dataclasses.replace(mixture(4, 2, 6), hidden_size=16),
-            "hidden_size = 16 must be as there: 8",
+            "hidden_size = 16 must be the dense decoder's: 8",
         ),
     ],
 )

@@ -103,7 +103,7 @@ def test_params_that_have_given_place_are_refused_before_followers_hear(
     scheduler = pair.bench.scheduler(pair.bench.request(0, PROMPTS[0]))
     pair.calls.clear()
     jax.tree.map(lambda leaf: leaf.delete(), pair.loaded)
-    with pytest.raises(RuntimeError, match="given place"):
+    with pytest.raises(RuntimeError, match="deleted to make room"):
         pair.bench.step(scheduler, pair.loaded)
     assert pair.calls == []
 

@@ -38,7 +38,7 @@ def test_a_shared_list_is_not_the_owners_own():
 def test_more_pages_than_are_free_are_refused_whole():
     ledger = PageLedger(3)
     ledger.take(1)
-    with pytest.raises(AssertionError, match="3 pages wanted, 2 free"):
+    with pytest.raises(AssertionError, match="3 pages needed, 2 free"):
         ledger.take(3)
     assert ledger.free == 2 and ledger.take(2) == [1, 2]
     assert ledger.take(0) == []

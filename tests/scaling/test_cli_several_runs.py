@@ -55,7 +55,7 @@ def test_recipes_are_ranked_as_they_were_made(runs, capsys, tmp_path):
     said = capsys.readouterr().out
     assert "over gpu_hours, ranked by A" in said
     assert "best against low: one run each: not decided" in said
-    assert "the paper's rule, which knows no noise" in said
+    assert "the paper's rule, which ignores noise" in said
 
 
 def small_run(folder, *, num_steps, evaluations):

@@ -60,7 +60,7 @@ GOOD_Y = [0.1, 0.2, 0.3, 0.35, 0.4]
         pytest.param(GOOD_X[:4], GOOD_Y[:4], "at least 4 are needed", id="few"),
         pytest.param(GOOD_X[1:], GOOD_Y[1:], "at least 5 .* give --r0", id="few, free"),
         pytest.param([0, 1, 3, 2, 4], GOOD_Y, "point 4: .* not increase", id="order"),
-        pytest.param([0, 1, 2, 2, 4], GOOD_Y, "= 2 is there twice", id="twice"),
+        pytest.param([0, 1, 2, 2, 4], GOOD_Y, "= 2 appears twice", id="twice"),
         pytest.param([-1, 1, 2, 3, 4], GOOD_Y, "is negative", id="negative compute"),
         pytest.param(
             GOOD_X, [0.1, float("nan"), 0.3, 0.4, 0.5], "point 2: .* nan", id="nan"

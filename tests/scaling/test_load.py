@@ -46,7 +46,7 @@ def test_each_directory_with_event_files_is_a_run(tmp_path):
     first, second = load_curves(tmp_path, y="score")
     assert (first.name, second.name) == ("a/seed0", "b")
     np.testing.assert_allclose(second.y - first.y, 0.1, rtol=1e-5)
-    with pytest.raises(CurveError, match="2 curves where one is wanted: a/seed0, b"):
+    with pytest.raises(CurveError, match="2 curves where one is needed: a/seed0, b"):
         load_curve(tmp_path, y="score")
     only = load_curve(tmp_path, y="score", where=(("run", "b"),))
     np.testing.assert_array_equal(only.y, second.y)

@@ -1,0 +1,69 @@
+"""Flags that every command of `scalerl` takes in the same form.
+
+    -q, --quiet       no progress on standard error; warnings, errors and answers stay
+    --some-flag       the same as --some_flag
+    RUN               the run right behind the command: `scalerl status runs/x`,
+                      `scalerl export runs/x --out=DIR`, or --workdir=RUN
+
+They are rewritten here into the spelling that a command's own parser has.
+"""
+
+import os
+from collections.abc import Sequence
+
+QUIET = "SCALERL_QUIET"  # variable of the environment; not empty: no progress
+_UNDERSCORES = {"train", "evaluate", "preflight", "simulate", "warmstart", "serve"}
+# Command -> the flag that names its run or checkpoint; "": it is a word of its own.
+_RUN = {"train": "workdir", "demo": "workdir"}
+_RUN |= dict.fromkeys(("evaluate", "export", "serve"), "checkpoint")
+_RUN |= dict.fromkeys(
+    ("status", "watch", "report", "fit", "compare", "extrapolate", "plan"), ""
+)
+
+
+def rewritten(command: str, words: Sequence[str]) -> tuple[list[str], bool]:
+    """Return the words in the spelling of a command, and whether -q is among them.
+
+    Words behind `--` are another command's and stay.
+    """
+    at = words.index("--") if "--" in words else len(words)
+    own = [word for word in words[:at] if word not in ("-q", "--quiet")]
+    quiet = len(own) < at
+    own = [_spelled(command, word) for word in own]
+    if command in _RUN:
+        own = _with_run(_RUN[command], own)
+    return own + list(words[at:]), quiet
+
+
+def be_quiet() -> None:
+    """Show no progress from here on, in this process and those that it starts."""
+    os.environ[QUIET] = "1"
+
+
+def is_quiet() -> bool:
+    """Return whether no progress is to be shown."""
+    return bool(os.environ.get(QUIET))
+
+
+def _spelled(command: str, word: str) -> str:
+    """Return a flag with hyphens or underscores, as the command's parser has them."""
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word[2:].partition("=")
+    if "." in name:  # a setting, in the config's own spelling
+        return word
+    old, new = ("-", "_") if command in _UNDERSCORES else ("_", "-")
+    return f"--{name.replace(old, new)}{equals}{value}"
+
+
+def _with_run(flag: str, words: list[str]) -> list[str]:
+    if words and not words[0].startswith("-"):
+        return [f"--{flag}={words[0]}", *words[1:]] if flag else words
+    if flag == "workdir":
+        return words
+    start = f"--{flag}=" if flag else ""
+    return [
+        start + word.removeprefix("--workdir=") if word.startswith("--workdir=")
+        else word
+        for word in words
+    ]  # fmt: skip

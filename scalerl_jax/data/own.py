@@ -93,10 +93,10 @@ def read_own(row: Row, columns: Iterable[tuple[str, str]] = ()) -> Draft:
     }
     unknown = reward is None and first(row, *TESTS, *ANSWERS, *_WORKED) is None
     if row.get("verifier") == OWN or ("reference" in row and unknown):
-        judged: dict[str, Any] = {"verifier": OWN, "answer": row.get("reference")}
+        given: dict[str, Any] = {"verifier": OWN, "answer": row.get("reference")}
         if _is_filled(row.get("tools")):
-            judged["tools"] = _tools(row["tools"])
-        return Draft(text, judged, **more)
+            given["tools"] = _tools(row["tools"])
+        return Draft(text, given, **more)
     if listed := choices.read_choices(row):
         answer = first(reward or row, *ANSWERS)
         letter = choices.letter_of(row, listed, answer)

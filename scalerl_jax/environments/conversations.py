@@ -200,7 +200,8 @@ class Conversation:
         self._environment, self._shared = loaded.environment, shared
         self._asked: asyncio.Queue[list[Any]] = asyncio.Queue()
         self._turns: asyncio.Queue[Turn | None] = asyncio.Queue()
-        self._task, self._trace, self._tools = task, None, Toolbox(())
+        self._task, self._tools = task, Toolbox(())
+        self._trace: Any = None  # of the conversation, once it has begun
         self._limit: int | None = None  # turns
         self._playing: Any = None  # the task of the conversation, maybe another one
         self._open = contextlib.AsyncExitStack()

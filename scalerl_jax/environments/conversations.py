@@ -296,7 +296,7 @@ class Conversation:
         own = [Served(each) for each in toolsets_of(task)]
         for each in own:
             self._open.push_async_callback(each.close)
-            await each.open(task.data)
+            await each.start(task.data)
         # Shared ones are of the taskset's own tasks, not of others that `run` makes.
         shared = self._shared if isinstance(task, type(self._task)) else ()
         self._tools = Toolbox([*shared, *own])

@@ -67,7 +67,7 @@ class Tasksets:
     async def _prepare(self, environment: Any) -> list[Served]:
         served = [Served(each) for each in shared_toolsets(environment.taskset)]
         for each in served:
-            await each.open()
+            await each.start()
         await environment.start()
         return served
 

@@ -59,7 +59,7 @@ class Served:
         self.schemas: dict[str, dict[str, Any]] = {}  # by the name a call has
         _share_state(toolset)
 
-    async def open(self, data: Any = None) -> None:
+    async def start(self, data: Any = None) -> None:
         """Set the toolset up, for a task's `data` if it is of one."""
         await self._toolset.setup()
         if data is not None:
@@ -115,7 +115,7 @@ class Toolbox:
     """The tools of a conversation, by the names under which the policy calls them."""
 
     def __init__(self, served: Sequence[Served]) -> None:
-        """Take toolsets that are open.
+        """Take toolsets that have started.
 
         Raises:
             Refused: two tools have one name.

@@ -48,7 +48,6 @@ from scalerl_jax.batching.assembly import OfVerdicts, RunningNormalization
 from scalerl_jax.batching.replay import replayed_experts
 from scalerl_jax.config import LOSSES, Config, InterruptionConfig, ObjectiveConfig
 from scalerl_jax.data.curriculum import CurriculumStream
-from scalerl_jax.data.mixture import MixtureStream
 from scalerl_jax.data.prompts import PromptStream
 from scalerl_jax.model.transformer import head_logits
 from scalerl_jax.objective.advantages import KlPenalty, TaughtAdvantages
@@ -233,12 +232,6 @@ def _of_rollouts(config: Config) -> Iterator[Term]:
             "Order of prompts",
             CurriculumStream,
             "data.order data.difficulty data.open_share data.open_steps",
-        )
-    if config.data.next_task_at:
-        yield _term(
-            "Levels of a curriculum",
-            MixtureStream,
-            "data.next_task_at data.next_task_prompts data.task_weights",
         )
     yield _term(
         "No-positive-resampling",

@@ -1,6 +1,8 @@
 """Host-side records of the sampler: requests, samples in progress, completions.
 
 No array here is on a device.
+
+The file is above 400 lines: what a sample begins with is written beside its record.
 """
 
 import dataclasses

@@ -31,6 +31,17 @@ class Question:
     reference: dict[str, Any]
     system: str = ""  # the data set's own system message
 
+    @property
+    def compared(self) -> str:
+        """Return the text by which the question is told from others.
+
+        An environment may know more of a question than its text says: "unlike" of its
+        reference.
+        """
+        known = self.reference.get("answer")
+        unlike = known.get("unlike", "") if isinstance(known, dict) else ""
+        return f"{self.text} {unlike}" if unlike else self.text
+
 
 class LazySequence(Sequence[T]):
     """A sequence whose members are read on access, several together."""

@@ -75,7 +75,7 @@ class Wording:
         if count < _LEAST_SAMPLE:
             return cls()
         places = np.linspace(0, len(questions) - 1, count).astype(int).tolist()
-        found = [normalized(each.text).split() for each in take(questions, places)]
+        found = [normalized(each.compared).split() for each in take(questions, places)]
         before = os.path.commonprefix(found)
         after = os.path.commonprefix([words[::-1] for words in found])
         return cls(
@@ -212,7 +212,7 @@ class Sieve:
                 break
             looked_at += 1
             longest = max(longest, tokens)
-            asked = wording.read(question.text)
+            asked = wording.read(question.compared)
             if reason := self.reason(asked, tokens):
                 dropped[reason] += 1
                 continue

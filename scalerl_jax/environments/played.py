@@ -86,6 +86,7 @@ class Tasksets:
                 await begun.close()
                 assert said is not None, "an episode without a turn raises"
                 reference["said"] = _digest(said)
+                reference["unlike"] = _own_hash(task)
             yield {
                 "id": str(place),
                 "messages": [each.model_dump(exclude_none=True) for each in said],
@@ -160,6 +161,11 @@ def _digest(messages: Sequence[Any]) -> str:
     """Return what tells these messages from others."""
     said = [each.model_dump(mode="json", exclude_none=True) for each in messages]
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def _own_hash(task: Any) -> str:
+    """Return what tells a task from others of the same text, wherever it stands."""
+    return task.with_data(idx=None).hash
 
 
 def rows_of(name: str) -> Iterator[dict[str, Any]]:

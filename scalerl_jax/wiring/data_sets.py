@@ -102,7 +102,7 @@ class DataSets:
         config = self._config
         if self._training is None:  # once all evaluation sets are open
             asked = [
-                self._wordings.get(question.task, Wording()).read(question.text)
+                self._wordings.get(question.task, Wording()).read(question.compared)
                 for question in held_out
             ]
             overlap = Overlap(asked, ngram=config.data.overlap_ngram)

@@ -138,6 +138,9 @@ def test_an_environment_speaks_in_turns_and_opens_its_prompts(tmp_path):
             {"role": "user", "content": "a number from 0 to 8"},
         ]
     ] * 2
+    # They read alike, and are two questions all the same.
+    three, seven = (row["reference"]["unlike"] for row in table.rows)
+    assert three != seven
     with table.open():
         small, large, end = table.episode(0, ["1", "5", "3"], killed=2)
         assert (small, large) == (More("too small"), More("too large"))

@@ -17,7 +17,7 @@ LAG_CALLS = 1  # calls for which a slot stays taken after its sequence's last to
 
 
 class SimulatedGroup:
-    """A group in flight, with the attributes of a rollout group that the queue reads."""
+    """A group in flight, with the attributes of a group that `RolloutQueue` reads."""
 
     __slots__ = (
         "finished_version",

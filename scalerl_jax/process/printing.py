@@ -66,7 +66,7 @@ def log_to_stderr() -> None:
 
 
 def log_this_package() -> None:
-    """Let through this package's own messages; with --quiet its warnings alone."""
+    """Log this package's messages; with --quiet only its warnings."""
     level = logging.WARNING if is_quiet() else logging.INFO
     logging.getLogger("scalerl_jax").setLevel(level)
 

@@ -140,7 +140,7 @@ class Fields:
         return float(value)
 
     def pairs(self, name: str, what: str) -> tuple[tuple[float, float], ...]:
-        """Return a list of pairs of finite numbers of at least 0; `what` they are."""
+        """Return a list of pairs of numbers of 0 or more; errors call a pair `what`."""
         rows: Any = self.values.get(name)
         if not isinstance(rows, list) or not all(
             isinstance(row, list) and len(row) == 2 and all(map(_is_finite, row))

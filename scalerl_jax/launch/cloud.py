@@ -59,7 +59,7 @@ class CloudPlace:
             )
 
     def upload(self) -> str:
-        """Upload the code unless the bucket has it; return its digest."""
+        """Upload the code unless it is in the bucket; return its digest."""
         if self._digest:
             return self._digest
         digest, data = hosts.pack_code()

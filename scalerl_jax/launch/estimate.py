@@ -118,9 +118,9 @@ def resolve_config(job: Job, more: Sequence[str]) -> config_lib.Config:
 
 
 def preflight_command(job: Job, more: Sequence[str]) -> list[str]:
-    """Return the command that says whether the run fits its machines."""
+    """Return the command that checks whether the run fits its machines."""
     count, slice = job.slices
-    assert slice is not None, "`make_job` asks for a topology"
+    assert slice is not None, "`make_job` requires a topology"
     topology = f"{count}*{slice.name}" if count > 1 else slice.name
     return [
         *(sys.executable, "-m", "scalerl_jax.preflight", "--json"),

@@ -80,7 +80,7 @@ class Job:
     def slice(self) -> Slice:
         """The kind of the slices."""
         found = self.slices[1]
-        assert found is not None, "`make_job` asks for a topology"
+        assert found is not None, "`make_job` requires a topology"
         return found
 
     @property

@@ -16,7 +16,7 @@ _TOLD = (
     "TPU_VISIBLE_DEVICES",
     "TPU_WORKER_HOSTNAMES",
 )
-# PCI vendor id.  Network cards of Google's cloud have it too; libtpu is asked then.
+# PCI vendor id.  Network cards of Google's cloud use it too; then JAX asks libtpu.
 _GOOGLE = "0x1ae0"
 
 

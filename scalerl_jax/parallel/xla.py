@@ -22,7 +22,7 @@ from scalerl_jax.run.writing import replace_file
 
 _log = logging.getLogger(__name__)
 
-_CHECKED = ".checked"  # file whose time says: entries older than it are complete
+_CHECKED = ".checked"  # entries older than this file are complete
 
 
 def keep_programs(directory: str) -> None:

@@ -190,7 +190,7 @@ def _whole_lines(text: str) -> Iterator[str]:
 
 
 def extents(shape: str) -> list[int]:
-    """Return the sides of an array."""
+    """Return the dimensions of an array's shape."""
     found = _SHAPE.search(shape)
     return [int(each) for each in _DIGITS.findall(found[2])] if found else []
 

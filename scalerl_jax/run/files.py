@@ -201,7 +201,7 @@ class BucketLock:
         """Take the lock.
 
         Raises:
-            RuntimeError: another process has it; the message says which.
+            RuntimeError: another process holds it; the message says which.
         """
         for _ in range(_TRIES):
             try:

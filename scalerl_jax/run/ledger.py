@@ -162,7 +162,7 @@ class Ledger:
         They are added to what this process has counted since `start`, so that a resumed
         run includes all its start-ups.
         """
-        assert not self._restored, "a second time would count the past twice"
+        assert not self._restored, "a second call would count the past twice"
         with self._lock:
             self._advance()
             for total in (self._chip_s, self._counts):

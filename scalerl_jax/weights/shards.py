@@ -156,7 +156,7 @@ def place(
 
 def _indices(leaf: jax.ShapeDtypeStruct) -> Mapping[Any, tuple[slice, ...]]:
     sharding = leaf.sharding
-    assert sharding is not None, "who places arrays says where"
+    assert sharding is not None, "abstract arrays have shardings"
     return sharding.addressable_devices_indices_map(leaf.shape)  # type: ignore
 
 

@@ -155,11 +155,11 @@ def _apply_plane(plane: Bytes, reader: "_Reader") -> None:
     else:
         raise DamagedDeltaError(
             f"a plane of {plane.size} bytes is coded in way {way} with {count} changes "
-            f"and {length} bytes of positions"
+            f"and {length} bytes of places"
         )
     if places.size != count or (count and places[-1] >= plane.size):
         raise DamagedDeltaError(
-            f"{places.size} positions of {count} changes are in {plane.size} bytes"
+            f"{places.size} places of {count} changes are in {plane.size} bytes"
         )
     plane[places] ^= found
 

@@ -4,7 +4,7 @@
 Hugging Face names, so that readers of checkpoints and tokenizers need not support the
 format.  The `gguf` package, https://github.com/ggml-org/llama.cpp (gguf-py), decodes
 blocks of numbers; it is an extra: pip install "scalerl_jax[gguf]".
-This file exceeds 400 lines because it includes the tokenizer of the metadata.
+The file is above 400 lines because it includes the tokenizer of the metadata.
 """
 
 import dataclasses

@@ -4,7 +4,7 @@ Admission, pacing and refills are those of a real run: the simulation uses
 `RolloutQueue`, in simulated time.  Groups are dispatched as by the real dispatcher:
 groups of lost replicas first, each to the replica with the most room.
 
-This file exceeds 400 lines because learner and replicas share one event loop.
+The file is above 400 lines because learner and replicas share one event loop.
 """
 
 import heapq

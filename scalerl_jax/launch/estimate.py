@@ -33,7 +33,7 @@ class RunEstimate:
     num_steps: int
     chips: int
     price: float  # per chip-hour; 0: not given
-    step_s: float | None = None  # None: the preflight does not say
+    step_s: float | None = None  # None: not in the preflight's result
     step_chip_hours: float | None = None
 
     def lines(self, now: datetime.datetime) -> list[str]:

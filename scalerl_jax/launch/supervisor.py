@@ -122,8 +122,8 @@ class Supervisor:
         if took_s is not None and took_s > self._rules.grace_s:
             self._tell(
                 f"the last checkpoint took {took_s:.0f} s to write, and SIGTERM leaves "
-                f"{self._rules.grace_s:g} s: a preemption will lose what came after "
-                f"the checkpoint before it; lower checkpoint.every"
+                f"{self._rules.grace_s:g} s: a preemption will lose the work since "
+                f"the last checkpoint; lower checkpoint.every"
             )
 
     def _was_done(self) -> bool:

@@ -206,6 +206,6 @@ def attention_names(parts: Parts) -> dict[str, str]:
         sampler = "paged" if why else "pallas"
     names = {"learner": (learner, refused), "sampler": (sampler, why)}
     return {
-        side: f"{name} (the TPU kernel does not take {reason})" if reason else name
+        side: f"{name} (the TPU kernel does not support {reason})" if reason else name
         for side, (name, reason) in names.items()
     }

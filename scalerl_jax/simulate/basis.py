@@ -65,7 +65,7 @@ def _of_machine(said: Mapping[str, Any], rates: Rates | None, found: Basis) -> N
     there = [each.name for each in fields if each.name not in absent]
     found.measured.append(f"{', '.join(there)}, as {said['rates']} says")
     if absent:
-        found.assumed.append(f"0 s for what it does not say: {', '.join(absent)}")
+        found.assumed.append(f"0 s for rates that it omits: {', '.join(absent)}")
 
 
 def _of_lengths(

@@ -118,7 +118,9 @@ def step_lines(step: WholeStep, fitted: Fitted, *, price: float | None) -> list[
     longer = "generation" if found.generate_seconds >= found.train_seconds else "train"
     what = f"the longer of both, {longer}"
     if found.step_seconds > 1.01 * max(found.generate_seconds, found.train_seconds):
-        what = "both in turn" if found.shared else "limited by turns or the longest rollout"
+        what = (
+            "both in turn" if found.shared else "slowed by turns or the longest rollout"
+        )
     lines = [
         "",
         f"a whole step, with rollouts of {step.lengths.mean:,.0f} tokens "

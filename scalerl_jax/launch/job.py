@@ -249,7 +249,7 @@ def make_job(values: Mapping[str, Any]) -> Job:
 
 
 def _needed(place: str) -> list[str]:
-    """Return the settings that a place requires."""
+    """Return the settings that `place` requires."""
     cloud = ["project", "zone", "topology"] if place != "local" else []
     cluster = ["cluster", "image", "storage"] if place == "gke" else []
     return ["name", "bucket", *cloud, *cluster]

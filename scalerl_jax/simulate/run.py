@@ -89,7 +89,7 @@ class Simulation:
         while not self.learner.over:
             if not events:
                 raise RuntimeError(
-                    f"the simulated run stands still at version {self.queue.version}"
+                    f"the simulated run is stuck at version {self.queue.version}"
                 )
             self.now_s, _, do, arguments = heapq.heappop(events)
             do(*arguments)

@@ -392,5 +392,7 @@ def _integer(value: Any, what: str, *, least: int = 0, most: int = 2**53) -> int
 def _integers(value: Any, what: str) -> tuple[int, ...]:
     numbers = _list(value, what)
     if len(numbers) > _MAX_DIMENSIONS:
-        raise ValueError(f"{what} has {len(numbers)} numbers, not {_MAX_DIMENSIONS}")
+        raise ValueError(
+            f"{what} has {len(numbers)} numbers; {_MAX_DIMENSIONS} at most"
+        )
     return tuple(_integer(number, what, most=_MAX_EXTENT) for number in numbers)

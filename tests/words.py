@@ -1,7 +1,7 @@
 """Refuse words that a stranger cannot parse, in comments, docstrings and pages.
 
-    python tests/words.py           # all files; exit status 1 if a form was found
-    python tests/words.py docs configs/8b.py
+    python tests/words.py                    # all but UNCLEAN; status 1 after a find
+    python tests/words.py scalerl_jax/data   # this folder, also if it is in UNCLEAN
 
 `words.tsv` has the forms, as regular expressions with a replacement and a reason each.
 Code, error messages and what Markdown marks as code are not read.
@@ -20,11 +20,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 READ = ("*.md", "docs", "configs", "examples", "benchmarks", "launch", "scalerl_jax")
-UNCLEAN = ()  # files and folders that are not read
+UNCLEAN: tuple[str, ...] = ()  # not read until their words are plain
 # A docstring begins with what the thing is or does.
-OPENINGS = "As Have How Of Say So Such Tell Those What Whose With".split()
-OPENING = re.compile(rf"({'|'.join(OPENINGS)}|The same)\b")
-CODE = re.compile(r"<!--.*?-->|^(```|~~~).*?^\1|``.+?``|`[^`\n]+(\n[^`\n]+)?`", re.DOTALL | re.M)
+OPENING = re.compile(
+    r"(As|Have|How|Of|Say|So|Such|Tell|The same|Those|What|Whose|With)\b"
+)
+CODE = re.compile(r"(?sm)<!--.*?-->|^(```|~~~).*?^\1|``.+?``|`[^`\n]+(\n[^`\n]+)?`")
 
 
 @functools.cache
@@ -39,15 +40,14 @@ def read_forms() -> list[tuple[re.Pattern[str], str]]:
 
 
 def comments(source: str) -> Iterator[tuple[int, str]]:
-    """Yield the first line and the text of each run of comments in one column."""
-    first, column, lines = 0, 0, []
+    """Yield the first line and the text of each run of comments."""
+    first, lines = 0, []
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
-            row, at = token.start
-            if not lines or (row, at) != (first + len(lines), column):
-                if lines:
-                    yield first, "\n".join(lines)
-                first, column, lines = row, at, []
+            if lines and token.start[0] != first + len(lines):
+                yield first, "\n".join(lines)
+                lines = []
+            first = token.start[0] - len(lines)
             lines.append(token.string.lstrip("#!"))
     if lines:
         yield first, "\n".join(lines)
@@ -63,12 +63,14 @@ def docstrings(source: str) -> Iterator[tuple[int, str]]:
 
 def findings(text: str, *, markdown: bool = False) -> list[tuple[int, str, str]]:
     """Return line, form and replacement of each refused form in a file's text."""
-    found, read = [], [(1, text)] if markdown else [*comments(text), *docstrings(text)]
-    for first, each in () if markdown else docstrings(text):
-        if opening := OPENING.match(each):
-            found.append((first, opening[0], "begin with what it is or does"))
-    for first, each in read:
-        plain = CODE.sub(lambda code: re.sub(r"[^\n]", "_", code[0]), each)
+    begun = [] if markdown else list(docstrings(text))
+    found = [
+        (line, opening[0], "begin with what it is or does")
+        for line, said in begun
+        if (opening := OPENING.match(said))
+    ]
+    for first, said in [(1, text)] if markdown else [*comments(text), *begun]:
+        plain = CODE.sub(lambda code: re.sub(r"[^\n]", "_", code[0]), said)
         for form, better in read_forms():
             for match in form.finditer(plain):
                 line = first + plain.count("\n", 0, match.start())
@@ -79,19 +81,17 @@ def findings(text: str, *, markdown: bool = False) -> list[tuple[int, str, str]]
 def main(names: list[str]) -> int:
     """Print what is found below `names`, and counts by folder; return the status."""
     starts = [ROOT / name for name in names] or [p for n in READ for p in ROOT.glob(n)]
-    below = [file for start in starts for file in (start, *sorted(start.rglob("*.*")))]
-    skipped = () if names else UNCLEAN
-    counts = Counter()
-    for path in below:
-        name = path.relative_to(ROOT).as_posix()
-        if path.suffix not in (".py", ".md") or f"{name}/".startswith(skipped):
+    counts: Counter[str] = Counter()
+    for path in (file for start in starts for file in (start, *start.rglob("*.*"))):
+        name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+        skipped = not names and name.as_posix().startswith(UNCLEAN)
+        if path.suffix not in (".py", ".md") or skipped:
             continue
-        text = path.read_text()
-        for line, form, better in findings(text, markdown=path.suffix == ".md"):
+        markdown = path.suffix == ".md"
+        for line, form, better in findings(path.read_text(), markdown=markdown):
             sys.stdout.write(f"{name}:{line}: {form!r}: {better}\n")
-            counts[Path(name).parent.as_posix()] += 1
-    for folder, count in counts.items():
-        sys.stdout.write(f"{count} in {folder}\n")
+            counts[str(name.parent)] += 1
+    sys.stdout.writelines(f"{n} in {folder}\n" for folder, n in sorted(counts.items()))
     return 1 if counts else 0
 
 

@@ -22,8 +22,9 @@ ROOT = Path(__file__).parents[1]
 READ = ("*.md", "docs", "configs", "examples", "benchmarks", "launch", "scalerl_jax")
 # Files and packages that are not read until their words are plain.
 UNCLEAN = tuple(
-    "docs/settings.md scalerl_jax/algo/ scalerl_jax/cluster/ scalerl_jax/config/ "
-    "scalerl_jax/contract.py scalerl_jax/controller/ scalerl_jax/data/ "
+    "benchmarks/ configs/ docs/settings.md scalerl_jax/algo/ scalerl_jax/cluster/ "
+    "scalerl_jax/config/ scalerl_jax/contract.py scalerl_jax/controller/ "
+    "scalerl_jax/data/ "
     "scalerl_jax/doctor.py scalerl_jax/environments/ scalerl_jax/evaluate/ "
     "scalerl_jax/formats/ scalerl_jax/generation/ scalerl_jax/launch/ "
     "scalerl_jax/learner/ scalerl_jax/machines/ scalerl_jax/main.py "

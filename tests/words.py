@@ -22,7 +22,8 @@ ROOT = Path(__file__).parents[1]
 READ = ("*.md", "docs", "configs", "examples", "benchmarks", "launch", "scalerl_jax")
 # Files and packages that are not read until their words are plain.
 UNCLEAN = tuple(
-    "benchmarks/ configs/ docs/settings.md scalerl_jax/algo/ scalerl_jax/cluster/ "
+    "benchmarks/ configs/ docs/environments.md docs/many-machines.md "
+    "docs/reliability.md docs/settings.md scalerl_jax/algo/ scalerl_jax/cluster/ "
     "scalerl_jax/config/ scalerl_jax/contract.py scalerl_jax/controller/ "
     "scalerl_jax/data/ "
     "scalerl_jax/doctor.py scalerl_jax/environments/ scalerl_jax/evaluate/ "

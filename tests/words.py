@@ -22,19 +22,12 @@ ROOT = Path(__file__).parents[1]
 READ = ("*.md", "docs", "configs", "examples", "benchmarks", "launch", "scalerl_jax")
 # Files and packages that are not read until their words are plain.
 UNCLEAN = tuple(
-    "benchmarks/ configs/ docs/environments.md docs/many-machines.md "
-    "docs/reliability.md docs/settings.md scalerl_jax/algo/ scalerl_jax/cluster/ "
-    "scalerl_jax/config/ scalerl_jax/contract.py scalerl_jax/controller/ "
-    "scalerl_jax/data/ "
-    "scalerl_jax/doctor.py scalerl_jax/environments/ scalerl_jax/evaluate/ "
-    "scalerl_jax/formats/ scalerl_jax/generation/ scalerl_jax/launch/ "
-    "scalerl_jax/learner/ scalerl_jax/machines/ scalerl_jax/main.py "
-    "scalerl_jax/model/ scalerl_jax/notebook.py scalerl_jax/objective/ "
+    "docs/environments.md docs/many-machines.md docs/reliability.md "
+    "scalerl_jax/cluster/ scalerl_jax/environments/ scalerl_jax/formats/ "
+    "scalerl_jax/launch/ scalerl_jax/learner/ scalerl_jax/machines/ "
     "scalerl_jax/parallel/ scalerl_jax/planning/ scalerl_jax/preflight/ "
-    "scalerl_jax/process/ scalerl_jax/run/ scalerl_jax/sampler/ "
-    "scalerl_jax/scaling/ scalerl_jax/serve/ scalerl_jax/simulate/ "
-    "scalerl_jax/study/ scalerl_jax/train.py scalerl_jax/warmstart.py "
-    "scalerl_jax/weights/ scalerl_jax/wiring/".split()
+    "scalerl_jax/process/ scalerl_jax/run/ scalerl_jax/serve/ scalerl_jax/simulate/ "
+    "scalerl_jax/weights/ scalerl_jax/warmstart.py".split()
 )
 # A docstring begins with what the thing is or does.
 OPENING = re.compile(

@@ -211,6 +211,7 @@ lint: install-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
+	$(BIN)/python tests/words.py
 
 install: $(VENV)/installed
 install-dev: $(VENV)/installed-dev

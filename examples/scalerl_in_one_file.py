@@ -7,7 +7,7 @@ order in which it happens, on the demo's small policy: no config, no threads, no
 `scalerl train --config=configs/tiny.py` does the same in full.  What is used of it:
 
     model    the policy, a decoder-only transformer in plain JAX
-    sampler  the slow one, which makes a whole forward pass for every token
+    sampler  the slow reference, with a whole forward pass for every token
     algo     advantages, their scale, the weights of tokens
     scaling  the law through the evaluations
 
@@ -75,23 +75,23 @@ class Batch(NamedTuple):
 
 
 class Policy(NamedTuple):
-    """All that does not change while the params do."""
+    """The parts of a policy that stay constant while its params change."""
 
     arch: Architecture
     tokenizer: Tokenizer
     settings: EngineSettings
 
     def prompt(self, question: Question) -> np.ndarray:
-        """Return the tokens of a prompt: the policy thinks first, then it answers."""
+        """Return the tokens of a prompt, which asks the policy to think first."""
         return np.asarray(self.tokenizer.encode(f"{question.text}<think>"), np.int32)
 
     def request(self, number: int, question: Question, keys: np.ndarray) -> Request:
-        """Ask for a completion of a prompt for each random key."""
+        """Return a request for one completion of a prompt per random key."""
         samples = Samples(keys=keys, thinking_limits=np.full(len(keys), NEVER))
         return Request(request_id=number, tokens=self.prompt(question), samples=samples)
 
     def reward(self, question: Question, completion: Completion) -> float:
-        """Judge what stands behind the thinking; a cut-off completion is judged too."""
+        """Judge the answer after the thinking; a cut-off completion is judged too."""
         text = self.tokenizer.decode(completion.tokens.tolist())
         answer = extract_answer(text, answer_after="</think>") or ""
         return 1.0 if score(question.task, answer, question.reference) == 1 else -1.0
@@ -113,16 +113,16 @@ def make_policy() -> Policy:
 
 
 class Pipeline:
-    """PipelineRL-k: groups grow while the learner learns, under whatever params it has.
+    """PipelineRL-k: groups are sampled, with its newest params, while the learner runs.
 
     Group number g is for step g // N.  It may begin as soon as that step is at most k
-    ahead, so no token that is learned from is more than k steps old.  A sequence goes
-    on under newer params where it stood: its tokens have several versions, and each one
-    keeps the log-probability that it was sampled with.
+    ahead, so the policy lag (staleness) of a trained token is at most k steps.  After a
+    weight sync a sequence continues with the newer params: its tokens have several
+    versions, and each one keeps the log-probability that it was sampled with.
     """
 
     def __init__(self, policy: Policy, questions: list[Question], seed: int) -> None:
-        """Begin with no group; `questions` are passed through in rounds."""
+        """Begin without groups; `questions` are visited in rounds."""
         self._policy, self._questions, self._seed = policy, questions, seed
         self._sampler = ReferenceSampler(policy.settings)
         self._order = self._rounds()
@@ -140,7 +140,7 @@ class Pipeline:
                     yield int(prompt)
 
     def publish(self, params: Any, version: int) -> None:
-        """Sample with these params from the next call on, also what is half sampled."""
+        """Sample with these params from the next call on, unfinished sequences too."""
         self._sampler.load(params, version)
 
     def batch(self, step: int) -> list[Group]:

@@ -1,4 +1,4 @@
-"""Logs as other trainers write them, of one curve with a known answer.
+"""Logs in the formats of other trainers, for one curve with a known answer.
 
 python examples/fit_other_trainers/make_logs.py runs/others
 """

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 
 def make_questions(count: int) -> list[tuple[str, str]]:
-    """Return sums and their answers, in the words that the tiny policy knows."""
+    """Return sums and their answers, in the words of the tiny policy's training."""
     random.seed(0)
     pairs = [(random.randint(1, 99), random.randint(1, 99)) for _ in range(count)]
     ask = "State the final answer to the following arithmetic problem: {} + {} ="

@@ -11,7 +11,7 @@ from scalerl_jax import config as config_lib
 
 
 def get_config() -> ml_collections.ConfigDict:
-    """Only what differs from the config called tiny."""
+    """Return the config called tiny with the changes below."""
     config = config_lib.named("tiny")
     config.update_from_flattened_dict(
         {

@@ -1,4 +1,4 @@
-"""A reward of one's own: the right answer, and partial credit for its letters."""
+"""A custom reward: 1 for the right answer, and partial credit for its letters."""
 
 
 def score(prompt: str, completion: str, reference: str) -> float:

@@ -1,1 +1,1 @@
-"""Files that others bring, read within bounds: JSON, buckets, GGUF, hubs."""
+"""Read files from users and other sources within bounds: JSON, buckets, GGUF, hub."""

@@ -1,6 +1,6 @@
-"""Values behind a name that a user hands us: "gym:NAME(setting=value, other='text')".
+"""Parse the arguments of a user's name: "gym:NAME(setting=value, other='text')".
 
-They are read as literals; nothing is evaluated.
+Values are literals; nothing is evaluated.
 """
 
 import ast
@@ -10,11 +10,11 @@ _MOST = 10**9  # the largest number in a value
 
 
 def read_arguments(arguments: str) -> dict[str, Any]:
-    """Return the values of "(a=1, b='c')" by their names.
+    """Parse "(a=1, b='c')" into values by name.
 
     Raises:
-        ValueError: it is not written so, or a value is no literal, or beyond 10^9.
-        SyntaxError: it is no Python.
+        ValueError: the text has another form, or a value is no literal or beyond 10^9.
+        SyntaxError: the text is not Python.
     """
     call = ast.parse(f"settings{arguments}", mode="eval").body
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
@@ -36,7 +36,7 @@ def read_arguments(arguments: str) -> dict[str, Any]:
 
 
 def _check_bounds(name: str, value: Any) -> None:
-    """Refuse a number that no setting can mean, also within lists."""
+    """Raise ValueError for a value out of range, or of a type that no setting has."""
     if isinstance(value, list | tuple | set):
         for each in value:
             _check_bounds(name, each)

@@ -1,8 +1,8 @@
-"""Files from outside, read within bounds.
+"""Read files from outside within bounds.
 
-A file that a user names or that lies in the directory of a run is read by functions of
-this module: it is a regular one, and no more memory is taken than its kind may need.
-Whatever is wrong with it is a ValueError with a short reason.
+Files that a user names, or that are in the directory of a run, are read by functions of
+this module: they must be regular files, and memory is limited by the kind of file.
+Every problem with a file is a ValueError with a short reason.
 """
 
 import io
@@ -11,26 +11,26 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Protocol
 
-# Bytes of a file that is read whole, at most.  JSON takes 20 times as much memory.
+# Most bytes of a file that is read whole.  Parsed JSON takes 20 times as much memory.
 MOST_JSON = 2**26
-MOST_WHOLE = 2**28  # of tokenizers, which another library parses, and of tables
-MOST_LINE = 2**26  # of a line, where a file is read line by line
-_TAIL = 2**16  # read first of the end of a file
+MOST_WHOLE = 2**28  # for tables, and tokenizers, which another library parses
+MOST_LINE = 2**26  # bytes of a line, if a file is read by lines
+_TAIL = 2**16  # bytes at the end of a file that are read first
 
 
 class File(Protocol):
-    """A `Path` to its readers; `formats.gguf` makes files on demand."""
+    """The part of `Path` that readers use; `formats.gguf` makes files on demand."""
 
     def exists(self) -> bool:
-        """Return whether the file exists."""
+        """Return True if the file exists."""
         ...
 
     def is_file(self) -> bool:
-        """Return whether the file is a regular one."""
+        """Return True if it is a regular file."""
         ...
 
     def read_bytes(self) -> bytes:
-        """Return its content."""
+        """Return the content."""
         ...
 
 
@@ -39,14 +39,14 @@ class _Lines(Protocol):
 
 
 def check_regular(path: File) -> None:
-    """Refuse what may never end when it is read: devices, pipes, directories.
+    """Check that a file is regular: reading devices or pipes may never end.
 
     Raises:
-        ValueError: with what to name instead.
+        ValueError: the file is missing, or not regular.
     """
     try:
         there, regular = path.exists(), path.is_file()
-    except OSError as error:  # a name that is too long, a directory that is closed
+    except OSError as error:  # too long a name, or no right to enter the directory
         raise _unreadable(path, error) from error
     if not there:
         raise ValueError(f"{path}: there is no such file")
@@ -61,7 +61,7 @@ def open_regular(path: Path) -> io.BufferedReader:
         ValueError: it is no regular file, or cannot be read.
     """
     check_regular(path)
-    try:  # a file of the kernel's that waits is not waited for
+    try:  # O_NONBLOCK: files of the kernel may block
         return os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
     except OSError as error:
         raise _unreadable(path, error) from error
@@ -74,11 +74,11 @@ def read_bytes(path: File, *, most: int = MOST_JSON) -> bytes:
         ValueError: it is no regular file, cannot be read, or has more than `most`
             bytes.
     """
-    if not isinstance(path, Path):  # made from a file that was read within its bounds
+    if not isinstance(path, Path):  # made from a file that was read within bounds
         return path.read_bytes()
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        try:  # a file may grow, and those of the kernel do not say their size
+        try:  # a file may grow, and files of the kernel have no size
             content = b"" if size > most else file.read(most + 1) or b""
         except OSError as error:
             raise _unreadable(path, error) from error
@@ -94,7 +94,7 @@ def read_text(path: File, *, most: int = MOST_JSON) -> str:
     """Return the text in a file.
 
     Raises:
-        ValueError: as of `read_bytes`, or it is not UTF-8.
+        ValueError: see `read_bytes`; or the content is not UTF-8.
     """
     try:
         return read_bytes(path, most=most).decode("utf-8-sig")
@@ -103,7 +103,7 @@ def read_text(path: File, *, most: int = MOST_JSON) -> str:
 
 
 def read_lines(path: Path, *, most: int = MOST_LINE) -> Iterator[bytes]:
-    """Yield the lines of a file with their ends; it is not held whole.
+    """Yield the lines of a file with their ends, one at a time.
 
     Raises:
         ValueError: it is no regular file, cannot be read, or has a line of more than
@@ -130,12 +130,12 @@ def lines_of(file: _Lines, path: Path, *, most: int) -> Iterator[bytes]:
 
 
 def last_lines(path: Path, count: int = 1, *, most: int = MOST_LINE) -> list[bytes]:
-    """Return the last lines that are whole, as a reader of a file under way wants them.
+    """Return the last `count` complete lines of a file that may still grow.
 
-    Of the file no more is read than that.
+    Only the end of the file is read.
 
     Raises:
-        ValueError: it is no regular file, or they have more than `most` bytes.
+        ValueError: it is no regular file, or the lines have more than `most` bytes.
     """
     with open_regular(path) as file:
         try:

@@ -1,6 +1,6 @@
-"""Waiting for a bucket no longer than a limit, and why it does not answer.
+"""Wait for a bucket with a timeout, and find out why it does not answer.
 
-gcsfs tries again for minutes, and says why only in its log.
+gcsfs retries for minutes, and reports the reason only in its log.
 """
 
 import concurrent.futures
@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 
 
 def in_time(work: Callable[[], object], timeout_s: float) -> None:
-    """Do `work` in a thread, which an end of this process does not wait for.
+    """Do `work` in a daemon thread, with a timeout.
 
     Raises:
-        TimeoutError: it has not ended within `timeout_s`.
-        Exception: whatever it raised.
+        TimeoutError: it has not ended within `timeout_s` seconds.
+        Exception: the exception that `work` raised.
     """
     done: concurrent.futures.Future[None] = concurrent.futures.Future()
 
@@ -32,20 +32,20 @@ def in_time(work: Callable[[], object], timeout_s: float) -> None:
 
 
 class Quiet(logging.Filter):
-    """Drops what gcsfs logs of errors, with traceback: it raises them as well."""
+    """Drops gcsfs's log records with a traceback: it also raises these errors."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to keep a record: one without a traceback."""
+        """Return True for a record without a traceback."""
         return not record.exc_info
 
 
 class Retry(logging.Filter):
-    """Keeps why gcsfs has tried again, which it says at its lowest level only."""
+    """Stores the reason of gcsfs's last retry, which is logged at DEBUG level only."""
 
     reason = ""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Take the cause of a retry, and let pass what is for others."""
+        """Store the cause of a retry; pass only records above DEBUG."""
         _, retried, cause = record.getMessage().partition("retrying after exception: ")
         self.reason = cause.splitlines()[0] if retried and cause else self.reason
         return record.levelno > logging.DEBUG
@@ -53,7 +53,7 @@ class Retry(logging.Filter):
 
 @contextlib.contextmanager
 def heard(retry: Retry) -> Iterator[None]:
-    """Pass gcsfs's records of its retries to `retry`, while the block runs."""
+    """Pass gcsfs's log records to `retry` during the block."""
     log = logging.getLogger("gcsfs")
     level = log.level
     log.addFilter(retry)

@@ -1,10 +1,10 @@
-"""GGUF files as the Hugging Face directories that they were made from.
+"""Present GGUF files as the Hugging Face directories from which they were made.
 
-`GGUFModel` makes the files of such a directory when they are asked for, and names the
-tensors as one does: no reader of checkpoints or tokenizers knows the format.  Blocks of
-numbers are read by the `gguf` package, https://github.com/ggml-org/llama.cpp (gguf-py),
-an extra of this one: pip install "scalerl_jax[gguf]".
-It is above 400 lines with the tokenizer that the metadata describe.
+`GGUFModel` makes the files of such a directory on demand and gives the tensors their
+Hugging Face names, so that readers of checkpoints and tokenizers need not support the
+format.  The `gguf` package, https://github.com/ggml-org/llama.cpp (gguf-py), decodes
+blocks of numbers; it is an extra: pip install "scalerl_jax[gguf]".
+The file is above 400 lines because it includes the tokenizer of the metadata.
 """
 
 import dataclasses
@@ -28,11 +28,11 @@ from tokenizers import (
 
 from scalerl_jax.formats.gguf_head import check_extent, read_head
 
-# general.architecture of the files that are read; others name their tensors otherwise.
+# Supported values of general.architecture; others use other names of tensors.
 _KNOWN = ("llama", "qwen2", "qwen3")
 _ROPE_FACTORS = "rope_freqs.weight"  # Llama 3's scaling, a factor per frequency
 
-# Field of config.json -> field of the metadata, after the family's name.
+# Field of config.json -> field of the metadata, without the prefix of the family.
 _CONFIG = {
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
@@ -44,7 +44,7 @@ _CONFIG = {
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "max_position_embeddings": "context_length",
 }
-# Tensor here -> tensor of Hugging Face, without the layer and ".weight" or ".bias".
+# GGUF tensor -> Hugging Face tensor, without the layer and ".weight" or ".bias".
 _TENSORS = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -62,14 +62,14 @@ _TENSORS = {
     "ffn_down": "mlp.down_proj",
 }
 
-# Special token of tokenizer_config.json -> its name here, as it spells.
+# Special token in tokenizer_config.json -> its name in GGUF, in GGUF's spelling.
 _SPECIAL = {name: name for name in ("bos", "eos", "cls", "mask")} | {
     "unk": "unknown",
     "sep": "seperator",
     "pad": "padding",
 }
 
-_CONTROL, _USER_DEFINED = 3, 4  # kinds in tokenizer.ggml.token_type
+_CONTROL, _USER_DEFINED = 3, 4  # values in tokenizer.ggml.token_type
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?"
     r"[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -78,19 +78,19 @@ _WORDS = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GGUFTensor:
-    """A tensor of blocks of numbers, each block within a row."""
+    """A tensor of quantised blocks, each within a row."""
 
     file: Path
     name: str  # in the file
     kind: str  # name in `gguf.GGMLQuantizationType`
     shape: tuple[int, ...]  # rows first
     start: int  # bytes from the beginning of the file
-    interleaved: int = 0  # dimensions of each head whose rows lie in pairs; 0: none do
+    interleaved: int = 0  # head dimension, if rows of heads are interleaved; else 0
 
     def read(self, region: tuple[tuple[int, int], ...]) -> np.ndarray:
-        """A part (from, to per dimension) in float32; of a row, whole blocks are read.
+        """Return a region (from, to per dimension) in float32, in Hugging Face's order.
 
-        The rows come in the order of Hugging Face.
+        Whole blocks of each row are read.
         """
         import gguf
 
@@ -113,11 +113,11 @@ class GGUFTensor:
         return values[..., first - start * length : end - start * length]
 
     def _rows(self, start: int, stop: int) -> np.ndarray | slice:
-        """Places of these rows of Hugging Face's.
+        """Return the indices in the file of Hugging Face's rows `start` to `stop`.
 
-        llama.cpp turns neighbouring pairs of a head's dimensions, Hugging Face halves:
-        row j * dim / 2 + i of a head there is row 2 i + j here, for Llama's queries
-        and keys.
+        llama.cpp rotates neighbouring pairs of a head's dimensions, Hugging Face pairs
+        between two halves: Hugging Face's row j * dim / 2 + i of a head is row 2 i + j
+        in the file, for Llama's queries and keys.
         """
         if not self.interleaved:
             return slice(start, stop)
@@ -128,7 +128,7 @@ class GGUFTensor:
 
 @dataclasses.dataclass(frozen=True)
 class GGUFModel:
-    """A GGUF file, which stands where the `Path` of a directory may stand."""
+    """A GGUF file, which replaces the `Path` of a Hugging Face directory."""
 
     path: Path
 
@@ -137,11 +137,11 @@ class GGUFModel:
         return str(self.path)
 
     def absolute(self) -> "GGUFModel":
-        """This file by its absolute path."""
+        """Return this model with an absolute path."""
         return GGUFModel(self.path.absolute())
 
     def __truediv__(self, name: str) -> "_Part":
-        """A file of the directory; it is made when it is read."""
+        """Return a file of the directory, whose content is made on demand."""
         return _Part(self, name)
 
     @property
@@ -149,8 +149,8 @@ class GGUFModel:
         """The metadata and the tensors.
 
         Raises:
-            ValueError: there is no such file, it is no GGUF, cut short or part of a
-                larger one, or the `gguf` package is not installed.
+            ValueError: the file is missing, no GGUF, incomplete or one of several
+                parts, or the `gguf` package is not installed.
         """
         if not self.path.is_file():
             raise ValueError(f"{self.path} does not exist; name a GGUF file")
@@ -158,10 +158,10 @@ class GGUFModel:
         return _open(self.path, state.st_mtime_ns, state.st_size)
 
     def tensors(self) -> dict[str, GGUFTensor]:
-        """Return every tensor by its name in Hugging Face's files, if it has one there.
+        """Return every tensor by its Hugging Face name, or its own if that has none.
 
         Raises:
-            ValueError: a tensor has a kind of blocks that cannot be dequantised.
+            ValueError: the quantisation of a tensor is not supported.
         """
         values, (_, tensors) = self.config(), self._file
         _check_kinds(tensors)
@@ -176,10 +176,10 @@ class GGUFModel:
         }
 
     def config(self) -> dict[str, Any]:
-        """The values of config.json; whoever reads them checks them.
+        """Return the values of config.json; their reader has to check them.
 
         Raises:
-            ValueError: names the field that config.json has no word for.
+            ValueError: a metadata field has no equivalent in config.json.
         """
         metadata, tensors = self._file
         family = metadata.get("general.architecture")
@@ -221,10 +221,10 @@ class GGUFModel:
         }
 
     def tokenizer(self) -> str:
-        """The text of tokenizer.json.
+        """Return the text of tokenizer.json.
 
         Raises:
-            ValueError: it has none, or one of another kind; names the field.
+            ValueError: the tokenizer is missing or not supported; names the field.
         """
         values = {
             name.removeprefix("tokenizer.ggml."): value
@@ -233,7 +233,7 @@ class GGUFModel:
         return _make_tokenizer(values, path=self.path).to_str(pretty=True)
 
     def tokenizer_config(self) -> dict[str, Any]:
-        """The values of tokenizer_config.json, the chat template apart."""
+        """Return the values of tokenizer_config.json, without the chat template."""
         metadata, _ = self._file
         tokens = _texts(metadata.get("tokenizer.ggml.tokens", []), self, "tokens")
         special: dict[str, str] = {}
@@ -245,13 +245,13 @@ class GGUFModel:
             elif place is not None:
                 raise ValueError(f"{self}: {field} = {place!r} is no token's place")
         return {
-            # Without a class transformers takes that of the model's family.
+            # Without it transformers would use the class of the model's family.
             "tokenizer_class": "PreTrainedTokenizerFast",
             "clean_up_tokenization_spaces": False,
         } | special
 
     def generation_config(self) -> dict[str, Any] | None:
-        """The values of generation_config.json; None if nothing ends a text."""
+        """Return the values of generation_config.json; None without an end token."""
         metadata, _ = self._file
         names = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
         found = [metadata[name] for name in names if name in metadata]
@@ -260,14 +260,14 @@ class GGUFModel:
         return {"eos_token_id": list(dict.fromkeys(found))} if found else None
 
     def chat_template(self) -> str | None:
-        """The text of chat_template.jinja; None if there is no template."""
+        """Return the text of chat_template.jinja; None if there is no template."""
         found = self._file[0].get("tokenizer.chat_template")
         if found is not None and not isinstance(found, str):
             raise ValueError(f"{self}: tokenizer.chat_template is no text")
         return found
 
 
-# File of the directory -> its text or values; None: there is no such file.
+# File of the directory -> method that makes its text or values; None: no such file.
 _FILES: dict[str, Callable[[GGUFModel], Any]] = {
     "config.json": GGUFModel.config,
     "tokenizer.json": GGUFModel.tokenizer,
@@ -279,7 +279,7 @@ _FILES: dict[str, Callable[[GGUFModel], Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """A file of the directory; a `Path` to its readers."""
+    """A file of the directory, with the part of `Path` that readers use."""
 
     model: GGUFModel
     name: str
@@ -313,9 +313,10 @@ class _Part:
 def _open(
     path: Path, modified: int, size: int
 ) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
-    """Metadata (numbers, booleans, strings, lists of them) and tensors of a file.
+    """Return metadata and tensors of a file.
 
-    The last file is remembered; `modified` and `size` tell it from a later one.
+    Metadata are numbers, booleans, strings, and lists of them.  The last file is
+    cached; `modified` and `size` are part of the cache's key.
     """
     try:
         import gguf
@@ -335,8 +336,8 @@ def _open(
     for each in stored:
         if each.kind not in kinds or each.name in tensors:
             raise ValueError(
-                f"{path}: tensor {each.name} is there twice, or of a kind that the "
-                f"gguf package does not know ({each.kind})"
+                f"{path}: tensor {each.name} occurs twice, or is of a kind that the "
+                f"gguf package does not support ({each.kind})"
             )
         kind = kinds[each.kind]
         check_extent(path, each, gguf.GGML_QUANT_SIZES[kind])
@@ -351,7 +352,7 @@ def _open(
 
 
 def _check_kinds(tensors: dict[str, GGUFTensor]) -> None:
-    """Refuse blocks that the gguf package cannot turn into numbers."""
+    """Raise ValueError for blocks that the gguf package cannot dequantise."""
     import gguf
 
     for tensor in {each.kind: each for each in reversed(tensors.values())}.values():
@@ -379,13 +380,13 @@ def _hugging_face_name(name: str) -> str:
 def _llama3_scaling(
     values: dict[str, Any], stored: GGUFTensor | None
 ) -> dict[str, Any] | None:
-    """Llama 3's scaling from its factors: the largest one is that of the scaling.
+    """Return Llama 3's rope scaling; its `factor` is the largest of the file's factors.
 
-    The other three numbers are those of every Llama 3; what does not give the factors
-    of the file is refused.
+    The other three parameters are equal for every Llama 3.  ValueError is raised unless
+    all four reproduce the factors of the file.
     """
     head_dim, theta = values.get("head_dim"), values.get("rope_theta")
-    # Else whoever reads the config refuses the two.
+    # The reader of the config checks the types of these two.
     if stored is None or type(head_dim) is not int or type(theta) is not float:
         return None
     factors = np.zeros(0)
@@ -410,16 +411,16 @@ def _llama3_scaling(
     )
 
 
-# The tokenizer: byte-level BPE, GGUF's "gpt2".  The metadata name the rule by which a
-# text is cut before the merges (`tokenizer.ggml.pre`).  llama.cpp has these rules in
-# its code; here they are as the models' own tokenizer.json files state them.
+# The tokenizer: byte-level BPE, GGUF's "gpt2".  The metadata name the rule that splits
+# a text before the merges (`tokenizer.ggml.pre`).  llama.cpp has these rules in its
+# code; here they are taken from the models' own tokenizer.json files.
 
 
 def _make_tokenizer(values: Mapping[str, Any], *, path: Path) -> Tokenizer:
-    """The library's tokenizer from the fields of tokenizer.ggml, of the file `path`.
+    """Return a tokenizer from the fields of tokenizer.ggml in the file `path`.
 
     Raises:
-        ValueError: one is missing, or asks for another kind; names it.
+        ValueError: a field is missing or not supported; names it.
     """
     if values.get("model") != "gpt2":
         raise ValueError(
@@ -470,20 +471,20 @@ def _make_tokenizer(values: Mapping[str, Any], *, path: Path) -> Tokenizer:
 
 
 def _texts(found: Any, file: object, name: str) -> list[str]:
-    """Return a list of texts of the file's tokenizer; another value is refused."""
+    """Return `found`; raise ValueError unless it is a list of texts."""
     if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
         raise ValueError(f"{file}: tokenizer.ggml.{name} is no list of texts")
     return found
 
 
 def _cut(first: Any, *, use_regex: bool) -> Any:
-    """Cuts a text by a rule, then into bytes, with GPT-2's words in between or not."""
+    """Return a splitter: by `first`, by GPT-2's words if `use_regex`, into bytes."""
     last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
     return pre_tokenizers.Sequence([first, last])
 
 
 def _words(digits: str) -> Any:
-    """Llama 3's and Qwen's words, numbers of as many `digits` (a quantifier)."""
+    """Return Llama 3's and Qwen's splitter; `digits` is the quantifier of a number."""
     words = pre_tokenizers.Split(Regex(_WORDS % digits), behavior="isolated")
     return _cut(words, use_regex=False)
 

@@ -1,10 +1,9 @@
-"""The head of a GGUF file: its metadata, and where its tensors lie.
+"""Read the head of a GGUF file: its metadata, and the positions of its tensors.
 
-Every count is held against the size of the file before memory is taken for it.  The
-`gguf` package's own reader takes a count as it stands (a file of 49 bytes that
-announces 2^62 values keeps it busy until the memory is full), and needs 40 us for each
-value, a minute for a tokenizer of a million.  The format:
-https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+Every count is compared with the size of the file before memory is allocated for it.
+The `gguf` package's own reader trusts counts (a file of 49 bytes that announces 2^62
+values fills the memory), and needs 40 us per value: a minute for a tokenizer with a
+million.  The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
 
 import math
@@ -17,12 +16,12 @@ from scalerl_jax.formats.bounded import open_regular
 
 MOST_KEYS = 10_000  # the largest files have about 50
 MOST_TENSORS = 200_000
-MOST_VALUES = 2**22  # of all lists together: Gemma 3's tokenizer has 1.1 million
+MOST_VALUES = 2**22  # of all lists together; Gemma 3's tokenizer has 1.1 million
 MOST_BYTES = 2**28  # of the head
 _MOST_NAME = 2**16  # bytes
 _MOST_DIMENSIONS = 4
 _VERSIONS = (2, 3)
-_ALIGNMENT = 32  # of the data, where the file names none
+_ALIGNMENT = 32  # of the data, unless the file specifies another
 _FLOAT, _BOOLEAN, _STRING, _LIST = 6, 7, 8, 9
 _TYPES = dict(enumerate("u1 i1 <u2 <i2 <u4 <i4 <f4 u1".split()))
 _TYPES |= dict(enumerate("<u8 <i8 <f8".split(), start=10))
@@ -38,17 +37,17 @@ class StoredTensor(NamedTuple):
 
 
 class GGUFHead(NamedTuple):
-    """What a file says before its data."""
+    """Content of a file before its data."""
 
     metadata: dict[str, Any]  # numbers, booleans, texts, lists of them
     tensors: list[StoredTensor]
 
 
 def read_head(path: Path) -> GGUFHead:
-    """Read the head of a file; it must not be that of a machine of other byte order.
+    """Read the head of a file in little-endian byte order.
 
     Raises:
-        ValueError: it is no such head; says at which byte it ends or what is wrong.
+        ValueError: the head is malformed, incomplete or not supported; says why.
     """
     with open_regular(path) as file:
         size = file.seek(0, 2)
@@ -66,11 +65,11 @@ def read_head(path: Path) -> GGUFHead:
 
 
 class _BadHead(Exception):
-    """What is wrong with the head."""
+    """A problem with the head; the message describes it."""
 
 
 class _Reader:
-    """A cursor in the head of a file."""
+    """A sequential reader of the head of a file."""
 
     def __init__(self, file: IO[bytes], size: int) -> None:
         self._file, self._size = file, size
@@ -120,7 +119,7 @@ class _Reader:
         return self._numbers(kind, 1)[0]
 
     def _list(self, kind: int) -> list[Any]:
-        width = np.dtype(_TYPES.get(kind, "u8")).itemsize  # a text has its length
+        width = np.dtype(_TYPES.get(kind, "u8")).itemsize  # u8: the length of a text
         count = self._count("values", width, MOST_VALUES - self._values)
         self._values += count
         if kind == _STRING:
@@ -132,7 +131,7 @@ class _Reader:
             raise _BadHead(f"a value in it is of kind {kind}")
         dtype = np.dtype(_TYPES[kind])
         found = np.frombuffer(self._take(count * dtype.itemsize), dtype)
-        if kind == _FLOAT:  # in its shortest decimal: 1e-05
+        if kind == _FLOAT:  # by its shortest decimal: 1e-05
             return [float(str(each)) for each in found]
         return (found != 0 if kind == _BOOLEAN else found).tolist()
 
@@ -140,7 +139,10 @@ class _Reader:
         return self._take(self._count("bytes of a text", 1, most)).decode()
 
     def _count(self, name: str, width: int, most: int, *, later: int = 0) -> int:
-        """Read the number of items to come, each of at least `width` bytes."""
+        """Read and check the number of following items, each of `width` bytes or more.
+
+        `later` bytes of the file do not belong to these items.
+        """
         count, left = self._number(8), self._size - self._at - later
         if count * width > left:
             raise _BadHead(f"it announces {count} {name}, and {left} bytes follow")
@@ -162,15 +164,15 @@ class _Reader:
 
 
 def check_extent(path: Path, tensor: StoredTensor, block: tuple[int, int]) -> None:
-    """Refuse a tensor that is not whole within its file.
+    """Check that a tensor is completely inside its file.
 
     Args:
         path: the file.
-        tensor: as its head has it.
-        block: numbers in a block of its kind, and bytes.
+        tensor: the tensor's entry in the head.
+        block: numbers and bytes per block of the tensor's kind.
 
     Raises:
-        ValueError: names the tensor.
+        ValueError: the tensor is incomplete, or its rows are not whole blocks.
     """
     length, num_bytes = block
     columns = tensor.shape[-1] if tensor.shape else 1

@@ -1,4 +1,4 @@
-"""Where the files of a checkpoint or a tokenizer are: here, in a bucket, on the hub."""
+"""Locate the files of a checkpoint or tokenizer: local, in a bucket, or on the hub."""
 
 from pathlib import Path
 
@@ -6,14 +6,14 @@ from scalerl_jax.formats.gguf import GGUFModel
 from scalerl_jax.formats.reading import is_hub_id, is_remote, local_file
 from scalerl_jax.formats.remote import fetch_repository
 
-_DESCRIPTION = ("*.json", "*.jinja", "merges.txt")  # of a model, its weights apart
+_DESCRIPTION = ("*.json", "*.jinja", "merges.txt")  # files of a model but its weights
 
 
 def local_path(name: str | Path, *, weights: bool = False) -> Path | GGUFModel:
-    """Return the path of a checkpoint or a tokenizer, here or in a cache.
+    """Return the local path of a checkpoint or tokenizer, perhaps in a cache.
 
-    A GGUF file is read as the directory that it was made from.  From the hub and from
-    buckets, weights are fetched only when they are asked for.
+    A GGUF file is presented as a Hugging Face directory.  From the hub and from buckets
+    the weights are fetched only if `weights`.
 
     Raises:
         ValueError: the hub or the bucket does not have it, or cannot be reached.
@@ -32,6 +32,6 @@ def local_path(name: str | Path, *, weights: bool = False) -> Path | GGUFModel:
 
 
 def local_directory(name: str | Path) -> Path | GGUFModel:
-    """The directory of `local_path`, which may name its tokenizer.json instead."""
+    """Return a tokenizer's directory; `name` may also be its tokenizer.json."""
     path = local_path(name)
     return path.parent if isinstance(path, Path) and not path.is_dir() else path

@@ -1,7 +1,7 @@
-"""Paths from names of outside: objects of a bucket, entries of an index or a manifest.
+"""Join untrusted names to directories: objects of a bucket, entries of an index.
 
-Whoever wrote such a name chose it.  Joined to a directory as it stands, `../../.bashrc`
-or `/etc/passwd` is a file elsewhere.  `inside` is the one place that joins them.
+The author of such a name can choose it freely: `../../.bashrc` or `/etc/passwd`, joined
+unchecked to a directory, is a file outside it.  All code joins such names by `inside`.
 """
 
 import os
@@ -11,14 +11,14 @@ from pathlib import Path
 def inside(
     root: Path, name: str, *, called: object = "", follow_links: bool = False
 ) -> Path:
-    """Return the path that a name of outside has below a directory.
+    """Return the path of an untrusted name below a directory.
 
     Args:
-        root: the directory; it may itself be reached through links.
-        name: parts with "/" between them.
-        called: what the user calls the directory, where that is not its path.
-        follow_links: let links below the directory lead out of it.  Only for reading,
-            and where they are the user's own or made by the hub's cache.
+        root: the directory; its own path may contain links.
+        name: parts separated by "/".
+        called: the user's name for the directory in errors; empty: its path.
+        follow_links: allow links below the directory to lead out of it.  Only for
+            reading, if the links are the user's own or made by the hub's cache.
 
     Raises:
         ValueError: the name is empty, absolute or not plain ("..", "//", a NUL), or a

@@ -1,6 +1,6 @@
-"""Files from outside: their places by the names that users give, and JSON in them.
+"""Locate files by the names that users give, and parse JSON in them.
 
-Whatever is wrong with it is a ValueError with a short reason.
+Every problem with a file is a ValueError with a short reason.
 """
 
 import dataclasses
@@ -14,18 +14,18 @@ from typing import Any, Protocol
 from scalerl_jax.formats.bounded import MOST_JSON, File, read_bytes
 from scalerl_jax.formats.remote import fetch_copy
 
-MAX_DEPTH = 100  # objects and lists inside of each other
+MAX_DEPTH = 100  # of nested objects and lists
 _MOST_SHOWN = 200  # characters of a value in an error
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 
 
 def is_remote(path: object) -> bool:
-    """Return whether a path is in a bucket, or looks like it."""
+    """Return True if a path is a URL, such as one in a bucket."""
     return "://" in str(path)
 
 
 def local_file(name: str, *, suffixes: tuple[str, ...] | None = None) -> Path:
-    """Return a local path, or of one in a bucket its copy, which is fetched.
+    """Return a local path; a path in a bucket is fetched, and its local copy returned.
 
     From a directory in a bucket, files that end with one of `suffixes` are fetched.
 
@@ -38,15 +38,15 @@ def local_file(name: str, *, suffixes: tuple[str, ...] | None = None) -> Path:
 
 
 def is_hub_id(name: str | Path) -> bool:
-    """Return whether a name is "OWNER/NAME[@REVISION]", and no file here."""
+    """Return True if a name is "OWNER/NAME[@REVISION]" and no local file."""
     return bool(_ID.fullmatch(str(name))) and not Path(name).exists()
 
 
 class Directory(Protocol):
-    """A `Path` to its readers; `formats.gguf` makes the files on demand."""
+    """The part of `Path` that readers use; `formats.gguf` makes files on demand."""
 
     def __truediv__(self, name: str, /) -> File:
-        """A file in it, which may be missing."""
+        """Return a file in the directory, which may be missing."""
         ...
 
 
@@ -69,7 +69,7 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError(f"it nests deeper than {MAX_DEPTH}") from error
     except ValueError as error:  # Python's limit
         raise ValueError("a number in it has thousands of digits") from error
-    # A text with few brackets cannot be deep: most are not looked through.
+    # A text with few brackets cannot be deep, so most values need no further check.
     brackets = text.count("[") + text.count("{")
     if brackets > MAX_DEPTH and isinstance(value, dict | list) and _is_deep(value):
         raise ValueError(f"it nests deeper than {MAX_DEPTH}")
@@ -77,10 +77,10 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def read_json(path: File, *, most: int = MOST_JSON) -> dict[str, Any]:
-    """The JSON object in a file.
+    """Return the JSON object in a file.
 
     Raises:
-        ValueError: names the file, which is missing or holds something else.
+        ValueError: the file is missing, or holds something else.
     """
     value = read_value(path, most=most)
     if not isinstance(value, dict):
@@ -89,10 +89,10 @@ def read_json(path: File, *, most: int = MOST_JSON) -> dict[str, Any]:
 
 
 def read_value(path: File, *, most: int = MOST_JSON) -> Any:
-    """The JSON value in a file.
+    """Return the JSON value in a file.
 
     Raises:
-        ValueError: names the file, which is missing or holds something else.
+        ValueError: the file is missing, or holds something else.
     """
     content = read_bytes(path, most=most)
     try:
@@ -105,12 +105,12 @@ def read_value(path: File, *, most: int = MOST_JSON) -> Any:
 class Fields:
     """Fields of a JSON object; errors name its file, the field and the value."""
 
-    file: object  # as errors name it
+    file: object  # its name in errors
     values: dict[str, Any]
     prefix: str = ""
 
     def refuse(self, name: str, supported: str) -> ValueError:
-        """Return the error for a field; `supported` says what would do."""
+        """Return the error for a field; `supported` describes valid values."""
         value = self.values.get(name)
         said = f"{value!r}"[:_MOST_SHOWN]
         shown = "is missing" if value is None else f"= {said} is not supported"
@@ -119,7 +119,7 @@ class Fields:
     def integer(
         self, name: str, default: int | None = None, *, most: int = 2**28
     ) -> int:
-        """Return an integer from 1 to `most`; a file that says more is broken."""
+        """Return a field's integer, from 1 to `most`, or the default if absent."""
         value = self.values.get(name)
         value = default if value is None else value
         if type(value) is not int or not 1 <= value <= most:
@@ -127,7 +127,7 @@ class Fields:
         return value
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> "Fields":
-        """Return the fields, and defaults of those that are absent or null."""
+        """Return the fields, with defaults for those that are absent or null."""
         given = {name: each for name, each in self.values.items() if each is not None}
         return dataclasses.replace(self, values=dict(defaults) | given)
 
@@ -140,7 +140,7 @@ class Fields:
         return float(value)
 
     def pairs(self, name: str, what: str) -> tuple[tuple[float, float], ...]:
-        """Return a list of pairs of finite numbers of at least 0; `what` they are."""
+        """Return a list of pairs of numbers of 0 or more; errors call a pair `what`."""
         rows: Any = self.values.get(name)
         if not isinstance(rows, list) or not all(
             isinstance(row, list) and len(row) == 2 and all(map(_is_finite, row))
@@ -152,7 +152,7 @@ class Fields:
         return tuple((float(a), float(b)) for a, b in rows)
 
     def known(self, names: Sequence[str], *, what: str) -> None:
-        """Refuse a field with another name; `what` a field is called."""
+        """Raise ValueError for a field not in `names`; errors call a field `what`."""
         for name in self.values:
             if name not in names:
                 raise ValueError(
@@ -161,19 +161,19 @@ class Fields:
                 )
 
     def only(self, name: str, allowed: Sequence[Any]) -> None:
-        """Refuse a value that is there and not allowed."""
+        """Raise ValueError for a value that is given and not allowed."""
         if self.values.get(name) is not None and self.values[name] not in allowed:
             choice = f"only {list(allowed)} is" if allowed else "remove it, no value is"
             raise self.refuse(name, choice)
 
 
 def _is_finite(value: Any) -> bool:
-    """Return whether a value is a number of at least 0 that a float can hold."""
+    """Return True if a value is a number of at least 0 that a float can hold."""
     return type(value) in (int, float) and 0 <= value < sys.float_info.max
 
 
 def _is_deep(value: dict[str, Any] | list[Any]) -> bool:
-    """Return whether containers nest deeper than the limit, level by level."""
+    """Return True if containers nest deeper than the limit; goes level by level."""
     level = [value]
     for _ in range(MAX_DEPTH):
         inner = (each.values() if isinstance(each, dict) else each for each in level)

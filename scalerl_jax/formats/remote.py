@@ -1,12 +1,11 @@
-"""Files that lie elsewhere, in buckets and on the hub, and their copies here.
+"""Files in buckets and on the Hugging Face hub, and their local copies.
 
-Paths in Google Cloud Storage are `gs://BUCKET/...`.  gcsfs, of the extra [gcs], is what
-etils' paths, and so orbax, go through where there is no TensorFlow; it is loaded with
-the first path in a bucket.  It finds credentials where Google's tools put them.
+Paths in Google Cloud Storage are `gs://BUCKET/...`.  Without TensorFlow, etils' paths
+(and so orbax) use gcsfs, of the extra [gcs]; it is imported with the first path in a
+bucket, and finds credentials where Google's tools store them.
 
-What the Hugging Face hub has is copied to the cache of its library.  HF_HOME,
-HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE in the environment mean what they mean to the
-hub's other tools.
+Files of the hub are copied to the cache of its library.  The environment variables
+HF_HOME, HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE have their usual meaning.
 """
 
 import concurrent.futures
@@ -30,29 +29,29 @@ if TYPE_CHECKING:
     from etils import epath
 
 _SCHEME = "gs://"
-_ANSWER_S = 120.0  # for one request, retries apart
-_FIRST_S = 10.0  # for the first answer of a bucket to a command, retries included
-ACCESS_S = 180.0  # for the first answer to a process of a run that has begun
-# Files by which a run is looked at; their sizes do not grow with the model's.
+_ANSWER_S = 120.0  # timeout of one request, without retries
+_FIRST_S = 10.0  # timeout of a bucket's first answer to a command, with retries
+ACCESS_S = 180.0  # the same for a process of a run in progress
+# Files that readers of a run need; their sizes do not depend on the model's.
 _FILES_OF_RUN = ("config.json", "data.json", "ledger.json", "status.json")
 _FILES_OF_RUN += ("metrics.jsonl", "evals.jsonl", "trainer_state.json")
 
 
 def open_path(url: str, *, setting: str, in_run: bool = False) -> "epath.Path":
-    """Return a path in a bucket that answers.
+    """Return a path in a bucket, after checking that the bucket answers.
 
-    A command that finds no network says so after a few seconds.  A run that has begun
-    (`in_run`) waits longer, as does a command that the bucket has answered before.
+    Without a network a command fails after `_FIRST_S` seconds.  A run in progress
+    (`in_run`) waits longer, as does a process that the bucket has answered before.
 
     Raises:
-        ValueError: it is in no bucket, the extra is not installed, the bucket does not
-            exist or does not answer, or it lets us see nothing.
+        ValueError: the URL is not in a bucket, the extra is not installed, or the
+            bucket does not exist, does not answer, or denies access.
     """
     bucket = _bucket_of(url, setting=setting)
-    # Its look at a bucket's kind asks for a right that writers of objects lack.
+    # Otherwise gcsfs reads the bucket's type, a right that writers of objects lack.
     os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     try:
-        importlib.import_module("gcsfs")  # what `file_system` gives
+        importlib.import_module("gcsfs")  # used by `file_system`
     except ImportError as error:
         raise ValueError(
             f"{setting}{url} needs the extra [gcs]: pip install 'scalerl_jax[gcs]'"
@@ -88,10 +87,10 @@ def open_path(url: str, *, setting: str, in_run: bool = False) -> "epath.Path":
 
 
 def _bucket_of(url: str, *, setting: str) -> str:
-    """Return the name of the bucket in a path.
+    """Return the name of the bucket in a URL.
 
     Raises:
-        ValueError: it is in no bucket.
+        ValueError: the URL is not in a bucket.
     """
     bucket = url.removeprefix(_SCHEME).partition("/")[0]
     if not url.startswith(_SCHEME) or not bucket or "#" in url or "/../" in f"{url}/":
@@ -102,22 +101,22 @@ def _bucket_of(url: str, *, setting: str) -> str:
     return bucket
 
 
-_answered: set[str] = set()  # buckets that have, in this process
+_answered: set[str] = set()  # buckets that have answered this process
 
 
 def reason(error: BaseException) -> str:
-    """Return the last line of an error, which has its cause; or its name."""
+    """Return the last line of an error, which has the cause, or its type's name."""
     lines = str(error).strip().splitlines()
     return lines[-1] if lines else type(error).__name__
 
 
 @functools.cache
 def file_system() -> Any:
-    """Return the buckets as one file system; the same that etils' paths use."""
+    """Return gcsfs's file system of all buckets, which etils' paths use too."""
     import fsspec
     from fsspec.config import conf
 
-    # tensorstore writes past its cache of listings.
+    # tensorstore writes objects without updating gcsfs's cache of listings.
     ours = {"use_listings_cache": False, "requests_timeout": _ANSWER_S}
     conf["gcs"] = {**conf.get("gcs", {}), **ours}
     logging.getLogger("gcsfs").addFilter(Quiet())
@@ -125,9 +124,9 @@ def file_system() -> Any:
 
 
 def entries(path: "epath.Path") -> dict[str, dict[str, Any]]:
-    """Return every object below a path, by name, with what the bucket says of it.
+    """Return the metadata of every object below a path, by name.
 
-    The path's own object, if it is one, has the name "".
+    An object at the path itself has the name "".
     """
     root = os.fspath(path).removeprefix(_SCHEME)
     found = file_system().find(root, detail=True)
@@ -137,7 +136,7 @@ def entries(path: "epath.Path") -> dict[str, dict[str, Any]]:
 
 
 def read(path: "epath.Path") -> bytes | None:
-    """Return the bytes of an object; None if there is none."""
+    """Return the bytes of an object; None if it does not exist."""
     try:
         return file_system().cat_file(os.fspath(path))
     except FileNotFoundError:
@@ -145,17 +144,17 @@ def read(path: "epath.Path") -> bytes | None:
 
 
 def write(path: "epath.Path", data: bytes, *, only_new: bool = False) -> None:
-    """Write an object in one go: a reader sees all of it, or what was there.
+    """Write an object atomically: a reader sees the old or the new content.
 
     Raises:
-        FileExistsError: `only_new`, and there is one.
+        FileExistsError: `only_new`, and the object exists.
     """
     mode = "create" if only_new else "overwrite"
     file_system().pipe_file(os.fspath(path), data, mode=mode)
 
 
 def remove(path: "epath.Path") -> None:
-    """Remove an object, or all below a path, if there is any."""
+    """Remove an object, or all objects below a path, if any exist."""
     objects = [
         f"{path}/{name}" if name else os.fspath(path) for name in sorted(entries(path))
     ]
@@ -164,12 +163,12 @@ def remove(path: "epath.Path") -> None:
 
 
 def remove_generation(path: "epath.Path", generation: str) -> None:
-    """Remove an object if it is still as it was when this was its generation."""
+    """Remove an object if it still has this generation (is unchanged)."""
     try:
         file_system().call(
             "DELETE", "b/{}/o/{}", *_parts(path), ifGenerationMatch=generation
         )
-    except (FileNotFoundError, FileExistsError):  # it is gone, or another
+    except (FileNotFoundError, FileExistsError):  # it is removed, or replaced
         return
 
 
@@ -181,13 +180,13 @@ def _parts(path: "epath.Path") -> tuple[str, str]:
 def fetch(
     url: str, target: Path, *, setting: str, suffixes: Iterable[str] | None = None
 ) -> None:
-    """Copy a file or directory to `target`, as far as it has changed.
+    """Copy changed objects of a file or directory in a bucket to `target`.
 
     Of a directory only files that end with one of the `suffixes` are copied.
 
     Raises:
-        ValueError: as `open_path`; or there is nothing there, or the bucket does not
-            give it, or it cannot be written here.
+        ValueError: see `open_path`; or no object exists, or one cannot be read from the
+            bucket or written to `target`.
     """
     path = open_path(url, setting=setting)
     with _fetching(f"{setting}{url}", target):
@@ -210,7 +209,7 @@ def fetch(
 
 @contextlib.contextmanager
 def _fetching(what: str, target: Path) -> Iterator[None]:
-    """Name, in the error of a failed fetch, the thing to fetch and its target."""
+    """Turn an error in the block into a ValueError that names source and target."""
     try:
         yield
     except Exception as error:
@@ -221,12 +220,12 @@ def _fetching(what: str, target: Path) -> Iterator[None]:
 
 
 def places(path: "epath.Path", names: Iterable[str], target: Path) -> dict[str, Path]:
-    """Return where in a copy of a path its objects belong.
+    """Return the file in the copy `target` for each object below a path.
 
-    Objects that end with "/", by which some tools mark folders, belong nowhere.
+    Objects that end with "/", with which some tools mark folders, are left out.
 
     Raises:
-        ValueError: an object has a name that leads out of the copy.
+        ValueError: the name of an object leads out of the copy.
     """
     return {
         name: inside(target, name, called=os.fspath(path)) if name else target
@@ -236,7 +235,7 @@ def places(path: "epath.Path", names: Iterable[str], target: Path) -> dict[str, 
 
 
 def _fetch(path: "epath.Path", name: str, file: Path, entry: dict[str, Any]) -> None:
-    """Fetch one object, unless its copy is as large and as old."""
+    """Fetch one object, unless its copy has the same size and time."""
     written: datetime.datetime = entry["mtime"]
     if file.is_file():
         known = file.stat()
@@ -254,15 +253,15 @@ def _fetch(path: "epath.Path", name: str, file: Path, entry: dict[str, Any]) -> 
 
 
 def copies() -> Path:
-    """Return the directory with the copies of what is in buckets."""
+    """Return the directory of local copies of paths in buckets."""
     return Path("~/.cache/scalerl_jax/buckets").expanduser().absolute()
 
 
 def copy_of(url: str) -> Path:
-    """Return where the copy of a path in a bucket lies, gs://BUCKET/PATH.
+    """Return the path of the local copy of gs://BUCKET/PATH.
 
     Raises:
-        ValueError: it is in no bucket, or has a part that names no object.
+        ValueError: the URL is not in a bucket, or has an invalid part.
     """
     return _below(copies(), url)
 
@@ -273,17 +272,17 @@ def _below(folder: Path, url: str) -> Path:
 
 
 def origin_of(path: Path) -> str:
-    """Return where the copy of something in a bucket is from; of no copy, nothing."""
+    """Return the URL of which a path is the local copy; "" if it is no copy."""
     if not path.is_relative_to(copies()) or path == copies():
         return ""
     return f"gs://{path.relative_to(copies()).as_posix()}"
 
 
 def files_of_run(path: str | Path) -> Path:
-    """Return a path of this machine; of a run in a bucket, a copy of its small files.
+    """Return a local path, or a local copy of the small files of a run in a bucket.
 
-    The copy is fetched as far as it has changed, and lies apart from the one that a run
-    of this machine writes (`copy_of`).  A path may also be a single file.
+    Changed files are fetched.  The copy is separate from the one that a run on this
+    machine writes (`copy_of`).  A path may also be a single file.
 
     Raises:
         ValueError: the bucket does not have it, or cannot be used.
@@ -298,24 +297,24 @@ def files_of_run(path: str | Path) -> Path:
 
 
 def send_back(file: Path) -> str:
-    """Write a file beside what it was made of, if that is in a bucket.
+    """Upload a file in a copy of `files_of_run` to the bucket of that run.
 
     Returns:
-        its place: in the bucket, or here if it is of this machine or the bucket takes
-        no writing of ours.
+        The URL in the bucket; or the local path, if the file is in no such copy or
+        the bucket denies the write.
     """
     if not file.is_relative_to(_looked_at()):
         return str(file)
     url = f"gs://{file.relative_to(_looked_at()).as_posix()}"
     try:
         write(open_path(url, setting=""), file.read_bytes())
-    except (OSError, ValueError):  # who may only read has it here
+    except (OSError, ValueError):  # with read access only, the file stays local
         return str(file)
     return url
 
 
 def fetch_copy(url: str, *, suffixes: tuple[str, ...] | None) -> Path:
-    """Fetch what is in a bucket, as far as it has changed; return where its copy lies.
+    """Fetch changed files of a path in a bucket; return the path of the local copy.
 
     Raises:
         ValueError: the bucket does not have it, or cannot be used.
@@ -335,12 +334,12 @@ def _looked_at() -> Path:
 def fetch_repository(
     name: str, patterns: tuple[str, ...], *, kind: Literal["model", "dataset"]
 ) -> Path:
-    """Return the folder of a repository's files that match; fetched, or cached.
+    """Return the folder with a repository's matching files, fetched or cached.
 
     Raises:
         ValueError: the hub does not have it, or cannot be reached.
     """
-    import huggingface_hub  # half a second
+    import huggingface_hub  # takes half a second
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     repository, _, revision = name.partition("@")
@@ -360,6 +359,6 @@ def fetch_repository(
     except (HfHubHTTPError, OSError, ValueError) as error:
         raise ValueError(
             f"{name} is no file here, and the Hugging Face hub does not give it: "
-            f"{first_line(error)}; look at the name, and at the login of a gated one"
+            f"{first_line(error)}; check the name, and the login for a gated one"
         ) from error
     return Path(found)

@@ -1,5 +1,5 @@
-"""From a laptop to machines that train, and back with the curve.
+"""Create machines for a run, start the run on them, fetch its files and clean up.
 
-Commands of Google's own clients are built here, printed or run; what is there is asked
-of them and never guessed.  Nothing here needs JAX or a device.
+This package builds the commands of Google's own clients and prints or runs them; it
+reads the state of machines from them.  Nothing here needs JAX or a device.
 """

@@ -1,11 +1,11 @@
-"""Machines for a run: made, started, looked at, paid for and removed.
+"""Create machines for a run, start and watch it, report its cost, remove the machines.
 
     scalerl launch run --place=local --name=tiny --bucket=runs \\
         --config=configs/tiny.py
 
-`run` does all in turn: create, start, machines again after a preemption, fetch, stop,
-and the fit.  What follows -- goes to the run: -- --config.train.num_steps=50.
-Everything but `supervise` may be called again at any time, from any machine.
+`run` does everything in turn: create, start, replace machines after a preemption,
+fetch, stop, and fit.  Flags after -- go to the run: -- --config.train.num_steps=50.
+Every command but `supervise` may be repeated at any time, from any machine.
 """
 
 import argparse
@@ -40,16 +40,16 @@ from scalerl_jax.process.printing import to_stderr, to_stdout
 from scalerl_jax.run.directory import METRICS_FILE
 
 _FAILURE, _MISTAKE, _ALARM = 1, 2, 3
-_WATCH_S = 600.0  # between two looks for an alarm: each fetches the run's files
+_WATCH_S = 600.0  # between two checks for an alarm; each fetches the run's files
 COMMANDS = {
-    "run": "all of it, until the run is over",
-    "create": "look at config, price and place, ask, and make the machines",
-    "start": "start the run on them, if it does not run and is not finished",
+    "run": "all of the below, until the run is over",
+    "create": "check config, price and place, ask, and create the machines",
+    "start": "start the run on the machines, unless it runs or is finished",
     "status": "machines, run, roles, forecast and cost; 3 after an alarm",
-    "logs": "the last lines of all hosts",
-    "fetch": "the run's files, all but checkpoints",
+    "logs": "the last log lines of all hosts",
+    "fetch": "copy the run's files here, except checkpoints",
     "stop": "save the run, and remove the machines",
-    "cost": "chip-hours and price: of the machines since they came, and of the run",
+    "cost": "chip-hours and price of the machines since their creation, and of the run",
 }
 
 
@@ -68,27 +68,31 @@ def make_parser() -> argparse.ArgumentParser:
             command.add_argument("--yes", action="store_true", help="do not ask")
         if name == "run":
             command.add_argument(
-                "--preemptions", type=int, default=0, help="place=local: make as many"
+                "--preemptions", type=int, default=0, help="place=local: simulate N"
             )
             command.add_argument(
                 "--keep-machines", action="store_true", help="when the run is over"
             )
-        command.add_argument("--poll-s", type=float, help="between two looks")
+        command.add_argument("--poll-s", type=float, help="seconds between two polls")
         command.add_argument("--dry-run", action="store_true", help="print commands")
         if name == "logs":
-            command.add_argument("--lines", type=int, default=50, help="of each host")
+            command.add_argument("--lines", type=int, default=50, help="per host")
     supervise = commands.add_parser(
-        "supervise", help="run a command after --, and start it again when it fails"
+        "supervise", help="run the command after --, and restart it when it fails"
     )
     supervise.add_argument("--workdir", required=True, help="directory of the run")
-    supervise.add_argument("--failures", type=int, default=5, help="in a row, at most")
     supervise.add_argument(
-        "--follow", action="store_true", help="it serves a head on another machine"
+        "--failures", type=int, default=5, help="give up after more in a row"
     )
     supervise.add_argument(
-        "--ray-token", default="", help="gs://BUCKET/OBJECT with that of the cluster"
+        "--follow", action="store_true", help="the command serves a head elsewhere"
     )
-    supervise.add_argument("--pause-s", type=float, default=10.0, help="the first one")
+    supervise.add_argument(
+        "--ray-token", default="", help="gs://BUCKET/OBJECT with the cluster's token"
+    )
+    supervise.add_argument(
+        "--pause-s", type=float, default=10.0, help="before the first restart"
+    )
     return parser
 
 
@@ -129,7 +133,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def make_place(job: Job, more: list[str], client: Client, *, poll_s: float) -> Place:
-    """Return the machines of a job."""
+    """Return the `Place` that creates and controls the machines of a job."""
     if job.place == "local":
         return LocalPlace(job, more)
     if job.place == "gke":
@@ -142,7 +146,7 @@ def make_place(job: Job, more: list[str], client: Client, *, poll_s: float) -> P
 def _print(job: Job, flags: argparse.Namespace, more: list[str]) -> int:
     """Print the commands that a command would run, and run none."""
     if job.place == "local":
-        raise ValueError("--dry-run: --place=local has no commands of a cloud")
+        raise ValueError("--dry-run: --place=local runs no cloud commands")
     place = make_place(job, more, Client(dry_run=True), poll_s=0.0)
     if flags.command in ("run", "create"):
         to_stdout(f"{shlex.join(estimate.preflight_command(job, more))}\n")
@@ -170,7 +174,7 @@ def _run(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> 
     try:
         outcome = keep(place, patience=patience, tell=say, look=look)
     except KeyboardInterrupt:
-        say("the machines go on without this command; `launch run` takes up again")
+        say("the machines keep running without this command; `launch run` resumes it")
         raise
     say(
         f"the run is {outcome.state} after {outcome.attempts} attempts, "
@@ -188,7 +192,7 @@ def _run(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> 
 
 
 class _Preempting:
-    """Takes the machine of a run away so many times, evenly over its steps."""
+    """Takes the run's machine away a number of times, spread evenly over its steps."""
 
     def __init__(
         self, job: Job, place: LocalPlace, times: int, more: list[str]
@@ -202,11 +206,11 @@ class _Preempting:
         if machines.state == "up" and self._at and steps >= self._at[0]:
             self._at.pop(0)
             say(f"after step {steps} the machine is taken away")
-            self._place.end()  # a spot machine has as long to save the run
+            self._place.end()  # leaves the same time to save as a spot machine does
 
 
 class _Watching:
-    """Tells from time to time that a run has died or stalled, once for each reason."""
+    """Reports a run that has died or stalled; checks every `_WATCH_S` seconds."""
 
     def __init__(self, job: Job, place: Place) -> None:
         self._job, self._place = job, place
@@ -238,7 +242,7 @@ def _create(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) 
         raise ValueError(there.wrong)
     if there.state in ("absent", "partial"):
         place.create()
-        say("machines are asked for")
+        say("machines are requested")
     else:
         say(f"machines are {there.said} already")
     return 0
@@ -247,10 +251,10 @@ def _create(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) 
 def _prepare(
     job: Job, place: Place, flags: argparse.Namespace, more: list[str]
 ) -> None:
-    """Look at config, price and place, and ask.
+    """Check config, price and place, print the estimate, and ask for confirmation.
 
     Raises:
-        ValueError: one of them is wrong, or the answer is no.
+        ValueError: a check fails, or the answer is no.
     """
     found = estimate.make_estimate(job, more)
     place.check()
@@ -259,7 +263,7 @@ def _prepare(
     if job.place == "local" or flags.yes:
         return
     if not sys.stdin.isatty():
-        raise ValueError("nobody is here to ask whether to go on; --yes goes on")
+        raise ValueError("stdin is no terminal to confirm on; pass --yes")
     if input("make these machines? [y/N] ").strip().lower() not in ("y", "yes"):
         raise ValueError("nothing was made")
 
@@ -327,7 +331,7 @@ def _stop(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) ->
 
 
 def _stop_all(place: Place) -> list[str]:
-    """Save the run and remove the machines; return and tell what stays."""
+    """Save the run and remove the machines; report and return those that remain."""
     there = place.machines()
     if there.state == "absent":
         say("there are no machines")
@@ -343,7 +347,7 @@ def _stop_all(place: Place) -> list[str]:
 
 
 def _files(job: Job) -> Path:
-    """Return where the run's files are, or come, on this machine."""
+    """Return the directory of the run's files on this machine."""
     if job.place == "local":
         return Path(job.directory).expanduser()
     return Path("runs") / job.name

@@ -1,7 +1,7 @@
-"""Google's clients and other programs: run, or printed, and their refusals told.
+"""Run or print commands of Google's clients, and translate their error messages.
 
-A refusal is one line that says what is wrong and what helps; the texts looked for are
-those that the clients print.
+`_REFUSALS` matches the text that a client prints and gives one line that says what is
+wrong and what helps.
 """
 
 import re
@@ -16,7 +16,7 @@ from scalerl_jax.formats.reading import parse_json
 from scalerl_jax.launch.place import Refused
 from scalerl_jax.process.printing import to_stdout
 
-_LIMIT_S = 1800.0  # of one command; a host's installation takes minutes
+_LIMIT_S = 1800.0  # timeout of one command; a host's installation takes minutes
 _SSH_TRIES = 5
 _SSH_FAILED = re.compile(
     r"ssh\] exited with return code \[255\]|Connection (refused|cl)"
@@ -28,7 +28,7 @@ class NotFound(ValueError):
     """The cloud has nothing of this name."""
 
 
-# Text of a client -> what it is, and what to say; the first that matches.
+# (pattern in the client's output, exception, message); the first match counts.
 _REFUSALS: tuple[tuple[str, type[Exception], str], ...] = (
     (
         r"(?i)no more capacity|RESOURCE_POOL_EXHAUSTED|stockout"
@@ -46,7 +46,7 @@ _REFUSALS: tuple[tuple[str, type[Exception], str], ...] = (
         r"(?i)quota (limit )?'(?P<a>[^']+)'.* (exceeded|exhausted)"
         r"|quota exceeded(?P<b>)",
         Refused,
-        "the quota {a} is used up: other machines of the project have it, and queued "
+        "the quota {a} is used up by other machines of the project, or by queued "
         "resources that are suspended or failed",
     ),
     (
@@ -104,7 +104,7 @@ _REFUSALS: tuple[tuple[str, type[Exception], str], ...] = (
     (
         r"(?i)UNAVAILABLE|DEADLINE_EXCEEDED|INTERNAL|rate ?limit|HTTPError (5\d\d|429)",
         Refused,
-        "the cloud does not do it just now: {said}",
+        "the cloud cannot do this just now: {said}",
     ),
 )
 
@@ -127,11 +127,11 @@ class Client:
     """Runs commands; with `dry_run` it prints them and runs none."""
 
     def __init__(self, *, dry_run: bool = False, pause_s: float = 15.0) -> None:
-        """Run nothing yet.
+        """Store the options; run nothing.
 
         Args:
             dry_run: print commands, one a line.
-            pause_s: between two tries of a connection.
+            pause_s: seconds between two attempts of `ssh` to connect.
         """
         self.dry_run, self._pause_s = dry_run, pause_s
 
@@ -139,9 +139,9 @@ class Client:
         """Run a command and return its output; "" in a dry run.
 
         Raises:
-            NotFound, ValueError: it cannot work as it stands.
-            Refused: it may work at another time.
-            RuntimeError: it fails in a way that is not known.
+            NotFound, ValueError: the command cannot succeed unless something changes.
+            Refused: the command may succeed at another time.
+            RuntimeError: the command fails with an unknown error.
         """
         if self.dry_run:
             to_stdout(f"{shlex.join(command)}\n")
@@ -165,10 +165,10 @@ class Client:
         return done.stdout
 
     def ssh(self, command: Sequence[str]) -> str:
-        """Run a command of ssh and return its output; retry if the connection fails.
+        """Run an ssh command and return its output; retry if the connection fails.
 
         Raises:
-            Refused: there is no connection.
+            Refused: every attempt to connect failed.
             RuntimeError: the command on the host fails.
         """
         for tried in range(1, _SSH_TRIES + 1):
@@ -185,7 +185,7 @@ class Client:
         raise AssertionError("the last try returns or raises")
 
     def ask(self, command: Sequence[str]) -> Any:
-        """Return the JSON that a command writes; None: there is nothing of the name."""
+        """Return the parsed JSON output of a command; None: no object of that name."""
         flag = "--format=json" if command[0] == "gcloud" else "--output=json"
         try:
             text = self.run([*command, flag])

@@ -1,6 +1,6 @@
-"""Machines of a cloud: the job's bucket, through gcloud, and what else they share.
+"""`CloudPlace`: what all places of Google Cloud share, foremost the job's bucket.
 
-Code goes into the bucket, and the run's files come from it.
+The code is uploaded to the bucket, and the run's files are fetched from it.
 """
 
 import tempfile
@@ -15,26 +15,26 @@ from scalerl_jax.launch.outcome import Outcome, parse_outcome
 from scalerl_jax.launch.place import Refused
 from scalerl_jax.run.directory import METRICS_FILE
 
-# Multi-regions of buckets -> how the regions of zones in them begin.
+# Multi-region of a bucket -> prefix of the names of its regions.
 _MULTI = {"US": "us-", "EU": "europe-", "ASIA": "asia-"}
 
 
 class CloudPlace:
-    """Methods that all places of a cloud have."""
+    """Base class of the places of Google Cloud."""
 
     def __init__(self, job: Job, more: Sequence[str], client: Client) -> None:
-        """Ask for nothing yet.
+        """Store the arguments; run no command.
 
         Args:
-            job: what runs.
+            job: the run and its machines.
             more: further flags of the run.
             client: runs the cloud's programs.
         """
         self.job, self.more, self.client = job, tuple(more), client
-        self._digest = ""  # of the code in the bucket
+        self._digest = ""  # of the code in the bucket; empty: not uploaded yet
 
     def check_bucket(self) -> None:
-        """Refuse a bucket that is not there, or in another region than the zone."""
+        """Raise ValueError if the bucket is missing, or in another region."""
         job = self.job
         found = self.client.ask(gcloud.bucket(job))
         if self.client.dry_run:
@@ -54,12 +54,12 @@ class CloudPlace:
         if not near:
             raise ValueError(
                 f"--bucket={job.bucket} is in {location}, and --zone={job.zone} in "
-                f"{region.upper()}: every checkpoint would travel, and be paid for; "
-                f"take a bucket there"
+                f"{region.upper()}: every checkpoint would travel between regions, at "
+                f"a price; take a bucket in the zone's region"
             )
 
     def upload(self) -> str:
-        """Bring the code into the bucket, unless it is there; return its digest."""
+        """Upload the code unless it is in the bucket; return its digest."""
         if self._digest:
             return self._digest
         digest, data = hosts.pack_code()
@@ -78,7 +78,7 @@ class CloudPlace:
         return digest
 
     def outcome(self) -> Outcome | None:
-        """Read the run's outcome, as the supervisor wrote it; None: never started."""
+        """Return the run's outcome as its supervisor wrote it; None: never started."""
         try:
             text = self.client.run(gcloud.storage("cat", self.job.outcome_file))
         except NotFound:
@@ -92,17 +92,17 @@ class CloudPlace:
         return str(found.get("update_time", "")) if found else ""
 
     def fetch(self, target: str) -> None:
-        """Bring the run's files here, all but checkpoints.
+        """Copy the run's files here, except checkpoints.
 
         Raises:
-            ValueError: an object has a name that leads out of the directory.
+            ValueError: the name of an object leads out of the directory.
         """
         url = f"{self.job.directory}/"
         listed = self.client.run(gcloud.storage("ls", f"{url}**"))
         if not self.client.dry_run:
             Path(target).mkdir(parents=True, exist_ok=True)
             for line in listed.split("\n"):
-                if line and not line.endswith("/"):  # which marks a folder
+                if line and not line.endswith("/"):  # a trailing / marks a folder
                     inside(Path(target), line.removeprefix(url), called=url)
         self.client.run(
             gcloud.storage(
@@ -112,7 +112,7 @@ class CloudPlace:
         )
 
     def removed(self, command: Sequence[str], name: str) -> list[str]:
-        """Run a command that removes something; return a line if it stays."""
+        """Run a command that removes something; return a line if that fails."""
         try:
             self.client.run(command)
         except NotFound:

@@ -1,7 +1,7 @@
-"""The look before the money: is the config one, does it fit, what will it cost.
+"""Check before machines are paid for: is the config valid, does it fit, its cost.
 
-The answers are those of `scalerl_jax.preflight`, run as a process of its own, since it
-needs an environment that hides real TPUs.
+`scalerl_jax.preflight` answers.  It runs in its own process, since it needs an
+environment that hides real TPUs.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from scalerl_jax.launch.place import Machines
 from scalerl_jax.launch.watching import last_rows
 from scalerl_jax.run.directory import EVALS_FILE
 
-_LIMIT_S = 3600.0  # for the compiler; a large config takes minutes
+_LIMIT_S = 3600.0  # timeout of the preflight; it compiles a large config for minutes
 _FITS, _TOO_LARGE = 0, 1
 
 
@@ -32,12 +32,12 @@ class RunEstimate:
 
     num_steps: int
     chips: int
-    price: float  # of a chip-hour; 0: not given
-    step_s: float | None = None  # None: the preflight does not say
+    price: float  # per chip-hour; 0: not given
+    step_s: float | None = None  # None: not in the preflight's result
     step_chip_hours: float | None = None
 
     def lines(self, now: datetime.datetime) -> list[str]:
-        """Return it for people."""
+        """Return the estimate as lines for people."""
         said = f"{self.num_steps:,} optimizer steps"
         if not self.chips:
             return [f"{said} on this machine"]
@@ -51,7 +51,7 @@ class RunEstimate:
         rows = [
             f"{said} of {self.step_s:.1f} s: {hours:.1f} h, {spent:,.0f} chip-hours, "
             f"until about {end:%Y-%m-%d %H:%M}; evaluations, starts and preemptions "
-            f"come on top"
+            f"are extra"
         ]
         if self.price:
             rows.append(f"price: {spent * self.price:,.2f} at {self.price:g} each")
@@ -66,8 +66,8 @@ def cost_lines(
     """Return lines on the cost of the machines and of the run so far.
 
     Args:
-        job: what runs, with its price.
-        there: the machines, whose time of creation the place says.
+        job: the run and its machines, with their price.
+        there: the machines, with their time of creation.
         files: the run's directory on this machine.
         now: the time, with its zone.
     """
@@ -77,14 +77,14 @@ def cost_lines(
         hours /= 3600.0
         spent = job.chips * hours
         rows.append(
-            f"these machines: {job.chips} chips x {hours:.2f} h since they were asked "
-            f"for = {spent:.2f} chip-hours at most{_price(spent, job)}"
+            f"these machines: {job.chips} chips x {hours:.2f} h since their request "
+            f"= {spent:.2f} chip-hours at most{_price(spent, job)}"
         )
     for last in last_rows(files / EVALS_FILE, 1):
         spent = last["compute_chip_hours"]
         rows.append(
-            f"the run: {spent:.4f} chip-hours of compute at step {last['step']}, over "
-            f"all machines that it has had{_price(spent, job)}"
+            f"the run: {spent:.4f} chip-hours of compute at step {last['step']}, on "
+            f"all its machines so far{_price(spent, job)}"
         )
     return rows or ["nothing was spent"]
 
@@ -103,7 +103,7 @@ def resolve_config(job: Job, more: Sequence[str]) -> config_lib.Config:
     """Return the settings of the run.
 
     Raises:
-        ValueError: a setting is wrong, or one of the further flags is none.
+        ValueError: a setting is wrong, or an entry of `more` is not a flag.
     """
     for each in more:
         if not each.startswith("--") or "=" not in each:
@@ -118,9 +118,9 @@ def resolve_config(job: Job, more: Sequence[str]) -> config_lib.Config:
 
 
 def preflight_command(job: Job, more: Sequence[str]) -> list[str]:
-    """Return the command that says whether the run fits its machines."""
+    """Return the command that checks whether the run fits its machines."""
     count, slice = job.slices
-    assert slice is not None, "`make_job` asks for a topology"
+    assert slice is not None, "`make_job` requires a topology"
     topology = f"{count}*{slice.name}" if count > 1 else slice.name
     return [
         *(sys.executable, "-m", "scalerl_jax.preflight", "--json"),
@@ -132,7 +132,7 @@ def make_estimate(job: Job, more: Sequence[str]) -> RunEstimate:
     """Estimate the steps, time and chip-hours of a run, by the preflight.
 
     Raises:
-        ValueError: it does not fit, or cannot be started, or that cannot be found out.
+        ValueError: the run does not fit or cannot be started, or the preflight fails.
     """
     settings = resolve_config(job, more)
     known = RunEstimate(
@@ -149,13 +149,13 @@ def make_estimate(job: Job, more: Sequence[str]) -> RunEstimate:
         why = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
         raise ValueError(
             f"the preflight of {job.config} on {job.topology} fails: "
-            f"{why.removeprefix('error: ')}; --preflight=skip goes without it"
+            f"{why.removeprefix('error: ')}; --preflight=skip omits it"
         )
     return read_preflight(known, parse_json(done.stdout), job)
 
 
 def read_preflight(known: RunEstimate, found: dict[str, Any], job: Job) -> RunEstimate:
-    """Return the estimate with what a preflight found.
+    """Return the estimate `known` with the figures of a preflight added.
 
     Raises:
         ValueError: the run does not fit, or cannot be started.

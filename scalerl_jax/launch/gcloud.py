@@ -1,14 +1,14 @@
-"""The command lines of gcloud, version 528, that this package uses; nothing runs here.
+"""The gcloud command lines that this package uses (version 528); nothing runs here.
 
-Queued resources and TPU VMs have the generally available commands, not alpha's.
+Queued resources and TPU VMs use the generally available commands, not alpha ones.
 """
 
 from scalerl_jax.launch.job import Job, runtime_of
 from scalerl_jax.launch.place import State
 from scalerl_jax.machines.slices import parse_type
 
-# docs.cloud.google.com/tpu/docs/queued-resources; ACCEPTED is the older name of the
-# second.  A spot slice that was SUSPENDED never comes back.
+# docs.cloud.google.com/tpu/docs/queued-resources; ACCEPTED is the older name of
+# WAITING_FOR_RESOURCES.  A SUSPENDED spot slice never comes back.
 QUEUED: dict[str, State] = {
     "ACCEPTED": "coming",
     "WAITING_FOR_RESOURCES": "coming",
@@ -44,7 +44,7 @@ def _tpu(*words: str) -> list[str]:
 
 
 def _kind(job: Job) -> list[str]:
-    """Return the flags of the slice's kind; a type says only its most compact shape."""
+    """Return the flags of the slice's kind; a type means its most compact shape."""
     slice = job.slice
     if parse_type(slice.type)[1] == slice.topology:
         return [f"--accelerator-type={slice.type}"]
@@ -53,7 +53,7 @@ def _kind(job: Job) -> list[str]:
 
 
 def _node(job: Job) -> list[str]:
-    """Return the flags that machines of both kinds have."""
+    """Return the flags that TPU VMs and queued resources share."""
     return [
         *(["--spot"] if job.spot else []),
         *(["--reserved"] if job.reserved else []),
@@ -64,7 +64,7 @@ def _node(job: Job) -> list[str]:
 
 
 def _account(job: Job, *, subnetwork: str) -> list[str]:
-    """Return the flags of account and network; the last one has two names."""
+    """Return the flags of account and network; `subnetwork` names the last flag."""
     given = {
         "--service-account": job.service_account,
         "--network": job.network,
@@ -74,7 +74,7 @@ def _account(job: Job, *, subnetwork: str) -> list[str]:
 
 
 def create(job: Job, name: str) -> list[str]:
-    """Return the command that makes a TPU VM, or asks for a slice."""
+    """Return the command that creates a TPU VM, or requests a slice."""
     if job.place == "tpu_vm":
         version = [f"--version={runtime_of(job)}"]
         verb = _tpu("tpu-vm", "create", name)
@@ -85,13 +85,13 @@ def create(job: Job, name: str) -> list[str]:
 
 
 def describe(job: Job, name: str) -> list[str]:
-    """Return the command that says how it stands."""
+    """Return the command that describes a TPU VM or queued resource."""
     what = "tpu-vm" if job.place == "tpu_vm" else "queued-resources"
     return [*_tpu(what, "describe", name), *_scope(job)]
 
 
 def delete(job: Job, name: str) -> list[str]:
-    """Return the command that removes it, and its machines."""
+    """Return the command that deletes a TPU VM, or a queued resource with its VMs."""
     what = "tpu-vm" if job.place == "tpu_vm" else "queued-resources"
     force = [] if job.place == "tpu_vm" else ["--force"]
     return [*_tpu(what, "delete", name), *_scope(job), *force, "--quiet"]
@@ -105,7 +105,7 @@ def ssh(job: Job, name: str, script: str) -> list[str]:
 
 
 def types(job: Job) -> list[str]:
-    """Return the command that lists what a zone has."""
+    """Return the command that lists the accelerator types of a zone."""
     return [*_tpu("accelerator-types", "list"), *_scope(job)]
 
 
@@ -117,12 +117,12 @@ def bucket(job: Job) -> list[str]:
 
 
 def storage(verb: str, *words: str) -> list[str]:
-    """Return a command on objects."""
+    """Return a `gcloud storage` command."""
     return ["gcloud", "storage", verb, *words]
 
 
 def head_create(job: Job, name: str) -> list[str]:
-    """Return the command that makes the head's machine, on demand and without TPUs."""
+    """Return the command that creates the head's machine: on demand, without TPUs."""
     return [
         *("gcloud", "compute", "instances", "create", name, *_scope(job)),
         f"--machine-type={job.head_machine}",

@@ -1,10 +1,9 @@
-"""A slice of a GKE cluster that xpk has made: a JobSet in Kueue's queue.
+"""A slice of a GKE cluster that xpk has created: a JobSet in Kueue's queue.
 
-The workload is machines and run in one: it starts the run's supervisor in a pod for
-each host, and starts the pods again when a node is taken away.  The command lines are
-those of xpk 1.16, which makes a JobSet of the run's name, and of kubectl 1.32, which
-looks at it and removes it.  Every call of kubectl names its context, so that no other
-cluster is touched.
+Creating the workload also starts the run: each host gets a pod with the run's
+supervisor, and the pods are restarted when a node is preempted.  xpk 1.16 creates a
+JobSet of the run's name; kubectl 1.32 reads and deletes it.  Every call of kubectl
+names its context, so that no other cluster is touched.
 """
 
 import shlex
@@ -18,23 +17,23 @@ from scalerl_jax.launch.outcome import FINAL
 from scalerl_jax.launch.place import Machines, Refused, State
 from scalerl_jax.process.preemption import PREEMPTED
 
-# What the machine types of node pools begin with, as xpk 1.16 has them.
+# Generation -> prefix of the machine types of its node pools, as in xpk 1.16.
 _MACHINES = {"v4": "ct4p-", "v5e": "ct5lp-", "v5p": "ct5p-", "v6e": "ct6e-"}
 _STORAGE = "storages.xpk.x-k8s.io"
-GRACE_S = 60  # between a pod's SIGTERM and its end
-_RESTARTS = 50  # of the JobSet: nodes that were taken away
-_WAIT_S = 300  # for the pods to be gone
+GRACE_S = 60  # seconds between a pod's SIGTERM and SIGKILL
+_RESTARTS = 50  # of the JobSet, one for each preempted node
+_WAIT_S = 300  # seconds to wait until the pods are gone
 
 
 class GkePlace(CloudPlace):
-    """The workload of a job, by the job's name."""
+    """The workload of a job; it has the job's name."""
 
-    _context = ""  # of the cluster, once kubectl knows it
+    _context = ""  # kubectl's context of the cluster; empty before the login
 
-    # -- before anything is made ------------------------------------------------------
+    # -- before anything is created ---------------------------------------------------
 
     def check(self) -> None:
-        """Refuse a cluster, a topology, a storage or a bucket that is not there."""
+        """Raise ValueError if cluster, topology, storage or bucket is missing."""
         hosts.check_config(self.job)
         self._check_topology(self._cluster())
         self.check_bucket()
@@ -44,7 +43,7 @@ class GkePlace(CloudPlace):
         """Return GKE's description of the cluster.
 
         Raises:
-            ValueError: there is none.
+            ValueError: the zone and its region have no such cluster.
         """
         job = self.job
         near = (job.zone, region_of(job.zone))
@@ -61,7 +60,7 @@ class GkePlace(CloudPlace):
         )
 
     def _check_topology(self, cluster: dict[str, Any]) -> None:
-        """Refuse a slice that no node pool has."""
+        """Raise ValueError if no node pool has the slice's machines and topology."""
         job, slice = self.job, self.job.slice
         if self.client.dry_run:
             return
@@ -88,7 +87,7 @@ class GkePlace(CloudPlace):
         )
 
     def _check_storage(self) -> None:
-        """Refuse a storage that is not the bucket, or lies elsewhere in the pods."""
+        """Raise ValueError if the storage is not the bucket, mounted at `mount`."""
         job = self.job
         found = self._get(_STORAGE, job.storage)
         if self.client.dry_run:
@@ -121,7 +120,7 @@ class GkePlace(CloudPlace):
         return self.client.ask(get(self._login(), kind, name))
 
     def _login(self) -> str:
-        """Return the cluster's context, which kubectl knows after the first call."""
+        """Return the cluster's context; the first call adds it to kubectl's config."""
         if not self._context:
             job, location = self.job, self._cluster()["location"]
             self.client.run(login(job, location))
@@ -144,7 +143,7 @@ class GkePlace(CloudPlace):
         )
 
     def _wrong(self, found: dict[str, Any]) -> str:
-        """Return the reason why a JobSet of our name is not ours; "": it is ours."""
+        """Return why the JobSet of this name is another job's; "": it is this job's."""
         (job, *_) = found["spec"]["replicatedJobs"]
         pod = job["template"]["spec"]["template"]["spec"]
         told = str(pod["containers"][0].get("command", ""))
@@ -160,13 +159,13 @@ class GkePlace(CloudPlace):
         return ""
 
     def create(self) -> None:
-        """Ask for the workload."""
+        """Create the workload, which starts the run."""
         if self.job.ray:
             ray_token.upload(self.job.ray_token, self.client)
         self.client.run(create(self.job, self.more))
 
     def replace(self) -> list[str]:
-        """Remove what has failed, unless that was the end of the run."""
+        """Remove a failed workload, unless the run is over."""
         outcome = self.outcome()
         return [] if outcome and outcome.state in FINAL else self.remove()
 
@@ -184,10 +183,10 @@ class GkePlace(CloudPlace):
         """Do nothing: the workload has started the run.
 
         Raises:
-            RuntimeError: its pods have ended, and the run is not over.
+            RuntimeError: the pods have ended, and the run is not over.
         """
         if self.client.dry_run or self.machines().said != "COMPLETED":
-            return "it runs already: it came with the workload"
+            return "it runs already: the workload started it"
         outcome = self.outcome()
         if outcome is None or outcome.state not in FINAL:
             raise RuntimeError(
@@ -198,7 +197,7 @@ class GkePlace(CloudPlace):
         return f"it is {outcome.state} already"
 
     def end(self) -> None:
-        """Do nothing: `remove` gives the run the time to save itself."""
+        """Do nothing: `remove` leaves the run time to save itself."""
 
     def logs(self, lines: int) -> str:
         """Return the last lines of every pod."""
@@ -206,7 +205,7 @@ class GkePlace(CloudPlace):
 
 
 def _read_state(found: dict[str, Any]) -> tuple[State, str]:
-    """Return the state that a JobSet's status stands for, and a word for it.
+    """Return the state that a JobSet's status means, and one word for people.
 
     github.com/kubernetes-sigs/jobset, api/jobset/v1alpha2/jobset_types.go
     """
@@ -240,13 +239,13 @@ def list_clusters(job: Job) -> list[str]:
 
 
 def login(job: Job, location: str) -> list[str]:
-    """Return the command that gives kubectl the cluster's context."""
+    """Return the command that adds the cluster's context to kubectl's config."""
     verb = ["gcloud", "container", "clusters", "get-credentials", job.cluster]
     return [*verb, f"--project={job.project}", f"--location={location}"]
 
 
 def create(job: Job, more: Sequence[str]) -> list[str]:
-    """Return the command that makes the workload, and with it starts the run."""
+    """Return the command that creates the workload, which starts the run."""
     slice = job.slice
     topology = slice.kind.written(slice.topology)
     return [
@@ -265,14 +264,14 @@ def _kubectl(context: str, *words: str) -> list[str]:
 
 
 def get(context: str, kind: str, name: str) -> list[str]:
-    """Return the command that shows one object; nothing if there is none."""
+    """Return the command that shows one object; it prints nothing for a missing one."""
     return [*_kubectl(context, "get", kind, name), "--ignore-not-found"]
 
 
 def delete(job: Job, context: str) -> list[str]:
     """Return the command that removes the workload, and waits until its pods are gone.
 
-    Each pod has its grace, in which the run saves itself.
+    Each pod has `GRACE_S` seconds, in which the run saves itself.
     """
     command = _kubectl(context, "delete", "jobset", job.name, "--ignore-not-found")
     return [*command, "--cascade=foreground", f"--timeout={_WAIT_S}s"]
@@ -283,5 +282,5 @@ def logs(job: Job, context: str, lines: int) -> list[str]:
     command = _kubectl(
         context, "logs", f"--selector=xpk.google.com/workload={job.name}"
     )
-    most = max(1, job.slice.num_chips // 4)  # pods: one has four chips, or the only one
+    most = max(1, job.slice.num_chips // 4)  # pods: a pod has at most four chips
     return [*command, f"--tail={lines}", "--prefix", f"--max-log-requests={most}"]

@@ -1,8 +1,8 @@
-"""Scripts for a host, by ssh: to get the code, to start a supervisor, to end it.
+"""Shell scripts that run on a host over ssh: install code, start and end a supervisor.
 
-Each script may be run again at any time.  A host has everything in ~/scalerl_jax/NAME:
-code, a virtual environment, log, and the supervisor's number.  These places are alike
-on every machine, since settings of a run hold paths of the code's own files.
+Each script may be repeated at any time.  A host keeps everything in ~/scalerl_jax/NAME:
+code, virtual environment, log, and the supervisor's process id.  The paths are equal
+on all machines, since settings of a run contain paths of the code's own files.
 """
 
 import gzip
@@ -24,26 +24,26 @@ _SKIPPED = ("__pycache__", ".egg-info")
 
 
 def check_config(job: Job) -> None:
-    """Refuse a config that hosts will not have: archive and image bring configs/ alone.
+    """Check that hosts will have the config: archive and image contain only configs/.
 
     Raises:
-        ValueError: it lies elsewhere.
+        ValueError: the config is outside configs/.
     """
     path = Path(job.config.partition(":")[0])
     if str(path) in names():
         return
     if path.is_absolute() or path.parts[0] != "configs" or ".." in path.parts:
         raise ValueError(
-            f"--config={job.config} is not brought to the hosts: put it into "
-            f"configs/ of this clone, and start there"
+            f"--config={job.config} is not copied to the hosts: move it into "
+            f"configs/ of this clone, and start from the clone"
         )
 
 
 def pack_code(root: Path = ROOT) -> tuple[str, bytes]:
-    """Return the digest and the archive of the code, the same bytes for the same code.
+    """Return digest and archive of the code; equal code gives equal bytes.
 
     Raises:
-        ValueError: there is no source tree, but an installed package.
+        ValueError: the package is installed without its source tree.
     """
     if not (root / "setup.py").is_file():
         raise ValueError(
@@ -58,7 +58,7 @@ def pack_code(root: Path = ROOT) -> tuple[str, bytes]:
 
 
 def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Return an entry without what differs between two machines."""
+    """Return an archive entry without owner, time and other differences of machines."""
     if any(part in entry.name for part in _SKIPPED):
         return None
     entry.uid = entry.gid = 0
@@ -69,12 +69,12 @@ def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
 
 
 def code_url(job: Job, digest: str) -> str:
-    """Return where the archive lies in the bucket."""
+    """Return the archive's URL in the bucket."""
     return f"{job.bucket}/code/{digest[:16]}.tar.gz"
 
 
 def _install(job: Job, digest: str, extras: str) -> str:
-    """Return the lines that bring the code and its packages, unless they are there."""
+    """Return the lines that install the code and its packages, unless present."""
     return f"""
 if [ "$(cat code/.ready 2> /dev/null)" != {digest} ]; then
   gcloud storage cp {shlex.quote(code_url(job, digest))} code.tar.gz
@@ -122,13 +122,13 @@ def start_script(
     follow: bool = False,
     role: str = "run",
 ) -> str:
-    """Return the script that starts the supervisor of a command, if none runs.
+    """Return the script that starts the supervisor of a command, unless one runs.
 
     Args:
-        command: after the name of the virtual environment's programs.
-        extras: of the package, that the host needs.
+        command: a program of the virtual environment, and its arguments.
+        extras: extras of the package that the host needs.
         follow: the command serves a head on another machine.
-        role: names log and number where a host has several supervisors.
+        role: name of log and process id file, for hosts with several supervisors.
     """
     program, *arguments = command
     supervised = job.supervised(
@@ -152,7 +152,7 @@ echo "$(hostname): {role} starts"
 
 
 def python_script(job: Job, code: str) -> str:
-    """Return the script that runs a line of Python where the code was installed."""
+    """Return the script that runs Python source with the installed code."""
     return f"""set -eu
 cd ~/scalerl_jax/{job.name}/code
 ../venv/bin/python -c {shlex.quote(code)}
@@ -160,7 +160,7 @@ cd ~/scalerl_jax/{job.name}/code
 
 
 def end_script(job: Job, *, grace_s: int) -> str:
-    """Return the script that has the run save itself, and waits for that."""
+    """Return the script that sends SIGTERM to the supervisor and waits for its end."""
     return f"""cd ~/scalerl_jax/{job.name} 2> /dev/null || exit 0
 [ -e run.pid ] || exit 0
 kill -TERM "$(cat run.pid)" 2> /dev/null || exit 0
@@ -172,6 +172,6 @@ done
 
 
 def log_script(job: Job, lines: int) -> str:
-    """Return the script that shows the last lines of a host, with its name."""
+    """Return the script that prints a host's last log lines, each with its name."""
     tail = f"tail --quiet --lines={lines} ~/scalerl_jax/{job.name}/*.log 2> /dev/null"
     return f'{tail} | sed "s/^/$(hostname): /"'

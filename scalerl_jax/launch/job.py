@@ -1,6 +1,6 @@
-"""The job, a run and its place: flags of the commands, or a file of the same names.
+"""`Job`, a run and its machines, from the commands' flags or from a file.
 
-A file is TOML or JSON and is read, never executed; flags win over it.
+The file is TOML or JSON with the flags' names and is never executed; flags override it.
 """
 
 import argparse
@@ -19,11 +19,11 @@ from scalerl_jax.launch.outcome import FILE
 from scalerl_jax.machines.slices import Slice, parse_slice
 
 PLACES = {
-    "local": "processes of this machine, and a directory in the bucket's place",
+    "local": "processes of this machine, with a directory instead of a bucket",
     "tpu_vm": "one TPU VM of one host",
-    "queued_resource": "a slice of one or more hosts, asked for as a queued resource",
+    "queued_resource": "a slice of one or more hosts, requested as a queued resource",
     "ray_tpu": "slices as queued resources, and a CPU machine with head and controller",
-    "gke": "a slice of a GKE cluster that xpk has made, as a workload of xpk",
+    "gke": "a slice of a GKE cluster that xpk has created, as a workload of xpk",
 }
 # docs.cloud.google.com/tpu/docs/runtimes, read in November 2026.
 RUNTIMES = {
@@ -43,34 +43,34 @@ def _field(default: Any, meaning: str) -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-    """One run and its machines; `make_job` refuses one that cannot be."""
+    """One run and its machines; `make_job` checks that the fields fit together."""
 
-    place: str = _field("", f"where: {', '.join(PLACES)}")
-    name: str = _field("", "of the run and of its machines: a-z, 0-9 and -, at most 40")
+    place: str = _field("", f"where it runs: {', '.join(PLACES)}")
+    name: str = _field("", "of run and machines: a-z, 0-9 and -, at most 40 characters")
     config: str = _field("", "settings of the run: a name (tiny), or a Python file")
     bucket: str = _field("", "gs://BUCKET[/PATH] for code and runs; local: a directory")
     project: str = _field("", "of Google Cloud")
-    zone: str = _field("", "us-east5-a, say")
+    zone: str = _field("", "for example us-east5-a")
     topology: str = _field("", "v6e:4x4 or v6e-16; 2*v6e:4x4 for two such slices")
-    spot: bool = _field(False, "machines that may be taken away, for less")
+    spot: bool = _field(False, "cheaper machines that may be preempted")
     reserved: bool = _field(False, "machines of your reservation")
-    runtime: str = _field("", "of TPU VMs; empty: the one of the generation")
+    runtime: str = _field("", "runtime version of TPU VMs; empty: the generation's")
     service_account: str = _field("", "of the machines; empty: the project's default")
     network: str = _field("", "of the machines; empty: default")
     subnetwork: str = _field("", "of the machines; empty: the network's own")
-    internal_ips: bool = _field(False, "no addresses on the internet for the machines")
+    internal_ips: bool = _field(False, "machines get no external IP addresses")
     head_machine: str = _field("n2-standard-16", "ray_tpu: type of the head's machine")
     cluster: str = _field("", "gke: name of the cluster")
-    image: str = _field("", "gke: what launch/Dockerfile makes, in a registry")
+    image: str = _field("", "gke: image of launch/Dockerfile, in a registry")
     storage: str = _field("", "gke: the bucket's name in `xpk storage attach`")
     price_per_chip_hour: float = _field(0.0, "for the estimates; there is no default")
-    mount: str = _field("/mnt/scalerl_jax", "of the bucket, where hosts share it")
+    mount: str = _field("/mnt/scalerl_jax", "mount point of a bucket that hosts share")
     failures: int = _field(5, "in a row, after which a run is given up")
-    preflight: str = _field("require", "require, or skip: what fits is not looked at")
+    preflight: str = _field("require", "require, or skip: do not check what fits")
 
     @property
     def slices(self) -> tuple[int, Slice | None]:
-        """Number and kind of its slices; none on this machine."""
+        """Number and kind of the slices; (0, None) for `place` local."""
         if not self.topology:
             return 0, None
         count, _, shape = self.topology.rpartition("*")
@@ -78,9 +78,9 @@ class Job:
 
     @property
     def slice(self) -> Slice:
-        """The kind of its slices."""
+        """The kind of the slices."""
         found = self.slices[1]
-        assert found is not None, "`make_job` asks for a topology"
+        assert found is not None, "`make_job` requires a topology"
         return found
 
     @property
@@ -91,28 +91,28 @@ class Job:
 
     @property
     def directory(self) -> str:
-        """The directory of the run as this machine names it."""
+        """The run's directory: its path or URL on this machine."""
         return f"{self.bucket.rstrip('/')}/{self.name}"
 
     @property
     def is_shared(self) -> bool:
-        """True if its machines reach the directory by a mount of the bucket."""
+        """True if the machines access the directory through a mount of the bucket."""
         return self.place in ("ray_tpu", "gke") or (
             self.place == "queued_resource" and self.slice.num_hosts > 1
         )
 
     @property
     def workdir(self) -> str:
-        """The directory of the run as its machines name it."""
+        """The run's directory: its path or URL on the run's machines."""
         return f"{self.mount}/{self.name}" if self.is_shared else self.directory
 
     @property
     def outcome_file(self) -> str:
-        """The file that says how the run stands, as this machine names it."""
+        """Path or URL, on this machine, of the file with the run's state."""
         return f"{self.directory}/{FILE}"
 
     def command(self, more: Sequence[str], *, python: str = "python") -> list[str]:
-        """Return the command of the run, with further flags of its own."""
+        """Return the command of the run, with the further flags `more`."""
         given = any(each.partition("=")[0] == "--ray" for each in more)
         return [
             *(python, "-m", "scalerl_jax.main", f"--config={self.config}"),
@@ -124,7 +124,7 @@ class Job:
     def supervised(
         self, command: Sequence[str], *, python: str = "python", follow: bool = False
     ) -> list[str]:
-        """Return a command under a supervisor; `follow`: it serves a head elsewhere."""
+        """Return the supervisor's command line for `command`; `follow`: see `hosts`."""
         return [
             *(python, "-m", "scalerl_jax.launch", "supervise"),
             *(f"--workdir={self.workdir}", f"--failures={self.failures}"),
@@ -135,12 +135,12 @@ class Job:
 
     @property
     def ray_token(self) -> str:
-        """The object with the token of the hosts' Ray cluster, if they make one."""
+        """URL of the object with the token of the hosts' Ray cluster."""
         return f"{self.bucket}/tokens/{self.name}"
 
     @property
     def ray(self) -> str:
-        """Flag by which the hosts find each other; empty: there is one."""
+        """Value of --ray, by which the hosts find each other; empty: a single host."""
         if self.place == "ray_tpu":
             return "auto"
         hosts = self.slice.num_hosts if self.is_shared else 1
@@ -150,7 +150,7 @@ class Job:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Give a command the flags of a job."""
+    """Add the flags of a job to a command's parser."""
     parser.add_argument("--job", metavar="FILE", help="TOML or JSON with these names")
     for field in dataclasses.fields(Job):
         flag = f"--{field.name.replace('_', '-')}"
@@ -166,7 +166,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def read_job(flags: argparse.Namespace) -> Job:
-    """Return the job that flags and file make.
+    """Return the job that flags and file describe.
 
     Raises:
         ValueError: a name or a value in them is wrong.
@@ -177,7 +177,7 @@ def read_job(flags: argparse.Namespace) -> Job:
         if name not in fields:
             close = difflib.get_close_matches(name, fields, n=1)
             meant = f"; did you mean {close[0]}?" if close else ""
-            raise ValueError(f"{flags.job}: {name} is no setting of a job{meant}")
+            raise ValueError(f"{flags.job}: {name} is not a setting of a job{meant}")
         kind = type(fields[name].default)
         if kind is float and type(value) is int:
             values[name] = float(value)
@@ -213,7 +213,7 @@ def make_job(values: Mapping[str, Any]) -> Job:
     """Return a job whose settings fit together.
 
     Raises:
-        ValueError: they do not.
+        ValueError: a setting is missing or invalid, or two contradict each other.
     """
     job = Job(**values)
     if job.place not in PLACES:
@@ -249,14 +249,14 @@ def make_job(values: Mapping[str, Any]) -> Job:
 
 
 def _needed(place: str) -> list[str]:
-    """Return the settings that a place cannot do without."""
+    """Return the settings that `place` requires."""
     cloud = ["project", "zone", "topology"] if place != "local" else []
     cluster = ["cluster", "image", "storage"] if place == "gke" else []
     return ["name", "bucket", *cloud, *cluster]
 
 
 def _check_cloud(job: Job) -> None:
-    """Refuse what no cloud can give."""
+    """Raise ValueError if Google Cloud cannot provide the job's machines."""
     if not re.fullmatch(r"gs://[a-z0-9][-_.a-z0-9]+(/[\w.-]+)*", job.bucket):
         raise ValueError(
             f"--bucket={job.bucket} is no bucket of Google Cloud Storage: write "
@@ -288,12 +288,12 @@ def _check_cloud(job: Job) -> None:
 
 
 def _check_gke(job: Job) -> None:
-    """Refuse what the cluster has decided, or xpk cannot do."""
+    """Raise ValueError for settings that the cluster fixes, or that xpk cannot do."""
     given = [name for name in ("spot", "reserved") if getattr(job, name)]
     if given:
         raise ValueError(
             f"--{given[0]} with --place=gke: the cluster's node pools are spot, "
-            f"reserved or on demand as `xpk cluster create` was told"
+            f"reserved or on demand, as set by `xpk cluster create`"
         )
     if "/" in job.bucket.removeprefix("gs://"):
         raise ValueError(

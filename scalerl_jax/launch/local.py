@@ -1,7 +1,7 @@
-"""Machines that are processes of this one, to try the whole cycle without a cloud.
+"""A machine simulated by local processes, to try the whole cycle without a cloud.
 
-A machine is a supervisor with what it has started.  It is taken away as a spot machine
-is: SIGTERM, a while, SIGKILL, and it never comes back.
+The machine is a supervisor with its child processes.  It is preempted like a spot
+machine: SIGTERM, a grace period, SIGKILL, and it never comes back.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from scalerl_jax.launch.place import Machines
 from scalerl_jax.run.directory import METRICS_FILE
 from scalerl_jax.run.writing import open_to_append, write_json
 
-GRACE_S = 30.0  # as a spot machine has it
+GRACE_S = 30.0  # seconds from SIGTERM to SIGKILL, as for a spot machine
 _FILE, _LOG = "machine.json", "log.txt"
 
 
@@ -32,12 +32,12 @@ class LocalPlace:
     """A machine in a folder beside the run's directory, NAME.machine."""
 
     def __init__(self, job: Job, more: Sequence[str]) -> None:
-        """Make nothing yet."""
+        """Store the arguments; create nothing."""
         self._job, self._more = job, tuple(more)
         self._folder = Path(f"{Path(job.directory).expanduser()}.machine")
 
     def check(self) -> None:
-        """Refuse a directory that cannot be made."""
+        """Create the parent of the run's directory; raise ValueError if that fails."""
         try:
             self._folder.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -47,7 +47,7 @@ class LocalPlace:
             ) from error
 
     def machines(self) -> Machines:
-        """Return the state of the machine, by its file and by its process."""
+        """Return the state of the machine, from its file and its process."""
         known = self._read()
         if known is None:
             return Machines(state="absent", said="ABSENT")
@@ -56,7 +56,7 @@ class LocalPlace:
         return Machines(state="up", said="ACTIVE", created=known["created"])
 
     def create(self) -> None:
-        """Write the machine's file; its process comes with the run."""
+        """Write the machine's file; `start` creates its process."""
         self._folder.mkdir(parents=True, exist_ok=True)
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self._write({"created": now, "pid": 0, "began": 0.0})
@@ -66,7 +66,7 @@ class LocalPlace:
         return self.remove()
 
     def remove(self) -> list[str]:
-        """End the machine's processes and forget it; its log stays."""
+        """End the machine's processes and delete its file; keep its log."""
         self._stop(grace_s=5.0)
         left = self._process()
         if left is not None:
@@ -96,11 +96,11 @@ class LocalPlace:
         return f"process {child.pid} supervises the run"
 
     def end(self) -> None:
-        """Ask the run to save itself, and wait for that, at most `GRACE_S`."""
+        """Ask the run to save itself, and wait at most `GRACE_S` seconds."""
         self._stop(grace_s=GRACE_S)
 
     def outcome(self) -> Outcome | None:
-        """Read the run's outcome, as its supervisor wrote it."""
+        """Return the run's outcome as its supervisor wrote it."""
         return read_outcome(self._job.directory)
 
     def last_step(self) -> str:
@@ -112,7 +112,7 @@ class LocalPlace:
         return at.isoformat(timespec="seconds")
 
     def logs(self, lines: int) -> str:
-        """Return the last lines of the one host."""
+        """Return the last lines of the machine's log."""
         log = self._folder / _LOG
         if not log.is_file():
             return ""
@@ -123,7 +123,7 @@ class LocalPlace:
         """Do nothing: the files are here."""
 
     def _stop(self, *, grace_s: float) -> None:
-        """End the session: SIGTERM to its leader, and SIGKILL to all that is left."""
+        """End the session: SIGTERM to its leader, then SIGKILL to what still runs."""
         process = self._process()
         if process is None:
             return
@@ -132,20 +132,20 @@ class LocalPlace:
         end = time.monotonic() + grace_s
         while self._process() is not None and time.monotonic() < end:
             time.sleep(0.1)
-        for each in members:  # psutil knows each by its start, too
+        for each in members:  # psutil compares start times: no reused id is killed
             with contextlib.suppress(psutil.NoSuchProcess):
                 if each.is_running():
                     each.kill()
         psutil.wait_procs(members, timeout=5.0)
 
     def _process(self) -> psutil.Process | None:
-        """Return the supervisor, if it runs; numbers of processes are used again."""
+        """Return the supervisor if it runs; compare start times, as ids are reused."""
         known = self._read()
         if known is None or not known["pid"]:
             return None
         with contextlib.suppress(psutil.Error, ChildProcessError):
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(known["pid"], os.WNOHANG)  # ours, if we started it
+                os.waitpid(known["pid"], os.WNOHANG)  # reap it, if it is our child
             process = psutil.Process(known["pid"])
             alive = process.status() != psutil.STATUS_ZOMBIE
             if alive and abs(process.create_time() - known["began"]) < 1.0:

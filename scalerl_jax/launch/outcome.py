@@ -1,7 +1,7 @@
-"""State of a supervised run, `launch.json` in its directory, here or in a bucket.
+"""State of a supervised run: `launch.json` in its directory, local or in a bucket.
 
-The supervisor writes it; whoever makes machines for the run reads it.  It outlives the
-machines, and so says of a run that is finished that it need not be started again.
+The supervisor writes the file; commands that create machines for the run read it.  It
+outlives the machines, so that a finished run is not started again.
 """
 
 import dataclasses
@@ -16,23 +16,23 @@ from scalerl_jax.run.writing import replace_file
 
 FILE = "launch.json"
 State = Literal["running", "done", "preempted", "mistake", "failed"]
-FINAL = ("done", "mistake", "failed")  # nothing is started again by itself
+FINAL = ("done", "mistake", "failed")  # the run is not restarted automatically
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """State of the command of a run, as its supervisor saw it last."""
+    """State of a run's command, as its supervisor saw it last."""
 
     state: State
     command: tuple[str, ...]
-    attempts: int = 0  # times that it was started
-    preemptions: int = 0  # ends with status 75 among them
-    status: int | None = None  # exit status of the last end
-    said: str = ""  # its last line that began with "error:"
+    attempts: int = 0  # starts of the command
+    preemptions: int = 0  # attempts that ended with status 75
+    status: int | None = None  # exit status of the last attempt that ended
+    said: str = ""  # last line of stderr that began with "error:"
     at: str = ""  # time of the last change, ISO 8601
 
     def to_json(self) -> bytes:
-        """Return it as the file has it."""
+        """Return the content of the file."""
         return (json.dumps(dataclasses.asdict(self), indent=2) + "\n").encode()
 
 
@@ -48,7 +48,7 @@ def parse_outcome(text: bytes | str | None) -> Outcome | None:
 
 
 def read_outcome(workdir: str) -> Outcome | None:
-    """Read the outcome of the run in a directory; None: nobody has supervised one.
+    """Return the outcome of the run in a directory; None: no supervised run.
 
     Raises:
         ValueError: the bucket cannot be used.
@@ -62,7 +62,7 @@ def read_outcome(workdir: str) -> Outcome | None:
 
 
 def write_outcome(workdir: str, outcome: Outcome) -> None:
-    """Write it into the directory.
+    """Write the outcome into the run's directory.
 
     Raises:
         OSError: the directory cannot be written.

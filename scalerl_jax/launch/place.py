@@ -1,8 +1,7 @@
-"""Machines of a job, as every place has them, and the loop that keeps them under a run.
+"""`Place`, the interface to a job's machines, and `keep`, which replaces lost machines.
 
-The loop and the commands know no more of a place than `Place`.  The loop
-remembers nothing: what to do next follows from what the place and the run's directory
-say.  It may be ended and started again at any moment, from any machine.
+`keep` stores nothing: its next action follows from the state of the machines and the
+run's directory.  It may be stopped and restarted at any moment, from any machine.
 """
 
 import dataclasses
@@ -14,27 +13,27 @@ from typing import Literal, Protocol
 from scalerl_jax.launch.outcome import FINAL, Outcome
 from scalerl_jax.process.printing import to_stderr
 
-# absent: there is nothing.  partial: some machines are there, and others must be asked
-# for.  coming: it was asked for.  up: it can run something.
-# broken: it will not come back, and must be removed.  going: it is being removed.
+# absent: no machine exists.  partial: some machines exist, others must be requested.
+# coming: requested, not ready.  up: ready to run commands.
+# broken: lost for good, must be removed.  going: being removed.
 State = Literal["absent", "partial", "coming", "up", "broken", "going"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Machines:
-    """The machines of a job, as their place says just now."""
+    """State of a job's machines, as their place reports it now."""
 
     state: State
     said: str  # the place's own word: ACTIVE, SUSPENDED
-    created: str = ""  # ISO 8601
-    wrong: str = ""  # machines of this name that another job has made
+    created: str = ""  # time, ISO 8601
+    wrong: str = ""  # error line if machines of this name are another job's
 
 
 class Place(Protocol):
     """Machines for one job."""
 
     def check(self) -> None:
-        """Refuse, before anything is made, what this place cannot give."""
+        """Raise ValueError, before anything is created, if the place cannot run it."""
         ...
 
     def machines(self) -> Machines:
@@ -42,27 +41,27 @@ class Place(Protocol):
         ...
 
     def create(self) -> None:
-        """Ask for the machines."""
+        """Request the machines."""
         ...
 
     def replace(self) -> list[str]:
-        """Remove what is broken; return a line for each thing that stays."""
+        """Remove broken machines; return a line for each that remains."""
         ...
 
     def remove(self) -> list[str]:
-        """Remove all there is; return a line for each thing that stays."""
+        """Remove all machines; return a line for each that remains."""
         ...
 
     def start(self) -> str:
-        """Start the run's supervisor where it does not run; return what was done."""
+        """Start the run's supervisor on hosts without one; return a line about it."""
         ...
 
     def end(self) -> None:
-        """Ask the run to save itself and to end, and wait as long as that may take."""
+        """Ask the run to save itself and exit; wait for that up to the grace period."""
         ...
 
     def outcome(self) -> Outcome | None:
-        """Return the run's outcome so far; None: it never was started."""
+        """Return the run's outcome so far; None: never started."""
         ...
 
     def last_step(self) -> str:
@@ -74,23 +73,23 @@ class Place(Protocol):
         ...
 
     def fetch(self, target: str) -> None:
-        """Bring the run's files here, all but checkpoints."""
+        """Copy the run's files here, except checkpoints."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Patience:
-    """Seconds and tries that the loop has for each thing it waits for."""
+    """Pauses in seconds and limits of attempts of `keep`."""
 
     poll_s: float = 30.0
-    first_pause_s: float = 60.0  # after a refusal; then twice as long each time
+    first_pause_s: float = 60.0  # after a refusal; doubles with each further one
     longest_pause_s: float = 900.0
     refusals: int = 60  # in a row, of machines or of the run's start
-    losses: int = 20  # in a row, of machines on which nothing was even begun
+    losses: int = 20  # in a row, of machines that were lost before the run started
 
 
 class Refused(RuntimeError):
-    """The place does not give what it could give at another time."""
+    """The place refuses a request that may succeed later."""
 
 
 def keep(
@@ -100,11 +99,11 @@ def keep(
     tell: Callable[[str], None],
     look: Callable[[Machines, Outcome | None], None] = lambda *_: None,
 ) -> Outcome:
-    """Make machines, start the run, and make them again, until the run is over.
+    """Create machines, start the run, and replace lost machines until the run is over.
 
     Args:
-        tell: takes a line for each thing that changes.
-        look: is shown what is there at every turn.
+        tell: receives a line for each change.
+        look: called with machines and outcome in every iteration.
 
     Raises:
         RuntimeError: the place refuses too often, or for good.
@@ -141,36 +140,36 @@ def keep(
 
 
 class _Losses:
-    """Machines that went before the run was begun on them, in a row."""
+    """Counter of machines, in a row, that were lost before the run started on them."""
 
     def __init__(self, most: int) -> None:
         self._most, self._lost, self._attempts = most, 0, -1
 
     def count(self, outcome: Outcome | None) -> None:
-        """Count one more.
+        """Count a lost machine; restart the count if the run was started on it.
 
         Raises:
-            RuntimeError: it is one too many.
+            RuntimeError: the limit is reached.
         """
         attempts = outcome.attempts if outcome else 0
         self._lost = self._lost + 1 if attempts == self._attempts else 0
         self._attempts = attempts
         if self._lost >= self._most:
             raise RuntimeError(
-                f"{self._lost} machines in a row went before the run was begun on "
-                f"them; `launch logs` shows what the last one said"
+                f"{self._lost} machines in a row were lost before the run started on "
+                f"them; `launch logs` shows the last lines of the last one"
             )
 
 
 def _turn(place: Place, machines: Machines, tell: Callable[[str], None]) -> None:
-    """Do the one thing that is next."""
+    """Do the one action that the state of the machines calls for."""
     if machines.wrong:
         raise RuntimeError(machines.wrong)
     if machines.state in ("absent", "partial"):
         place.create()
-        tell("machines are asked for")
+        tell("machines are requested")
     elif machines.state == "broken":
-        tell("they will not come back; they are removed and made again")
+        tell("lost machines are removed and created again")
         left = place.replace()
         if left:
             raise Refused(f"cannot be removed: {'; '.join(left)}")

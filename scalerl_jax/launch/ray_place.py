@@ -1,7 +1,7 @@
-"""Slices under one Ray cluster, whose head is a machine without TPUs, on demand.
+"""Slices in one Ray cluster, whose head is an on-demand machine without TPUs.
 
-The head has Ray's head, the controller and its supervisor.  Hosts of slices have a Ray
-node each.  A slice that goes is made again alone, and the run goes on meanwhile.
+The head runs Ray's head, the controller and its supervisor; each host of a slice runs
+a Ray node.  A lost slice is replaced alone, while the run continues.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ with fetched({token!r}):
 
 
 def _together(states: Sequence[State]) -> State:
-    """Return the state of several machines: what must be done first decides."""
+    """Return the joint state of several machines: the most urgent state wins."""
     if "broken" in states:
         return "broken"
     if "absent" in states:
@@ -52,7 +52,7 @@ class RayPlace(CloudPlace):
     def __init__(
         self, job: Job, more: Sequence[str], client: Client, *, poll_s: float = 15.0
     ) -> None:
-        """Ask for nothing yet; the arguments are those of `TpuPlace`."""
+        """Store the arguments, which are those of `TpuPlace`; run no command."""
         super().__init__(job, more, client)
         self._head = f"{job.name}-head"
         self._slices = [
@@ -61,11 +61,11 @@ class RayPlace(CloudPlace):
         ]
 
     def check(self) -> None:
-        """Refuse a zone, a topology or a bucket that is not there; bring the code."""
+        """Raise ValueError if zone, topology or bucket is missing; upload the code."""
         self._slices[0].check()
 
     def machines(self) -> Machines:
-        """Return the state of head and slices together, as the cloud reports it."""
+        """Return the joint state of head and slices, as the cloud reports it."""
         parts = self._parts()
         state = _together([each.state for each in parts.values()])
         dates = [each.created for each in parts.values() if each.created]
@@ -77,7 +77,7 @@ class RayPlace(CloudPlace):
         )
 
     def create(self) -> None:
-        """Ask for what is not there, the head first."""
+        """Request the missing machines, the head first."""
         parts = self._parts()
         if parts[self._head].state == "absent":
             self.client.run(gcloud.head_create(self.job, self._head))
@@ -86,7 +86,7 @@ class RayPlace(CloudPlace):
                 each.create()
 
     def replace(self) -> list[str]:
-        """Remove head or slices that are broken."""
+        """Remove the broken ones of head and slices."""
         return self._remove(
             [name for name, part in self._parts().items() if part.state == "broken"]
         )
@@ -96,10 +96,10 @@ class RayPlace(CloudPlace):
         return self._remove([*(each.name for each in self._slices), self._head])
 
     def start(self) -> str:
-        """Start Ray where it does not run, and the run once all chips are there.
+        """Start Ray on machines without it, and the run once all chips have joined.
 
         Raises:
-            Refused: they are not.
+            Refused: fewer chips than the job's have joined Ray.
         """
         job, digest = self.job, self._slices[0].upload()
         ray_token.upload(job.ray_token, self.client)
@@ -138,7 +138,7 @@ class RayPlace(CloudPlace):
         return self.client.ssh(gcloud.head_ssh(self.job, self._head, script))
 
     def _address(self) -> str:
-        """Return the head's address inside of the network."""
+        """Return the head's internal IP address."""
         found = self.client.ask(gcloud.head(self.job, "describe", self._head))
         if self.client.dry_run:
             return "HEAD"
@@ -156,7 +156,7 @@ class RayPlace(CloudPlace):
             return Machines(state="absent", said="ABSENT")
         said = str(found.get("status"))
         if said not in _INSTANCE:
-            raise RuntimeError(f"{self._head} is in a state not known here: {said}")
+            raise RuntimeError(f"{self._head} is in an unknown state: {said}")
         label = found.get("labels", {}).get(gcloud.LABEL, "")
         taken = f"the name {self._head} is taken by another machine"
         return Machines(

@@ -1,6 +1,6 @@
-"""The token of a job's Ray cluster: an object of its bucket, and a file of each host.
+"""The token of a job's Ray cluster: an object in its bucket, and a file on each host.
 
-Whoever may read the bucket has code and results of the run, too.
+Readers of the bucket can read the token, as well as the run's code and results.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from scalerl_jax.machines import ray_access
 
 
 def upload(url: str, client: Client) -> None:
-    """Make a token and bring it into the bucket, unless there is one."""
+    """Create a token and upload it, unless the bucket has one."""
     try:
         there = client.run(gcloud.storage("ls", url))
     except NotFound:
@@ -31,12 +31,12 @@ def upload(url: str, client: Client) -> None:
 
 @contextlib.contextmanager
 def fetched(url: str) -> Iterator[None]:
-    """Fetch the cluster's token, for Ray of processes that are started in the block.
+    """Fetch the cluster's token, for Ray in processes that are started in the block.
 
-    It is in a file that this user alone can read; Ray is imported in the block.
+    Only this user can read the token's file.  Import Ray inside the block.
 
     Raises:
-        ValueError: there is none, or the bucket does not answer.
+        ValueError: the object is missing, or the bucket does not answer.
     """
     data = remote.read(remote.open_path(url, setting="--ray-token="))
     if data is None:

@@ -1,9 +1,9 @@
-"""The restarting of a run on its machine, by the exit status of its command.
+"""The supervisor, which restarts a run's command according to its exit status.
 
-0 done, and 2 a mistake of the user: never again.  75 preempted and saved: again at
-once.  Any other: again after a pause that doubles, up to a limit of failures in a row.
-SIGTERM to the supervisor is the machine's end: it is handed on, and nothing is started
-again.
+0 (done) and 2 (a mistake of the user): no restart.  75 (preempted and saved): restart
+at once.  Any other: restart after a pause that doubles, up to a limit of failures in a
+row.  SIGTERM to the supervisor means that the machine ends: it is passed on, and
+nothing is restarted.
 """
 
 import contextlib
@@ -36,22 +36,22 @@ from scalerl_jax.process.printing import to_stderr
 
 DONE, FAILURE, MISTAKE = 0, 1, 2
 _LONGEST_PAUSE_S = 600.0
-_AGAIN_S = 5.0  # before a follower looks for its head again
-_UNSTARTABLE = 127  # as a shell says it
+_AGAIN_S = 5.0  # seconds before a follower looks for its head again
+_UNSTARTABLE = 127  # a shell's status for a command that it cannot start
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rules:
-    """Limits and pauses of starting a command again."""
+    """Limits and pauses, in seconds, of restarting a command."""
 
-    failures: int = 5  # in a row, after which it is given up
-    pause_s: float = 10.0  # before the first of them; then twice as long each time
-    healthy_s: float = 600.0  # a command that ran so long had not failed at its start
+    failures: int = 5  # in a row; after more the run is given up
+    pause_s: float = 10.0  # before the first restart; doubles with each further one
+    healthy_s: float = 600.0  # a longer attempt resets the count of failures
     grace_s: float = 30.0  # between SIGTERM and SIGKILL
 
 
 class Supervisor:
-    """One command, started until it is done; `run` returns the exit status."""
+    """A command that is restarted until it is done; `run` returns its exit status."""
 
     def __init__(
         self,
@@ -61,12 +61,14 @@ class Supervisor:
         rules: Rules,
         follower: bool = False,
     ) -> None:
-        """Start nothing yet.
+        """Store the arguments; start nothing.
 
         Args:
-            workdir: of the run, here or in a bucket; the outcome is kept there.
+            command: the program and its arguments.
+            workdir: the run's directory, local or in a bucket, with the outcome file.
+            rules: limits and pauses of restarts.
             follower: the command only serves a head on another machine, whose
-                supervisor keeps the outcome: its end with 0 says nothing of the run.
+                supervisor writes the outcome: status 0 does not mean the run is done.
         """
         self._command, self._workdir, self._rules = tuple(command), workdir, rules
         self._follower = follower
@@ -77,7 +79,7 @@ class Supervisor:
         self._outcome = Outcome(state="running", command=self._command)
 
     def stop(self, *_: object) -> None:
-        """Hand SIGTERM on, and start nothing again; a handler of signals."""
+        """Signal handler: pass SIGTERM on to the command and do not restart it."""
         self._stopped.set()
         if self._child is not None and self._child.poll() is None:
             self._child.send_signal(signal.SIGTERM)
@@ -86,7 +88,7 @@ class Supervisor:
             timer.start()
 
     def run(self) -> int:
-        """Run the command to its end; return the status of that."""
+        """Run the command until it needs no restart; return its exit status."""
         if self._was_done():
             return DONE
         while True:
@@ -111,7 +113,7 @@ class Supervisor:
                 return PREEMPTED
 
     def _warn_of_long_saves(self) -> None:
-        """Tell if a save takes longer than SIGTERM leaves for it."""
+        """Warn if a save takes longer than the grace period after SIGTERM."""
         try:
             took_s = save_seconds(self._workdir)
         except (OSError, ValueError) as error:
@@ -120,12 +122,12 @@ class Supervisor:
         if took_s is not None and took_s > self._rules.grace_s:
             self._tell(
                 f"the last checkpoint took {took_s:.0f} s to write, and SIGTERM leaves "
-                f"{self._rules.grace_s:g} s: a preemption will lose what came after "
-                f"the checkpoint before it; lower checkpoint.every"
+                f"{self._rules.grace_s:g} s: a preemption will lose the work since "
+                f"the last checkpoint; lower checkpoint.every"
             )
 
     def _was_done(self) -> bool:
-        """Return whether the run is finished; take its counts over if it is not."""
+        """Return True if the run is finished; else continue its earlier counts."""
         before = None if self._follower else read_outcome(self._workdir)
         if before is None:
             return False
@@ -141,18 +143,18 @@ class Supervisor:
         return False
 
     def _after(self, status: int, ended: str, *, lasted_s: float) -> float | None:
-        """Return seconds to wait before the next start; None: there is none."""
+        """Return the seconds to wait before the next start; None: no further start."""
         if self._follower and status == DONE:
             outcome = read_outcome(self._workdir)
             if outcome is not None and outcome.state in FINAL:
                 return None
-            self._tell(f"{ended}, but the run is not over; it is joined again")
+            self._tell(f"{ended}, but the run is not over; joining it again")
             return _AGAIN_S
         if status == DONE:
             self._end("done", status, ended)
             return None
         if status == MISTAKE:
-            why = "a mistake that a restart cannot mend"
+            why = "a mistake that a restart cannot fix"
             self._end("mistake", status, f"{ended}: {why}")
             return None
         if status == PREEMPTED:
@@ -181,18 +183,18 @@ class Supervisor:
             self._tell(self._said)
             return _UNSTARTABLE
         self._child = child
-        if self._stopped.is_set():  # it came while the command was started
+        if self._stopped.is_set():  # SIGTERM arrived while the command was started
             self.stop()
         assert child.stderr is not None, "it is a pipe"
         reader = threading.Thread(target=self._pass_on, args=(child.stderr,))
         reader.daemon = True
         reader.start()
         status = child.wait()
-        reader.join(5.0)  # what it has started may hold the pipe longer
+        reader.join(5.0)  # children of the command may hold the pipe longer
         return status
 
     def _pass_on(self, errors: IO[bytes]) -> None:
-        """Write what the command says to our stderr, and remember its error."""
+        """Copy the command's stderr to ours, and store its last `error:` line."""
         with errors:
             for line in errors:
                 sys.stderr.buffer.write(line)
@@ -201,7 +203,7 @@ class Supervisor:
                     self._said = line.decode(errors="replace").strip()
 
     def _note(self, state: State, status: int | None = None) -> None:
-        """Write the outcome; a bucket that does not answer does not end the run."""
+        """Write the outcome; a failure to write it does not end the run."""
         starts, preempted = state == "running", status == PREEMPTED
         self._outcome = dataclasses.replace(
             self._outcome,
@@ -217,7 +219,7 @@ class Supervisor:
         try:
             write_outcome(self._workdir, self._outcome)
         except (OSError, ValueError) as error:
-            self._tell(f"how the run stands cannot be written: {error}")
+            self._tell(f"the run's outcome cannot be written: {error}")
 
     def _end(self, state: State, status: int, line: str) -> None:
         self._note(state, status)
@@ -230,11 +232,10 @@ class Supervisor:
 
 
 def save_seconds(workdir: str) -> float | None:
-    """Return the seconds that the newest whole checkpoint took; None: there is none.
+    """Return the seconds that writing the newest complete checkpoint took, or None.
 
-    The times of its files tell, or those of its objects in a bucket: the first one was
-    whole some time after the beginning, so it is a lower bound, and the manifest comes
-    last.
+    The span is between the times of its first and its last file (or object of a
+    bucket), the manifest.  It is a lower bound: the first file took time before that.
 
     Raises:
         ValueError: the bucket cannot be used.
@@ -273,27 +274,27 @@ def supervise(
     follow: bool = False,
     token: str = "",
 ) -> int:
-    """Run a command to its end in this process, whose SIGTERM it hands on.
+    """Supervise a command from this process, whose SIGTERM is passed on to it.
 
     Args:
         command: of the run, or of a node of its cluster.
-        workdir: of the run.
-        rules: when it is started again.
-        follow: it follows a head elsewhere; so it does on other hosts of `--ray=slice`
-            than worker 0.
-        token: the object with that of the cluster; empty: there is none.
+        workdir: the run's directory.
+        rules: limits and pauses of restarts.
+        follow: the command serves a head elsewhere; implied on hosts other than
+            worker 0 with `--ray=slice`.
+        token: URL of the object with the cluster's token; empty: no token.
     """
     if token:
         with ray_token.fetched(token):
             return supervise(command, workdir, rules=rules, follow=follow)
     follower = follow
     if "--ray=slice" in command:
-        with contextlib.suppress(NotOnTpu, ValueError):  # the command itself tells it
+        with contextlib.suppress(NotOnTpu, ValueError):  # the command reports it
             follower |= discover(os.environ).worker > 0
     supervisor = Supervisor(command, workdir, rules=rules, follower=follower)
     signal.signal(signal.SIGTERM, supervisor.stop)
-    signal.signal(signal.SIGINT, supervisor.stop)  # Ctrl-C: the run gets it, too
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # of a connection that is closed
+    signal.signal(signal.SIGINT, supervisor.stop)  # Ctrl-C also reaches the run
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # sent when an ssh connection closes
     return supervisor.run()
 
 

@@ -1,4 +1,4 @@
-"""Slices of TPUs as machines: a TPU VM, or a queued resource, through gcloud."""
+"""`TpuPlace`: a TPU slice, as a TPU VM or a queued resource, through gcloud."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -10,12 +10,12 @@ from scalerl_jax.launch.cloud import CloudPlace
 from scalerl_jax.launch.job import Job
 from scalerl_jax.launch.place import Machines, Refused, say
 
-GRACE_S = 60  # for the save that `end` asks for
-_GONE_TRIES = 40  # looks for a slice that is being removed
+GRACE_S = 60  # seconds that `end` waits for the run's save
+_GONE_TRIES = 40  # polls of a slice that is being removed
 
 
 class TpuPlace(CloudPlace):
-    """One slice, by the job's name or another."""
+    """One slice, with the job's name or another."""
 
     def __init__(
         self,
@@ -26,19 +26,22 @@ class TpuPlace(CloudPlace):
         poll_s: float = 15.0,
         name: str = "",
     ) -> None:
-        """Ask for nothing yet.
+        """Store the arguments; run no command.
 
         Args:
-            poll_s: between two looks for a slice that is being removed.
-            name: of the slice; the job's where it is empty.
+            job: the run and its machines.
+            more: further flags of the run.
+            client: runs gcloud.
+            poll_s: seconds between two polls of a slice that is being removed.
+            name: the slice's name; empty: the job's.
         """
         super().__init__(job, more, client)
         self.name, self._poll_s = name or job.name, poll_s
 
-    # -- before anything is made ------------------------------------------------------
+    # -- before anything is created ---------------------------------------------------
 
     def check(self) -> None:
-        """Refuse a zone, a topology or a bucket that is not there; bring the code."""
+        """Raise ValueError if zone, topology or bucket is missing; upload the code."""
         hosts.check_config(self.job)
         self._check_zone()
         self.check_bucket()
@@ -73,8 +76,8 @@ class TpuPlace(CloudPlace):
             node = specs[0].get("node", {})
         if said not in states:
             raise RuntimeError(
-                f"{self.name} is in a state that is not known here: {said}; look at it "
-                f"with gcloud, and remove it with `launch stop`"
+                f"{self.name} is in an unknown state: {said}; look at it with gcloud, "
+                f"and remove it with `launch stop`"
             )
         return Machines(
             state=states[said],
@@ -84,7 +87,7 @@ class TpuPlace(CloudPlace):
         )
 
     def _wrong(self, node: dict[str, Any]) -> str:
-        """Return the reason why a slice of our name is not ours; "": it is ours."""
+        """Return why the slice of this name is another job's; "": it is this job's."""
         label = node.get("labels", {}).get(gcloud.LABEL, "")
         kind = str(node.get("acceleratorType", ""))
         slice = self.job.slice
@@ -99,11 +102,11 @@ class TpuPlace(CloudPlace):
         return ""
 
     def create(self) -> None:
-        """Ask for the slice."""
+        """Request the slice."""
         self.client.run(gcloud.create(self.job, self.name))
 
     def replace(self) -> list[str]:
-        """Remove what is broken."""
+        """Remove the slice, which is broken."""
         return self.remove()
 
     def remove(self) -> list[str]:
@@ -123,7 +126,7 @@ class TpuPlace(CloudPlace):
     # -- the run ----------------------------------------------------------------------
 
     def start(self) -> str:
-        """Start the supervisor on every host where none runs."""
+        """Start the supervisor on every host without one; return a line about it."""
         command = self.job.command(self.more)
         if self.job.ray:
             ray_token.upload(self.job.ray_token, self.client)
@@ -142,12 +145,12 @@ class TpuPlace(CloudPlace):
         return self.on_hosts(hosts.log_script(self.job, lines))
 
     def on_hosts(self, script: str) -> str:
-        """Run a script on every host; return what they say."""
+        """Run a script on every host; return their output."""
         return self.client.ssh(gcloud.ssh(self.job, self.name, script))
 
 
 def end_run(job: Job, ssh: Callable[[str], str]) -> None:
-    """Ask a run by a script to save itself; report it if that fails."""
+    """Ask a run over ssh to save itself; report a failure instead of raising it."""
     try:
         ssh(hosts.end_script(job, grace_s=GRACE_S))
     except (Refused, RuntimeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""News of a run under way: its forecast, and an alarm if it died or stalled."""
+"""Checks of a run in progress: its forecast, and an alarm if it died or stalled."""
 
 import datetime
 from pathlib import Path
@@ -10,11 +10,11 @@ from scalerl_jax.launch.outcome import Outcome
 from scalerl_jax.launch.place import Machines
 from scalerl_jax.run.directory import METRICS_FILE
 
-# Without a step: hosts install, load and compile before the first one; an evaluation,
-# a checkpoint or a program of another length lies between two of them.
+# Seconds without a step before an alarm: before the first step, while hosts install,
+# load and compile; and between two steps, for an evaluation, checkpoint or compilation.
 _FIRST_S, _LEAST_S = 3600.0, 900.0
-_TIMES = 10.0  # as long as the slowest of the last steps
-_LAST = 20  # of them are looked at
+_TIMES = 10.0  # multiple of the slowest recent step after which a run has stalled
+_LAST = 20  # recent steps that are read
 
 
 def find_alarm(
@@ -25,10 +25,11 @@ def find_alarm(
     last_step: str,
     now: datetime.datetime,
 ) -> str:
-    """Return the alarm for a run that claims to be running; "": nothing is wrong.
+    """Return the alarm for a run whose outcome says "running"; "": nothing is wrong.
 
     Args:
-        outcome: how it stands, as its supervisor wrote it.
+        there: the run's machines.
+        outcome: the run's state as its supervisor wrote it.
         files: copies of the run's small files.
         last_step: when a step was last written, ISO 8601; empty: never.
         now: the time, with its zone.
@@ -38,7 +39,7 @@ def find_alarm(
     if there.state in ("absent", "broken"):
         return (
             f"the run died with its machines, which are {there.said}: `launch run` "
-            f"makes others, on which it goes on"
+            f"creates others, on which it resumes"
         )
     heard = [
         datetime.datetime.fromisoformat(at) for at in (outcome.at, last_step) if at
@@ -60,14 +61,14 @@ def find_alarm(
 
 
 def last_rows(file: Path, count: int) -> list[dict[str, Any]]:
-    """Return the last whole rows of a run's file; none if it is not there."""
+    """Return the last complete rows of a run's file; [] if the file is missing."""
     lines = last_lines(file, count) if file.is_file() else []
     return [parse_json(line) for line in lines]
 
 
 def forecast(files: Path) -> tuple[list[str], str]:
-    """Return the lines of `scaling watch` on a run, and its alarm; "": none."""
-    # SciPy is half a second, and only this command needs it.
+    """Return the lines of `scaling watch` on a run, and its alarm or ""."""
+    # SciPy takes half a second to import, and only this command needs it.
     from scalerl_jax.scaling.checking import to_text
     from scalerl_jax.scaling.live import Watch
     from scalerl_jax.scaling.records import CurveError

@@ -1,1 +1,1 @@
-"""What a TPU slice is: its chips, hosts and processes; no JAX."""
+"""Facts about TPU slices: chips, hosts and processes; nothing here imports JAX."""

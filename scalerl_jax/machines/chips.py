@@ -1,6 +1,6 @@
-"""TPUs by name: what their data sheets say of one device.
+"""TPUs by name, with the data-sheet figures of one device.
 
-A device is what JAX counts: a chip, or half of a tpu7x.
+A device is the unit that JAX counts: a chip, or half of a tpu7x.
 """
 
 import dataclasses
@@ -11,36 +11,36 @@ class Chip:
     """A kind of TPU; bytes and FLOPs per second are those of one device.
 
     `ici_bandwidth` is what a device can send over all its links at once: half of the
-    bidirectional figure that the sources give.  `host_bandwidth` is a chip's part of
-    its host's network, outside of the slice.
+    bidirectional figure that the sources give.  `host_bandwidth` is a chip's share of
+    its host's network outside the slice.
     """
 
     name: str
-    sides: int  # of a topology: a 2D or a 3D torus
-    most: int  # chips in a slice
+    sides: int  # dimensions of the torus: 2 or 3
+    most: int  # chips in the largest slice
     flops: float  # bfloat16
     hbm_bytes: int  # of the data sheet; programs get a little less
     hbm_bandwidth: float
     ici_bandwidth: float
     host_bandwidth: float
     devices_per_chip: int = 1
-    host: tuple[int, int] | None = None  # chips of the largest host, where it is chosen
-    options: tuple[tuple[str, str], ...] = ()  # of the compiler's topology
+    host: tuple[int, int] | None = None  # chips of the largest host, if hosts differ
+    options: tuple[tuple[str, str], ...] = ()  # for the compiler's topology
 
     @property
     def whole_slices(self) -> bool:
-        """Return whether the compiler takes a whole slice or one host's devices alone.
+        """True if the compiler accepts only a whole slice, or devices of one host.
 
-        On a 2D torus it does not route between some hosts of a slice alone.
+        On a 2D torus it does not route between some hosts of a slice only.
         """
         return self.sides == 2
 
 
 _G = 2**30
 # v4 to v6e: docs.cloud.google.com/tpu/docs/v4, /v5e, /v5p and /v6e, "System
-# architecture"; tpu7x: /tpu7x, half a chip for each of its devices.  Network: "data
-# center network bandwidth" there, 50 Gbit/s a chip of v4 and v5p, 25 of v5e, 100 of the
-# others.
+# architecture"; tpu7x: /tpu7x, half a chip per device.  Network: "data center network
+# bandwidth" on these pages, in Gbit/s per chip: 50 for v4 and v5p, 25 for v5e, 100 for
+# the others.
 _MEGACORE = (("chip_config_name", "megacore"),)
 CHIPS = {
     chip.name: chip
@@ -54,7 +54,7 @@ CHIPS = {
         ),
     )
 }
-# As JAX names the devices.
+# JAX's `device_kind` -> name of the chip.
 _KINDS = {
     "TPU v4": "v4",
     "TPU v5 lite": "v5e",
@@ -68,5 +68,5 @@ _KINDS = {
 
 
 def chip_of(kind: str) -> Chip | None:
-    """Return the chip that JAX calls so; None if it is none of `CHIPS`."""
+    """Return the chip of a JAX `device_kind`; None if it is not in `CHIPS`."""
     return CHIPS.get(_KINDS.get(kind, ""))

@@ -1,6 +1,6 @@
-"""The slice that this machine is a part of, as the machine itself knows it.
+"""Discover the slice to which this machine belongs.
 
-In Kubernetes the environment says it, on a TPU VM the metadata server.
+In Kubernetes the environment describes it, on a TPU VM the metadata server does.
 """
 
 import dataclasses
@@ -19,38 +19,38 @@ from scalerl_jax.machines.slices import (
 )
 from scalerl_jax.process.background import Background
 
-Fetch = Callable[[str], str | None]  # attribute -> its text, None if there is none
+Fetch = Callable[[str], str | None]  # attribute -> its text; None: no such attribute
 _KUBERNETES = "the environment"
 _MACHINE = "the machine's metadata"
-# The address of metadata.google.internal: a name's resolution cannot be limited, and
-# where there is no such server it can take long.
+# The address of metadata.google.internal.  Resolving the name has no timeout, and takes
+# long where no such server exists.
 ADDRESS = "169.254.169.254"
 FLAVOR = {"Metadata-Flavor": "Google"}
 MOST_BYTES = 2**20
-TRIES, PAUSE_S = 3, 0.5  # the server says 503 while the machine is moved
+TRIES, PAUSE_S = 3, 0.5  # the server answers 503 while the machine is migrated
 
 
 class NotOnTpu(RuntimeError):
-    """This machine has no TPU, or cannot say which."""
+    """This machine has no TPU, or does not report which."""
 
 
 class Unanswered(RuntimeError):
-    """There is no metadata server of Google, or it does not answer."""
+    """Google's metadata server does not exist here, or does not answer."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FoundSlice:
-    """A slice, and which of its hosts this is."""
+    """A slice, and the position of this host in it."""
 
     slice: Slice
-    worker: int  # this host
+    worker: int  # number of this host
     addresses: tuple[str, ...]  # of all hosts, by worker
-    name: str = ""  # of the TPU, where it is known
+    name: str = ""  # of the TPU; empty: unknown
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Said:
-    """Words of a source, as it says them; empty where it is silent."""
+    """Unparsed values of a source; empty: not given."""
 
     source: str
     type: str  # v5p-128, or tpu-v5p-slice
@@ -62,22 +62,22 @@ class _Said:
 
 
 def discover(environment: Mapping[str, str], *, timeout_s: float = 5.0) -> FoundSlice:
-    """Return the slice around this machine.
+    """Return the slice of this machine.
 
     Args:
-        environment: as the machine has it, before a part of the slice was given to
-            this process.
+        environment: the machine's, without variables that give this process a part of
+            the slice.
         timeout_s: for each answer of the metadata server.
 
     Raises:
-        NotOnTpu: neither environment nor server knows of a TPU.
-        ValueError: what they say does not fit together.
+        NotOnTpu: neither environment nor server describes a TPU.
+        ValueError: their values contradict each other.
     """
     if environment.get("TPU_WORKER_HOSTNAMES"):
         return _found(_of_environment(environment))
     if "TPU_SKIP_MDS_QUERY" in environment:
         raise NotOnTpu(_nowhere("TPU_SKIP_MDS_QUERY forbids to ask the server"))
-    # JAX and Google's libraries read the same names.
+    # JAX and Google's libraries read the same variables.
     given = environment.get("GCE_METADATA_IP") or environment.get("GCE_METADATA_HOST")
     fetch = functools.partial(
         _fetch_attribute, server=given or ADDRESS, timeout_s=timeout_s
@@ -105,7 +105,7 @@ def _of_metadata(fetch: Fetch) -> _Said:
     """Read the slice from the metadata of a TPU VM.
 
     Raises:
-        NotOnTpu: it is a machine without a TPU.
+        NotOnTpu: the machine has no TPU.
     """
     known = _read_lines(fetch("tpu-env") or "")
     type = fetch("accelerator-type") or known.get("ACCELERATOR_TYPE", "")
@@ -127,7 +127,7 @@ def _of_metadata(fetch: Fetch) -> _Said:
 
 
 def _found(said: _Said) -> FoundSlice:
-    """Return the slice that a source describes; refuse contradictions."""
+    """Return the slice that a source describes; raise ValueError for contradictions."""
     slice = _slice(said)
     if len(said.addresses) != slice.num_hosts:
         raise ValueError(
@@ -136,7 +136,7 @@ def _found(said: _Said) -> FoundSlice:
             f"{slice.num_hosts} with {slice.chips_per_host} chips each; start this "
             f"outside of a process that was given a part of the slice"
         )
-    # The machine of a slice of one host need not say which it is.
+    # The only host of a slice need not give its worker number.
     worker = said.worker or "0" * (slice.num_hosts == 1)
     if not worker.isdecimal() or int(worker) >= slice.num_hosts:
         raise ValueError(
@@ -149,7 +149,7 @@ def _found(said: _Said) -> FoundSlice:
 
 
 def _slice(said: _Said) -> Slice:
-    """Return the slice of a type, of the given topology if there is one."""
+    """Return the slice of the source's type, with its topology if given."""
     setting = f"the accelerator type of {said.source}"
     kind = generation_of(said.type) or generation_of(said.type.rpartition("-")[0])
     if said.topology and kind:
@@ -160,7 +160,7 @@ def _slice(said: _Said) -> Slice:
     host = None
     if said.host:
         host = parse_sides(said.host, setting=f"the chips per host of {said.source}")
-        # A topology does not say how the eight chips of one host lie; this does.
+        # A topology does not give the arrangement of one host's eight chips; this does.
         shape = host if sorted(host) == sorted(shape) else shape
     elif shape == (2, 4, 1) and len(said.addresses) == 2:
         host = (2, 2, 1)
@@ -176,9 +176,9 @@ def _read_lines(text: str) -> dict[str, str]:
 
 
 def _product(known: Mapping[str, str]) -> str:
-    """Return the chips along each side that hosts and their chips make.
+    """Return the slice's chips along each side, from the bounds of hosts and chips.
 
-    libtpu goes by these bounds; TOPOLOGY does not say along which side x is.
+    libtpu uses these bounds; TOPOLOGY does not specify which side is x.
     """
     names = ("HOST_BOUNDS", "CHIPS_PER_HOST_BOUNDS")
     if not all(known.get(name) for name in names):
@@ -188,10 +188,10 @@ def _product(known: Mapping[str, str]) -> str:
 
 
 def _endpoint(text: str) -> str:
-    """Return the address of a worker, written as such or as NAME:ID:ADDRESS.
+    """Return the address of a worker from the text ADDRESS or NAME:ID:ADDRESS.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: the text has another form.
     """
     parts = text.split(":")
     if len(parts) not in (1, 3):
@@ -213,14 +213,14 @@ def _nowhere(why: str) -> str:
     )
 
 
-# -- questions to the metadata server of Google's virtual machines, with limits --------
+# -- requests to the metadata server of Google's virtual machines, with limits ---------
 
 
 def _fetch_attribute(key: str, *, server: str, timeout_s: float) -> str | None:
-    """Return an attribute of this machine, or None if it has none of this name.
+    """Return an attribute of this machine, or None if it does not exist.
 
     Raises:
-        Unanswered: no answer in time, or not from such a server.
+        Unanswered: no answer in time, or none from Google's server.
     """
     url = f"http://{server}/computeMetadata/v1/instance/attributes/{key}"
     for tried in range(1, TRIES + 1):
@@ -231,7 +231,7 @@ def _fetch_attribute(key: str, *, server: str, timeout_s: float) -> str | None:
                 return None
             if error.code < 500 or tried == TRIES:
                 raise Unanswered(f"{url} answered {error.code}") from error
-        except OSError as error:  # URLError and TimeoutError among them
+        except OSError as error:  # includes URLError and TimeoutError
             said = getattr(error, "reason", error)
             raise Unanswered(
                 f"{url} did not answer within {timeout_s} s ({said})"
@@ -241,9 +241,9 @@ def _fetch_attribute(key: str, *, server: str, timeout_s: float) -> str | None:
 
 
 def _get(url: str, *, timeout_s: float) -> str:
-    """Return a text of the server, whole within the limit or not at all.
+    """Return the server's complete text, or raise after `timeout_s` seconds.
 
-    The socket's own limit starts anew with each byte, of headers too.
+    The socket's own timeout restarts with each byte received.
     """
     found: list[str] = []
     asking = Background("the answer")
@@ -255,7 +255,7 @@ def _get(url: str, *, timeout_s: float) -> str:
 
 
 def _read(url: str, *, timeout_s: float) -> str:
-    """Return a text of the server, never by way of a proxy."""
+    """Return a text of the server, without using a proxy."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     request = urllib.request.Request(url, headers=FLAVOR)
     end = time.monotonic() + timeout_s

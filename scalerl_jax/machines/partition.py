@@ -1,8 +1,8 @@
-"""Boxes of chips: how a slice is cut so that each job has chips of its own.
+"""Boxes of chips: partition a slice so that each job has its own chips.
 
-A job cannot have any chips: libtpu forms a box inside one host, or a box of whole
-hosts that could be a slice by itself.  Such a box starts where its sides divide the
-slice, as Ray's sub-slices do; whether other boxes work is not documented.
+A job cannot use an arbitrary set of chips: libtpu needs a box inside one host, or a box
+of whole hosts with the shape of a slice.  Such a box starts at multiples of its sides,
+like Ray's sub-slices; whether other boxes work is not documented.
 """
 
 import dataclasses
@@ -21,12 +21,12 @@ class Box:
 
     @property
     def num_chips(self) -> int:
-        """Chips of the box."""
+        """Number of chips in the box."""
         return math.prod(self.shape)
 
     @property
     def chips(self) -> tuple[Bounds, ...]:
-        """Places of its chips, along x first, then y, then z."""
+        """Coordinates of the chips, along x first, then y, then z."""
         x, y, z = (
             range(start, start + side)
             for start, side in zip(self.corner, self.shape, strict=True)
@@ -34,7 +34,7 @@ class Box:
         return tuple((a, b, c) for c, b, a in itertools.product(z, y, x))
 
     def overlaps(self, other: "Box") -> bool:
-        """Return whether the two boxes have a chip in common."""
+        """Return True if the two boxes have a chip in common."""
         return all(
             mine < theirs + their_side and theirs < mine + side
             for mine, side, theirs, their_side in zip(
@@ -45,7 +45,7 @@ class Box:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Split:
-    """Boxes of a slice by who has them; the rest stays idle."""
+    """Boxes of a slice by role; all other chips stay idle."""
 
     learner: Box
     replicas: tuple[Box, ...]
@@ -77,10 +77,9 @@ def box_sizes(slice: Slice) -> tuple[int, ...]:
 def boxes(
     slice: Slice, num_chips: int, *, beside: Box | None = None
 ) -> tuple[Box, ...]:
-    """Return the boxes of so many chips side by side, without the chips of `beside`.
+    """Return adjacent boxes of `num_chips` chips that do not overlap with `beside`.
 
-    Of the shapes with as many chips it is the most compact one; without such a shape
-    there are no boxes.
+    They have the most compact shape with that number of chips; () if none exists.
     """
     shapes = [each for each in box_shapes(slice) if math.prod(each) == num_chips]
     return tuple(_places(slice, shapes[0], beside=beside)) if shapes else ()
@@ -96,14 +95,15 @@ def split_slice(
     """Return a learner's box at the origin and the boxes of the generator replicas.
 
     Args:
-        learner_chips: 0 for the largest box beside which the generators fit; at most
-            half of the slice unless the two others are given.
-        generators: how many replicas; 0 for as many as fit.
-        generator_chips: of each; 0 for the most with which so many fit, or for a
-            whole host each if their number is open too.
+        slice: the slice to partition.
+        learner_chips: 0: the largest box beside which the generators fit, at most half
+            of the slice unless the two others are given.
+        generators: number of replicas; 0: all that fit.
+        generator_chips: chips of a replica; 0: the most with which `generators`
+            replicas fit, or a whole host if that number is open too.
 
     Raises:
-        ValueError: no such cut; says which sizes there are, or how many would fit.
+        ValueError: no such split; the message has the valid sizes, or how many fit.
     """
     asked = dict(
         learner_chips=learner_chips,
@@ -136,11 +136,11 @@ def split_slice(
 
 
 def _candidates(slice: Slice, chips: int, *, most: int, setting: str) -> list[Bounds]:
-    """Return the shapes of so many chips, or all up to `most` if 0, largest first."""
+    """Return the shapes of `chips` chips; 0: all up to `most`, largest first."""
     shapes = box_shapes(slice)
     if not chips:
         fitting = [shape for shape in shapes if math.prod(shape) <= most]
-        # A slice's shapes of one size come with the most compact first.
+        # `sorted` is stable: among shapes of one size the most compact stays first.
         return sorted(fitting, key=math.prod, reverse=True)
     fitting = [shape for shape in shapes if math.prod(shape) == chips]
     if not fitting:
@@ -153,7 +153,7 @@ def _candidates(slice: Slice, chips: int, *, most: int, setting: str) -> list[Bo
 
 
 def _places(slice: Slice, shape: Bounds, *, beside: Box | None) -> list[Box]:
-    """Return all boxes of a shape that have no chip of `beside`, by worker's place."""
+    """Return all boxes of a shape that do not overlap `beside`, in order of workers."""
     starts = [
         range(0, whole, side) for whole, side in zip(slice.topology, shape, strict=True)
     ]
@@ -177,7 +177,7 @@ def _no_room(
             f"{slice.name} has {slice.num_chips} chip, and learner and generators "
             f"need one each; take a larger slice, or run both in one process"
         )
-    # The smallest that were tried leave the most room.
+    # The smallest shapes that were tried leave the most room.
     learner = Box(corner=(0, 0, 0), shape=learners[-1])
     fit = len(_places(slice, replicas[-1], beside=learner))
     return (

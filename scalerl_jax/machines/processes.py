@@ -1,9 +1,9 @@
-"""Processes of a job on a box of chips, the environment of each, and who is where.
+"""Processes of a job on a box of chips: their environment, hosts and roles.
 
-libtpu takes the whole slice unless the environment names the chips of this process,
-the other processes of its job and their order.  It has to be set before JAX is
-imported.  The names are those of JAX's own tests with several processes,
-jax._src.test_multiprocess; vLLM writes the bounds under older names too.
+libtpu takes the whole slice unless environment variables name the chips of this
+process, the other processes of its job and their order.  They must be set before JAX is
+imported.  The names are those of jax._src.test_multiprocess, JAX's own tests with
+several processes; vLLM also writes the bounds under older names.
 """
 
 import dataclasses
@@ -13,13 +13,13 @@ from typing import Literal
 from scalerl_jax.machines.partition import Box, Split
 from scalerl_jax.machines.slices import Bounds, Slice
 
-# A process listens at the port of its first chip, so that the roles of a host never
-# meet: 8471 to 8478, below 8482, where JAX's coordinator listens unless it is told.
+# A process listens at TPU_PORT + its first chip (8471 to 8478), so that the roles of a
+# host have different ports.  JAX's coordinator listens at 8482 by default.
 TPU_PORT = 8471
 COORDINATOR_PORT = 8490
-# They say what another job, or several slices, are.
+# Variables that describe another job, or several slices.
 STALE = (
-    # To libtpu, chips by their paths outweigh those by their numbers.
+    # In libtpu these override TPU_VISIBLE_CHIPS.
     *("TPU_VISIBLE_DEVICE_PATHS", "TPU_VISIBLE_DEVICES"),
     *("TPU_MESH_CONTROLLER_ADDRESS", "TPU_MESH_CONTROLLER_PORT"),
     "TPU_PROCESS_ADDRESSES_PATH",
@@ -31,28 +31,28 @@ Extent = Literal["part of a host", "whole hosts", "whole slice"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Process:
-    """One process of a job: its host, its chips there, and the job around it."""
+    """One process of a job: its host, its chips, and the job's other processes."""
 
-    worker: int  # of the slice, whose host it runs on
+    worker: int  # number of its host in the slice
     rank: int  # in the job
     processes: Bounds  # of the job, along each side
     chips: Bounds  # of this process, along each side
-    visible: tuple[int, ...]  # chips, as the host numbers them
+    visible: tuple[int, ...]  # the host's numbers of its chips
     addresses: tuple[str, ...]  # of the job's hosts, by rank
     extent: Extent  # of the job's box
 
     @property
     def port(self) -> int:
-        """The port of libtpu; all processes of a job have the same."""
+        """The port of libtpu, the same for all processes of a job."""
         return TPU_PORT + self.visible[0]
 
     @property
     def coordinator(self) -> str:
-        """HOST:PORT for `rendezvous.initialize`, the same in all processes of a job."""
+        """HOST:PORT for `rendezvous.initialize`, the same for all of a job."""
         return _at(self.addresses[0], COORDINATOR_PORT + self.visible[0])
 
     def own_environment(self) -> dict[str, str]:
-        """Return the variables that say which part of the slice is this process's."""
+        """Return the variables that give this process its part of the slice."""
         processes, chips = _comma(self.processes), _comma(self.chips)
         own = {
             "TPU_PROCESS_BOUNDS": processes,
@@ -65,25 +65,24 @@ class Process:
             ),
             "TPU_PROCESS_PORT": str(self.port),
             "CLOUD_TPU_TASK_ID": str(self.rank),
-            # Kubernetes sets them for the whole slice, and JAX and libtpu read them.
+            # Kubernetes sets these for the whole slice; JAX and libtpu read them.
             "TPU_WORKER_ID": str(self.rank),
             "TPU_WORKER_HOSTNAMES": _comma(self.addresses),
         }
         if self.extent == "part of a host":
-            # Else the second process of the host finds libtpu's lock file taken.
+            # Otherwise the host's second process fails on libtpu's lock file.
             own["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
         if self.extent != "whole slice":
-            # A part of a torus has no way around its edges, and is not twisted; on a
-            # TPU VM libtpu asks the metadata server for what is not set.
+            # A part of a torus has no wraparound links and is not twisted.  On a TPU VM
+            # libtpu would ask the metadata server for values that are not set.
             own["TPU_TOPOLOGY_WRAP"] = "false,false,false"
             own["TPU_TOPOLOGY_ALT"] = "false"
         return own
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment to start the process with.
+        """Return the environment with which to start the process.
 
-        What describes another job, or a slice of which this has a part, is not
-        handed on.
+        Variables in `inherited` that describe another job or slice are removed.
         """
         kept = {
             name: value
@@ -94,24 +93,24 @@ class Process:
 
     @property
     def dropped(self) -> tuple[str, ...]:
-        """Names that are not handed on, beside those that begin with STALE_PREFIX."""
+        """Variables that are not inherited, apart from those with STALE_PREFIX."""
         return STALE + ("TPU_TOPOLOGY",) * (self.extent != "whole slice")
 
 
 def processes(
     slice: Slice, box: Box, *, addresses: Sequence[str]
 ) -> tuple[Process, ...]:
-    """Return the processes of the job that has a box, by rank.
+    """Return the processes of a job on a box of chips, by rank.
 
-    A host has one process, for all of its chips that are in the box.
+    A host has one process, for all its chips in the box.
 
     Args:
-        slice: what the box is a part of.
-        box: of `split_slice`.
-        addresses: of the slice's hosts, by worker.
+        slice: the slice that contains the box.
+        box: a box of `split_slice`.
+        addresses: addresses of the slice's hosts, by worker.
 
     Raises:
-        ValueError: there is not one address for each host.
+        ValueError: the number of addresses is not the number of hosts.
     """
     if len(addresses) != slice.num_hosts:
         raise ValueError(
@@ -119,7 +118,7 @@ def processes(
             f"{slice.name}; give one for each, in the order of the workers"
         )
     at = {corner: worker for worker, corner in enumerate(slice.corners)}
-    chips: dict[int, list[int]] = {}  # by worker: its chips that are in the box
+    chips: dict[int, list[int]] = {}  # worker -> its chips in the box
     for chip in box.chips:  # along x first, as libtpu counts
         worker = at[_corner(slice, chip)]
         chips.setdefault(worker, []).append(number_on_host(slice, chip))
@@ -144,21 +143,21 @@ def processes(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Role:
-    """A process with chips: a rank of the learner, or one of a replica."""
+    """A process with chips: a rank of the learner, or of a replica."""
 
     name: str  # learner or replica
-    number: int  # of the replica, from 0; 0 of the learner
+    number: int  # of the replica, from 0; 0 for the learner
     process: Process
 
     @property
     def rank(self) -> int:
-        """Its place in its job, from 0."""
+        """Rank of the process in its job, from 0."""
         return self.process.rank
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Host:
-    """A host and what runs on it."""
+    """A host and the roles that run on it."""
 
     worker: int
     address: str
@@ -166,7 +165,7 @@ class Host:
 
     @property
     def head(self) -> bool:
-        """Return whether the controller, and Ray's head, run here too."""
+        """True if the controller and Ray's head run on this host."""
         return self.worker == 0
 
 
@@ -174,12 +173,12 @@ def deal(slice: Slice, split: Split, *, addresses: Sequence[str]) -> tuple[Host,
     """Return the hosts of a slice with their roles, by worker.
 
     Args:
-        slice: all of the run's hosts.
-        split: of `split_slice`.
-        addresses: of the hosts, by worker.
+        slice: the slice with all hosts of the run.
+        split: the result of `split_slice`.
+        addresses: addresses of the hosts, by worker.
 
     Raises:
-        ValueError: there is not one address for each host.
+        ValueError: the number of addresses is not the number of hosts.
     """
 
     def roles(name: str, number: int, box: Box) -> list[Role]:
@@ -202,11 +201,11 @@ def deal(slice: Slice, split: Split, *, addresses: Sequence[str]) -> tuple[Host,
 
 
 def number_on_host(slice: Slice, chip: Bounds) -> int:
-    """Return the number that a chip's host has for it, from 0.
+    """Return a chip's number on its host, from 0.
 
-    Chips are numbered by squares of 2x2, and in a square along y first: JAX's tests
-    give a process of two chips 0,1 or 2,3 with the bounds 1,2,1, and one of four of
-    a host's eight 0 to 3 or 4 to 7 with 2,2,1.
+    Chips are numbered by squares of 2x2, and within a square along y first.  JAX's
+    tests give a process of two chips the numbers 0,1 or 2,3 with the bounds 1,2,1, and
+    a process of four of a host's eight chips 0 to 3 or 4 to 7 with 2,2,1.
     """
     x, y, _ = (at % side for at, side in zip(chip, slice.host, strict=True))
     squares = max(slice.host[0] // 2, 1)
@@ -214,13 +213,13 @@ def number_on_host(slice: Slice, chip: Bounds) -> int:
 
 
 def _corner(slice: Slice, chip: Bounds) -> Bounds:
-    """Return the first chip of a chip's host."""
+    """Return the coordinates of the first chip on a chip's host."""
     x, y, z = (at - at % side for at, side in zip(chip, slice.host, strict=True))
     return x, y, z
 
 
 def _hosts(shape: Bounds, host: Bounds) -> Bounds:
-    """Return the number of hosts of a box along each side."""
+    """Return the number of a box's hosts along each side."""
     x, y, z = (max(side // part, 1) for side, part in zip(shape, host, strict=True))
     return x, y, z
 

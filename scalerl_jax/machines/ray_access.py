@@ -1,7 +1,7 @@
-"""Who may join a cluster of Ray: whoever has its token.  Nothing here imports Ray.
+"""Access to a Ray cluster by its token.  Nothing here imports Ray.
 
-Ray reads its environment when it is imported, so this is set before.  A token is
-never an argument of a command; a file holds it, which its owner alone can read.
+Ray reads environment variables when it is imported, so they are set before.  A token is
+never an argument of a command; it is in a file that only its owner can read.
 """
 
 import contextlib
@@ -16,13 +16,13 @@ from pathlib import Path
 
 _log = logging.getLogger(__name__)
 _MODE, _TOKEN, _FILE = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
-_PLACE = "RAY_TMPDIR"  # of Ray's sockets, logs and files
-# Ray adds up to 70 characters to it for a socket, whose path may have 107.
+_PLACE = "RAY_TMPDIR"  # directory of Ray's sockets, logs and files
+# Ray appends up to 70 characters for a socket's path, which may have 107.
 _LONGEST_PLACE = 36
 _MOST_BYTES = 4096  # of a token's file
-# Ray's own switch for systems whose firewall asks about each port: all that it starts
-# then is at 127.0.0.1.  It would move another address that it is given to the one by
-# which other machines reach this one.
+# Ray's own switch for systems whose firewall asks about each port.  With the value 0
+# all that Ray starts listens at 127.0.0.1.  Otherwise Ray replaces a loopback address
+# by the one at which other machines reach this one.
 _LOOPBACK = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_enable_metrics_collection": "0",
@@ -41,17 +41,18 @@ def prepared(
     without_token: bool = False,
     environment: MutableMapping[str, str] = os.environ,
 ) -> Iterator[None]:
-    """Set the environment for a cluster while the block runs, in which Ray is imported.
+    """Set the environment for a cluster during the block; import Ray inside it.
 
-    "local" gets a token, a directory and addresses that no other user reaches.  Any
-    other cluster needs the token that the environment or Ray's own file has.
+    "local" gets a token, a directory and addresses that no other user can reach.  Any
+    other cluster needs a token from the environment or from Ray's own file.
 
     Args:
-        address: as --ray takes it.
-        without_token: the cluster asks nobody for one.
+        address: the value of --ray.
+        without_token: the cluster requires no token.
+        environment: the variables to set; restored after the block.
 
     Raises:
-        ValueError: there is no token, or others can read it; or no such address.
+        ValueError: the token is missing or readable by others, or the address invalid.
     """
     if address not in ("local", "auto", "slice"):
         parse_address(address)
@@ -64,7 +65,7 @@ def prepared(
             use_token(environment, write_token(place, make_token()))
         elif without_token:
             _log.warning(
-                "warning: --ray_without_token: whoever reaches the ports of the "
+                "warning: --ray_without_token: anyone who reaches the ports of the "
                 "cluster at --ray=%s can run programs as its user",
                 address,
             )
@@ -76,10 +77,10 @@ def prepared(
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """Return host and port of a cluster.
+    """Parse HOST:PORT of a cluster.
 
     Raises:
-        ValueError: it is not HOST:PORT.
+        ValueError: the text is not HOST:PORT.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
@@ -97,7 +98,7 @@ def _put_back(environment: MutableMapping[str, str], before: dict[str, str]) -> 
 
 @contextlib.contextmanager
 def own_directory() -> Iterator[Path]:
-    """Make a directory that this user alone can enter; remove it after the block.
+    """Create a directory that only this user can enter; remove it after the block.
 
     Its path is short enough for the sockets in it.
     """
@@ -111,7 +112,7 @@ def own_directory() -> Iterator[Path]:
 
 
 def write_token(directory: Path, token: str) -> Path:
-    """Write a token to a new file that this user alone can read."""
+    """Write a token to a new file that only this user can read."""
     path = directory / "token"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     with os.fdopen(os.open(path, flags, mode=0o600), "w") as file:
@@ -120,16 +121,16 @@ def write_token(directory: Path, token: str) -> Path:
 
 
 def use_token(environment: MutableMapping[str, str], path: Path) -> None:
-    """Set the variables by which Ray demands the token of a file, and presents it."""
-    environment.pop(_TOKEN, None)  # it would win
+    """Set the variables with which Ray requires and presents the token of a file."""
+    environment.pop(_TOKEN, None)  # it would override the file
     environment.update({_MODE: "token", _FILE: str(path)})
 
 
 def read_token(path: Path) -> str:
-    """Return the token of a file, whoever can read it.
+    """Return the token of a file, without checking the file's permissions.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the file is missing, or does not hold a token.
     """
     try:
         if not path.is_file():
@@ -146,7 +147,7 @@ def read_token(path: Path) -> str:
 
 
 def _check_token(address: str, environment: MutableMapping[str, str]) -> None:
-    """Refuse a cluster without a token of ours, in the places where Ray looks."""
+    """Raise ValueError unless Ray will find a token that other users cannot read."""
     if environment.get(_TOKEN):
         return
     given = environment.get(_FILE)
@@ -158,7 +159,7 @@ def _check_token(address: str, environment: MutableMapping[str, str]) -> None:
             f"--ray={address} needs the token of the cluster, the same on all its "
             f"machines, and {error}; write one with `openssl rand -hex 32` to that "
             f"file, with chmod 600, or name a file in {_FILE}, or add "
-            f"--ray_without_token where nobody else reaches the cluster"
+            f"--ray_without_token if no other user reaches the cluster"
         ) from error
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:

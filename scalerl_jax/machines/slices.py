@@ -1,7 +1,7 @@
-"""TPU slices: what can be rented, the hosts of one, and where each of them stands.
+"""TPU slices: which ones can be rented, their hosts, and the hosts' positions.
 
-A slice is a box of chips, given by three sides; the third one is 1 on v5e and v6e,
-whose slices are flat.  A host is a virtual machine with a box of these chips.
+A slice is a box of chips, given by three sides; the third is 1 on v5e and v6e, whose
+slices are flat.  A host is a virtual machine with a box of these chips.
 """
 
 import dataclasses
@@ -15,25 +15,25 @@ Bounds = tuple[int, int, int]  # along x, y and z
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Generation:
-    """A kind of TPU, as far as its slices go."""
+    """The slices of a TPU generation."""
 
     name: str
-    types: tuple[str, ...]  # what its accelerator types begin with, before the number
-    counted: int  # by an accelerator type, per chip: its TensorCores, or 1 for itself
+    types: tuple[str, ...]  # prefixes of its accelerator types, before the number
+    counted: int  # units per chip in a type's number: 2 TensorCores, or 1 chip
     shapes: tuple[Bounds, ...]  # of its slices, the smallest first
 
     @property
     def flat(self) -> bool:
-        """Return whether every slice has two sides only, as on a 2D torus."""
+        """True if every slice has only two sides, as on a 2D torus."""
         return all(shape[2] == 1 for shape in self.shapes)
 
     def written(self, shape: Bounds) -> str:
-        """Return a shape as topologies are written: 4x4x4, or 4x4 of a flat one."""
+        """Return a shape as text: 4x4x4, or 4x4 for a flat slice."""
         sides = shape[:2] if self.flat and shape[2] == 1 else shape
         return "x".join(map(str, sides))
 
     def listed(self, shapes: Iterable[Bounds]) -> str:
-        """Return shapes as an error lists them."""
+        """Return the list of shapes for an error message."""
         names = [self.written(shape) for shape in shapes]
         several = [*names[:10], "...", names[-1]] if len(names) > 12 else names
         return ", ".join(several)
@@ -43,7 +43,7 @@ def _cubes(*most: int) -> tuple[Bounds, ...]:
     """Return the shapes made of cubes of 4x4x4 chips, the smallest first."""
     sides = [range(4, side + 1, 4) for side in most]
     shapes = [(x, y, z) for x, y, z in itertools.product(*sides) if x <= y <= z]
-    # Of the same number of chips, the most compact comes first.
+    # Among shapes of one size the most compact comes first.
     return tuple(sorted(shapes, key=lambda shape: (math.prod(shape), sum(shape))))
 
 
@@ -52,8 +52,8 @@ _FLAT: tuple[Bounds, ...] = (
     *((1, 1, 1), (2, 2, 1), (2, 4, 1), (4, 4, 1)),
     *((4, 8, 1), (8, 8, 1), (8, 16, 1), (16, 16, 1)),
 )
-# docs.cloud.google.com/tpu/docs/v4, /v5p, /v5e and /v6e; the later names of a
-# generation are those of Kubernetes' machines.
+# docs.cloud.google.com/tpu/docs/v4, /v5p, /v5e and /v6e; all but the first names of a
+# generation are those of machines in Kubernetes.
 GENERATIONS = {
     each.name: each
     for each in (
@@ -82,12 +82,12 @@ GENERATIONS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Slice:
-    """A slice and its hosts; `make_slice` refuses one that cannot be."""
+    """A slice and its hosts; `make_slice` checks that it exists."""
 
     generation: str
     topology: Bounds  # chips along each side
     host: Bounds  # chips of a host along each side
-    order: tuple[int, ...] = ()  # worker -> place; empty: worker n stands at place n
+    order: tuple[int, ...] = ()  # worker -> position; empty: worker n is at position n
 
     @property
     def kind(self) -> Generation:
@@ -96,35 +96,35 @@ class Slice:
 
     @property
     def name(self) -> str:
-        """The slice as it is written: v5p:4x4x4."""
+        """The slice's text form: v5p:4x4x4."""
         return f"{self.generation}:{self.kind.written(self.topology)}"
 
     @property
     def type(self) -> str:
-        """Its accelerator type: v5p-128."""
+        """The slice's accelerator type: v5p-128."""
         return f"{self.kind.types[0]}-{self.num_chips * self.kind.counted}"
 
     @property
     def num_chips(self) -> int:
-        """Chips of all hosts."""
+        """Number of chips of all hosts."""
         return math.prod(self.topology)
 
     @property
     def chips_per_host(self) -> int:
-        """Chips of a host."""
+        """Number of chips of a host."""
         return math.prod(self.host)
 
     @property
     def num_hosts(self) -> int:
-        """Hosts of the slice."""
+        """Number of hosts."""
         return self.num_chips // self.chips_per_host
 
     @property
     def corners(self) -> tuple[Bounds, ...]:
-        """The chip of each worker's host that lies nearest the origin, by worker.
+        """The chip nearest the origin of each worker's host, by worker.
 
-        Places are counted along x first, then y, then z.  The workers of TPU VMs are
-        numbered so; Kubernetes numbers pods before it places them, hence `order`.
+        Positions are counted along x first, then y, then z.  Workers of TPU VMs are
+        numbered like this.  Kubernetes numbers pods before it places them: see `order`.
         """
         places = [
             (x, y, z)
@@ -148,13 +148,13 @@ def make_slice(
     Args:
         generation: one of `GENERATIONS`.
         topology: chips along each side.
-        host: chips of a host, where that is known.  Eight chips of v5e and v6e are
-            one host unless it says otherwise; they can be two of 2x2.
-        order: the place of each worker; empty where worker n stands at place n.
-        setting: what an error calls the topology.
+        host: chips of a host; None: unknown.  Eight chips of v5e and v6e are by default
+            one host; they can also be two hosts of 2x2.
+        order: position of each worker; empty: worker n is at position n.
+        setting: name of the topology in error messages.
 
     Raises:
-        ValueError: there is no such slice, host or order.
+        ValueError: no such slice, host or order exists.
     """
     kind = choose_generation(generation, setting=setting)
     x, y, z = topology
@@ -184,20 +184,20 @@ def make_slice(
 
 
 def tiles(shape: Bounds, around: Bounds) -> bool:
-    """Return whether boxes of a shape, side by side, fill another exactly."""
+    """Return True if adjacent boxes of `shape` exactly fill the box `around`."""
     return all(whole % side == 0 for side, whole in zip(shape, around, strict=True))
 
 
 def order_of(slice: Slice, seen: Sequence[Iterable[Sequence[int]]]) -> tuple[int, ...]:
-    """Return the place of each worker from the coordinates of its chips.
+    """Return the position of each worker, from the coordinates of its chips.
 
     Args:
-        slice: whose `order` is not known.
-        seen: by worker, the `coords` that JAX gives its local devices, in a job on
-            the whole slice.
+        slice: a slice with unknown `order`.
+        seen: by worker, the `coords` of its local devices in JAX, from a job on the
+            whole slice.
 
     Raises:
-        ValueError: a worker's chips are no host of the slice.
+        ValueError: a worker's chips are not those of a host of the slice.
     """
     plain = dataclasses.replace(slice, order=())
     places = {corner: place for place, corner in enumerate(plain.corners)}
@@ -226,7 +226,7 @@ def choose_generation(name: str, *, setting: str) -> Generation:
     """Return the generation of this name.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the name is unknown.
     """
     if name not in GENERATIONS:
         raise ValueError(
@@ -237,10 +237,10 @@ def choose_generation(name: str, *, setting: str) -> Generation:
 
 
 def parse_sides(text: str, *, setting: str) -> Bounds:
-    """Return the sides that 4x4x4, 4x4 or 2,2,1 says.
+    """Parse sides from text like 4x4x4, 4x4 or 2,2,1.
 
     Raises:
-        ValueError: it says none.
+        ValueError: the text has another form.
     """
     sides = text.strip().replace(",", "x").split("x")
     if len(sides) not in (2, 3) or not all(re.fullmatch(r"[1-9]\d*", n) for n in sides):
@@ -253,13 +253,13 @@ def parse_sides(text: str, *, setting: str) -> Bounds:
 
 
 def parse_type(text: str, *, setting: str = "accelerator type") -> tuple[str, Bounds]:
-    """Return generation and topology of an accelerator type, v5p-128 or v6e-16.
+    """Return generation and topology of an accelerator type, like v5p-128 or v6e-16.
 
-    The number counts TensorCores on v4 and v5p, two a chip, and chips on v5e and v6e.
-    Of several topologies with as many chips it is the most compact one.
+    The number counts TensorCores on v4 and v5p, two per chip, and chips on v5e and v6e.
+    Among topologies with that number of chips the most compact one is returned.
 
     Raises:
-        ValueError: there is no such type.
+        ValueError: the type is unknown.
     """
     found = re.fullmatch(r"(.+)-([1-9]\d*)", text.strip())
     kind = generation_of(found[1]) if found else None
@@ -283,15 +283,15 @@ def parse_type(text: str, *, setting: str = "accelerator type") -> tuple[str, Bo
 
 
 def generation_of(text: str) -> Generation | None:
-    """Return the generation that a type, without its number, belongs to."""
+    """Return the generation of a type given without its number, or None."""
     return next((each for each in GENERATIONS.values() if text in each.types), None)
 
 
 def parse_slice(text: str, *, host: Bounds | None = None) -> Slice:
-    """Return the slice that v5p:4x4x4, or the type v5p-128, says.
+    """Parse a slice from text like v5p:4x4x4, or from a type like v5p-128.
 
     Raises:
-        ValueError: it says none.
+        ValueError: the text names no slice.
     """
     if ":" not in text:
         return make_slice(*parse_type(text, setting="slice"), host=host)

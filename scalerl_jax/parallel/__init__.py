@@ -1,1 +1,1 @@
-"""Devices and processes: meshes, their shares, and params on the way between them."""
+"""Devices and processes: meshes, compiler options, and starting several processes."""

@@ -1,8 +1,7 @@
-"""Options of XLA's TPU compiler: by role and chip, for runs and the preflight alike.
+"""Options of XLA's TPU compiler by role and chip, for runs and the preflight.
 
-Each is here because the compiler's own estimate of an 8B program is better with it
-(`docs/preflight.md` has the figures, and what was left out).  Other platforms
-get none.
+Each option improves the compiler's own estimate of an 8B program (`docs/preflight.md`
+has the figures, and the options that were rejected).  Other platforms get no options.
 """
 
 import functools
@@ -18,10 +17,10 @@ _log = logging.getLogger(__name__)
 Role = Literal["learner", "sampler"]
 Options = dict[str, bool | int]
 
-# A weight is gathered before its product.  By default it comes in pieces, in a loop of
-# as many products, whose sum is rounded to bfloat16 at each turn.
+# Gather a weight before its product.  By default the compiler gathers it in pieces, in
+# a loop of products whose sum is rounded to bfloat16 in each iteration.
 _WHOLE_PRODUCTS = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 1_000_000}
-# By the kind of device as JAX names it; "" is any other TPU.
+# Role -> JAX's `device_kind` -> options; "" is any other TPU.
 OPTIONS: dict[Role, dict[str, Options]] = {
     "learner": {"": _WHOLE_PRODUCTS},
     "sampler": {"": {}},
@@ -29,12 +28,12 @@ OPTIONS: dict[Role, dict[str, Options]] = {
 
 
 def tpu_options(role: Role, mesh: Mesh) -> Options:
-    """Return the options of programs on a mesh of TPUs.
+    """Return the compiler options of programs on a mesh of TPUs.
 
-    One that the installed compiler does not know is left out, with a warning.
+    Options that the installed compiler does not support are left out, with a warning.
     """
     devices = list(mesh.devices.flat)
-    # No program can be compiled alone for devices of another process.
+    # A program cannot be compiled for devices of another process only.
     own = [one for one in devices if one.process_index == jax.process_index()]
     by_kind = OPTIONS[role]
     wanted = by_kind.get(devices[0].device_kind, by_kind[""])
@@ -47,7 +46,7 @@ def tpu_options(role: Role, mesh: Mesh) -> Options:
 
 @functools.cache
 def _is_known(name: str, value: bool | int, device: Any) -> bool:
-    """Return whether the compiler takes an option, as it says of a trivial program."""
+    """Return True if the compiler accepts an option; it compiles a trivial program."""
     sharding = NamedSharding(Mesh([device], ("alone",)), PartitionSpec())
     number = jax.ShapeDtypeStruct((), jnp.float32, sharding=sharding)
     try:
@@ -56,7 +55,7 @@ def _is_known(name: str, value: bool | int, device: Any) -> bool:
         if "INVALID_ARGUMENT" not in str(error):
             raise
         _log.warning(
-            "this TPU compiler does not take %s = %s, programs go without: %s",
+            "this TPU compiler does not support %s = %s, which is left out: %s",
             *(name, value, " ".join(str(error).split())[:200]),
         )
         return False

@@ -1,10 +1,10 @@
-"""The address at which process 0 of several is met, and where JAX's coordinator is.
+"""The address at which process 0 listens, for the start and for JAX's coordinator.
 
-Process 0 listens at one address of its machine, never at all of them.  There JAX's
-coordinator follows it, which serves whoever reaches it: a stranger that says that it is
-process 1 ends the run.  On several machines, their network has to be private.  On one,
-where the address is that of the loopback, it has no port: it listens at a socket file
-that this user alone can open, and which is gone after the start.
+Process 0 listens at one address of its machine, never at all of them.  After the start
+JAX's coordinator listens there, without authentication: any program that claims to be
+process 1 can end the run.  So several machines need a private network.  On a single
+machine, with a loopback address, the coordinator has no port: it listens at a socket
+file that only this user can open, and which is removed after the start.
 """
 
 import contextlib
@@ -16,20 +16,20 @@ import socket
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 
-# JAX's own variable: where process 0 listens, if its machine does not have the address
-# of --coordinator, as behind a Service of Kubernetes.
+# JAX's own variable: the address at which process 0 listens, if its machine does not
+# have the address of --coordinator (behind a Service of Kubernetes).
 BIND_ADDRESS = "JAX_COORDINATOR_BIND_ADDRESS"
 MAX_PROCESSES = 2**16
-_MAX_FILE = 100  # characters: the system's limit of a socket's file is 107
+_MAX_FILE = 100  # characters; the system's limit for a socket's path is 107
 _HOST = re.compile(r"[A-Za-z0-9_.-]{1,253}|\[?[0-9A-Fa-f:.]+(%\w+)?\]?")
 _PORT = re.compile(r"[1-9][0-9]{0,4}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProcessPlace:
-    """A process's place in a run."""
+    """Number and coordinator of a process in a run."""
 
-    coordinator: str  # HOST:PORT, of process 0
+    coordinator: str  # HOST:PORT of process 0
     num_processes: int
     process_id: int
     local_devices: Sequence[int] | None = None  # None: all of its machine
@@ -39,15 +39,15 @@ class ProcessPlace:
         """Host and port of the coordinator.
 
         Raises:
-            ValueError: there is none in `coordinator`.
+            ValueError: `coordinator` is not HOST:PORT.
         """
         return split_address(self.coordinator, setting="--coordinator")
 
     def check(self) -> None:
-        """Refuse what cannot be.
+        """Check the arguments.
 
         Raises:
-            ValueError: says which argument is wrong.
+            ValueError: an argument is out of range or malformed.
         """
         if not 1 <= self.num_processes <= MAX_PROCESSES:
             raise ValueError(
@@ -63,10 +63,10 @@ class ProcessPlace:
 
 
 def split_address(text: str, *, setting: str) -> tuple[str, int]:
-    """Return host and port of HOST:PORT.
+    """Parse HOST:PORT.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the text has another form.
     """
     host, _, port = text.rpartition(":")
     if not _HOST.fullmatch(host) or not _PORT.fullmatch(port) or int(port) > 65_535:
@@ -83,14 +83,14 @@ def join_address(host: str, port: int) -> str:
 
 
 class HeldPort:
-    """A port of one address of this machine, kept free for this user's process.
+    """A port of one address of this machine, reserved for this user's processes.
 
-    It is bound and does not listen.  Programs of other users cannot bind it, and those
-    of this user that share ports, as gRPC's servers do, can listen at it.
+    The port is bound, but nothing listens.  Programs of other users cannot bind it;
+    programs of this user that share ports (SO_REUSEPORT, as in gRPC) can listen at it.
     """
 
     def __init__(self, host: str, port: int = 0) -> None:
-        """Take it; port 0 is any that is free.
+        """Bind the port; 0 means any free port.
 
         Raises:
             ValueError: the host names all addresses of the machine.
@@ -100,13 +100,13 @@ class HeldPort:
         for family, kind, _, _, address in _resolved(host, port):
             if ipaddress.ip_address(address[0]).is_unspecified:
                 raise ValueError(
-                    f"{host} stands for all addresses of a machine; name the one by "
+                    f"{host} means all addresses of a machine; name the one at "
                     f"which the other processes reach it"
                 )
             self._family, self._socket = family, socket.socket(family, kind)
             try:
-                # A port whose last connections linger is free; one that is bound so
-                # could be taken by others, and hence it is given up at once.
+                # SO_REUSEADDR lets us bind a port whose old connections linger.  It is
+                # cleared at once, since it would let others bind the port too.
                 self._reuse(socket.SO_REUSEADDR, True)
                 self._socket.bind(address)
                 self._reuse(socket.SO_REUSEADDR, False)
@@ -119,16 +119,16 @@ class HeldPort:
 
     @property
     def address(self) -> str:
-        """HOST:PORT, with the number of the address."""
+        """HOST:PORT with the numeric address."""
         return join_address(*self._socket.getsockname()[:2])
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only processes of this machine reach it."""
+        """True if only processes of this machine can reach the port."""
         return ipaddress.ip_address(self._socket.getsockname()[0]).is_loopback
 
     def listen(self) -> socket.socket:
-        """Return a socket that listens at it, to close before another does."""
+        """Return a socket that listens at the port; close it before another listens."""
         listening = socket.socket(self._family, socket.SOCK_STREAM)
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -140,7 +140,7 @@ class HeldPort:
         return listening
 
     def close(self) -> None:
-        """Give it up."""
+        """Release the port."""
         self._socket.close()
 
     def _reuse(self, option: int, value: bool) -> None:
@@ -149,25 +149,25 @@ class HeldPort:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Coordinator:
-    """Where process 0 listens: at a port itself, and then JAX's coordinator."""
+    """Addresses of process 0: its own port, and those of JAX's coordinator."""
 
     held: HeldPort
-    address: str  # by which JAX's clients find it
-    bind_address: str  # at which it listens
+    address: str  # to which JAX's clients connect
+    bind_address: str  # at which JAX's coordinator listens
 
 
 @contextlib.contextmanager
 def opened_coordinator(
     place: ProcessPlace, held: HeldPort | None
 ) -> Iterator[Coordinator | None]:
-    """Keep the port of process 0 while the block runs, in which JAX starts.
+    """Hold the port of process 0 during the block, in which JAX starts.
 
     Args:
-        place: of this process; None is yielded unless it is process 0.
-        held: the port, if there is one already.
+        place: this process; unless it is process 0, None is yielded.
+        held: the port, if it is held already.
 
     Raises:
-        ValueError, RuntimeError: as `hold_coordinator`.
+        ValueError, RuntimeError: see `hold_coordinator`.
     """
     if place.process_id:
         yield None
@@ -177,7 +177,7 @@ def opened_coordinator(
         opened.callback(held.close)
         address, bind_address = place.coordinator, held.address
         if held.is_loopback:
-            # Connections that exist outlive the file.
+            # Open connections survive the removal of the file.
             folder = opened.enter_context(
                 tempfile.TemporaryDirectory(prefix="scalerl_jax-")
             )
@@ -188,10 +188,10 @@ def opened_coordinator(
 
 
 def hold_coordinator(place: ProcessPlace, environment: Mapping[str, str]) -> HeldPort:
-    """Take the port of process 0 on its machine, before anybody waits.
+    """Bind the port of process 0 on its machine, before any process waits.
 
     Raises:
-        ValueError: the coordinator stands for all addresses of a machine.
+        ValueError: the coordinator's host means all addresses of a machine.
         RuntimeError: the port is taken, or the machine does not have that address.
     """
     setting, value = "--coordinator", place.coordinator
@@ -205,13 +205,13 @@ def hold_coordinator(place: ProcessPlace, environment: Mapping[str, str]) -> Hel
     except OSError as error:
         reason = error.strerror or str(error)
         raise RuntimeError(
-            f"process 0 cannot listen at {setting}={value}: {reason}; end what has "
-            f"the port, or give all processes another; where this machine does not "
-            f"have that address, name its own in {BIND_ADDRESS}=HOST:PORT"
+            f"process 0 cannot listen at {setting}={value}: {reason}; end the program "
+            f"that has the port, or give all processes another; if this machine does "
+            f"not have that address, name its own in {BIND_ADDRESS}=HOST:PORT"
         ) from error
 
 
 def _resolved(host: str, port: int) -> list:
-    with contextlib.suppress(UnicodeError):  # of a name that is no name
+    with contextlib.suppress(UnicodeError):  # for a text that is no host name
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     raise OSError(f"{host!r} is no name of a host")

@@ -1,10 +1,10 @@
-"""How several processes find out that all of them are there; one meets nobody.
+"""Wait until all processes of a run have started, before JAX starts.
 
 Every process reports to process 0 over a TCP connection.  Process 0 listens at the
-coordinator's address until all have come, then tells each of them to go on, or who is
-missing.  Who reports proves that it knows the start's secret, and so does process 0
-(`signed_lines`).  Any other connection is a stranger's: it is closed, counted and holds
-up nobody.
+coordinator's address until all have reported, and then tells each of them to continue,
+or which are missing.  Both sides prove that they know the start's secret
+(`signed_lines`).  A connection without that proof is a stranger's: it is closed and
+counted, and delays no one.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ from typing import Any
 from scalerl_jax.parallel import signed_lines
 from scalerl_jax.parallel.coordinator import Coordinator, ProcessPlace
 
-# After the time for all to come, for what follows: their answers, and JAX's own start.
+# Extra seconds after the timeout, for the answers and for JAX's own start.
 GRACE_S = 30.0
 _RETRY_S = 0.2
-_HELLO_S = 5.0  # for a connection to say who it is
-# Connections, beside one for each process, that have not said who they are; above, the
-# oldest is closed.
+_HELLO_S = 5.0  # seconds for a connection to identify itself
+# Limit of connections that have not identified themselves, in addition to one for each
+# process; beyond it the oldest is closed.
 _MAX_GREETED = 128
-_MAX_NAMES = 16  # missing processes that an error names
+_MAX_NAMES = 16  # missing processes that an error lists
 _HELLO = {"process_id": int, "num_processes": int, "challenge": str}
 _ANSWER = {"error": str, "mistake": bool, "coordinator": str}
 _log = logging.getLogger(__name__)
@@ -34,10 +34,10 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Met:
-    """What a process knows once all are there."""
+    """Result of `meet` on one process."""
 
-    coordinator: str  # the address of JAX's own
-    strangers: int  # connections that were not of this start, as process 0 counts them
+    coordinator: str  # address of JAX's coordinator
+    strangers: int  # connections from outside this start; counted by process 0 only
 
 
 def meet(
@@ -48,18 +48,18 @@ def meet(
     timeout_s: float,
     end: float,
 ) -> Met:
-    """Return once all processes of a run are there; the same error on all if not.
+    """Return once all processes have reported; else raise the same error on all.
 
     Args:
-        place: of this process.
-        secret: that all share.
+        place: this process.
+        secret: the secret that all processes share.
         at: where process 0 listens; None for the others.
-        timeout_s: as the settings have it, for errors.
-        end: of that time, by `time.monotonic`.
+        timeout_s: the timeout that error messages give.
+        end: end of the timeout, by `time.monotonic`.
 
     Raises:
-        ValueError: the arguments of two processes contradict.
-        TimeoutError: a process did not come.
+        ValueError: the arguments of two processes contradict each other.
+        TimeoutError: a process did not report.
     """
     assert secret or place.num_processes == 1, "several processes share a secret"
     if at is None:
@@ -79,10 +79,10 @@ def meet(
 
 
 class Gathering:
-    """Process 0's side of a start: who has come, and how many strangers."""
+    """Process 0's side of a start: which processes have reported, and strangers."""
 
     def __init__(self, place: ProcessPlace, *, secret: str, at: Coordinator) -> None:
-        """Wait for nobody yet; process 0 listens `at` its port."""
+        """Store the arguments; process 0 listens `at` its port, from `run` on."""
         self._place, self._at = place, at
         self._secret = secret
         self._most_greeted = _MAX_GREETED + place.num_processes
@@ -94,11 +94,11 @@ class Gathering:
         self.strangers = 0
 
     async def run(self, listening: socket.socket, timeout_s: float, end: float) -> None:
-        """Wait for the others, and tell them how it went.
+        """Wait for the others, and send them the result.
 
         Raises:
-            ValueError: the arguments of two processes contradict.
-            TimeoutError: a process did not come.
+            ValueError: the arguments of two processes contradict each other.
+            TimeoutError: a process did not report.
         """
         self._over = asyncio.Event()
         server = await asyncio.start_server(
@@ -126,7 +126,7 @@ class Gathering:
     async def _greet(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Find out who a connection is, and watch it if it is one of the run."""
+        """Identify a new connection, and watch it if it is a process of the run."""
         if len(self._greeted) >= self._most_greeted:
             oldest = next(iter(self._greeted))
             del self._greeted[oldest]
@@ -153,12 +153,12 @@ class Gathering:
         peer = _Peer(reader, writer, challenge=hello["challenge"])
         self._enter(process, hello["num_processes"], peer)
         with contextlib.suppress(OSError):
-            await reader.read(1)  # it says nothing more, and waits
+            await reader.read(1)  # returns when the connection closes
         if self._come.get(process) is peer and not self._over.is_set():
-            del self._come[process]  # it ended, and may be started anew
+            del self._come[process]  # it ended, and may be started again
 
     def _enter(self, process: int, count: int, peer: "_Peer") -> None:
-        """Write down that a process has come; the start is over with the last."""
+        """Record that a process has reported; the last one ends the wait."""
         if self._over.is_set():
             return
         expected = self._place.num_processes
@@ -181,7 +181,7 @@ class Gathering:
             self._over.set()
 
     def _error(self, timeout_s: float) -> Exception | None:
-        """Return the error with which the start fails; None: it does not."""
+        """Return the error with which the start fails, or None."""
         if self._fault:
             return ValueError(self._fault)
         count = self._place.num_processes
@@ -204,7 +204,7 @@ class Gathering:
 
 
 class _Peer:
-    """A process that has come to process 0, and waits for its word."""
+    """A process that has reported to process 0 and waits for its answer."""
 
     def __init__(
         self,
@@ -217,11 +217,11 @@ class _Peer:
 
     @property
     def is_there(self) -> bool:
-        """Whether it keeps the connection open."""
+        """True if the process keeps its connection open."""
         return not self._reader.at_eof()
 
     async def tell(self, answer: dict[str, Any], *, secret: str) -> None:
-        """Send the answer; who is gone is found elsewhere."""
+        """Send the answer; ignore a lost process, which is detected elsewhere."""
         line = signed_lines.sign(
             answer, secret=secret, speaker="process 0", challenge=self._challenge
         )
@@ -235,7 +235,7 @@ class _Peer:
 async def _report(
     place: ProcessPlace, secret: str, timeout_s: float, end: float
 ) -> dict[str, Any]:
-    """Tell process 0, from another one, that this one is there; return its word."""
+    """Report this process to process 0, with retries; return its answer."""
     reason = "it does not answer"
     while time.monotonic() < end:
         try:
@@ -247,7 +247,7 @@ async def _report(
         except EOFError:
             reason = "it closes the connection, as on another start's processes"
         except ValueError as error:
-            reason = f"who listens there is not of this start: {error}"
+            reason = f"the program that listens there is not of this start: {error}"
         else:
             if answer["error"]:
                 kind = ValueError if answer["mistake"] else TimeoutError
@@ -263,11 +263,11 @@ async def _report(
 
 
 async def _ask(place: ProcessPlace, secret: str, end: float) -> dict[str, Any]:
-    """Return process 0's word on one connection.
+    """Report once to process 0, and return its answer.
 
     Raises:
-        OSError, EOFError: there is no connection, or none any more.
-        ValueError: who listens there does not know the secret.
+        OSError, EOFError: the connection failed or was closed.
+        ValueError: the listening program does not know the secret.
     """
     host, port = place.address
     async with asyncio.timeout_at(end) as limit:
@@ -288,7 +288,7 @@ async def _ask(place: ProcessPlace, secret: str, end: float) -> dict[str, Any]:
                     hello, secret=secret, speaker="process", challenge=theirs
                 )
             )
-            # Process 0 may have begun later, and says who is missing.
+            # Process 0 may have started later; wait for its list of missing processes.
             limit.reschedule(end + GRACE_S)
             return signed_lines.verify(
                 await signed_lines.read_line(reader),

@@ -1,8 +1,7 @@
-"""Device meshes: who trains, who samples, and along which axes arrays are cut.
+"""Device meshes: their axes, and the split of devices into learner and generators.
 
-A mesh has the axes of `AXES`, of size 1 where they are not used, so that no caller
-asks which of them exist.  What is cut along them is said in
-`model.architecture`; nothing here knows a parameter.
+A mesh always has the axes of `AXES`; unused axes have size 1, so that callers need not
+check which exist.  `model.architecture` defines how parameters are sharded.
 """
 
 import math
@@ -16,11 +15,11 @@ from jax.sharding import AxisType, Mesh
 from scalerl_jax.parallel.compiling import tpu_options
 
 Device = Any  # a jax.Device, a name that type checkers take for a variable
-# Replicas of the state, its shards (two axes, the second of which has other experts
-# in every place), shards of a row's tokens, and of heads.
+# Replicas of the state; its shards, on two axes, the second of which also divides
+# experts; shards of a row's tokens; shards of heads.
 AXES = ("data", "fsdp", "expert", "context", "tensor")
 SHARDS = ("fsdp", "expert")
-ROWS = ("data", *SHARDS)  # that cut the rows of a batch
+ROWS = ("data", *SHARDS)  # axes that divide the rows of a batch
 
 
 def make_mesh(
@@ -32,17 +31,17 @@ def make_mesh(
     context: int = 1,
     tensor: int = 1,
 ) -> Mesh:
-    """A mesh of all `devices`, in their order, with the axes of `AXES`.
+    """Return a mesh of all `devices`, in their order, with the axes of `AXES`.
 
-    There are `fsdp` shards of the state, on the mesh's axes "fsdp" and "expert"
-    together: experts are divided among `expert` of them.  `tensor` varies fastest:
+    The state has `fsdp` shards, on the mesh's axes "fsdp" and "expert" together;
+    experts are divided among `expert` of them.  `tensor` varies fastest, since
     neighbours in the list exchange the most.  The axes are Auto: `jax.make_mesh` makes
-    Explicit ones, under which `jax.jit` refuses programs that leave the layout of
+    Explicit axes, with which `jax.jit` refuses programs that leave the layout of
     intermediate values to the compiler.
 
     Raises:
-        ValueError: the devices are not data * fsdp * context * tensor, or `expert`
-            does not divide `fsdp`.
+        ValueError: the number of devices is not data * fsdp * context * tensor, or
+            `expert` does not divide `fsdp`.
     """
     if fsdp % expert:
         raise ValueError(
@@ -54,8 +53,8 @@ def make_mesh(
         raise ValueError(
             f"mesh.data * mesh.fsdp * mesh.context * mesh.tensor = {data} * {fsdp} * "
             f"{context} * {tensor} = {wanted} devices, but the learner has "
-            f"{len(devices)}; change one of them (the most common way is mesh.fsdp), "
-            f"or hand over {wanted}"
+            f"{len(devices)}; change one of them (most often mesh.fsdp), "
+            f"or provide {wanted}"
         )
     return Mesh(
         np.asarray(devices, dtype=object).reshape(
@@ -67,14 +66,14 @@ def make_mesh(
 
 
 def num_shards(mesh: Mesh) -> int:
-    """Return the number of shards that the mesh cuts the train state into."""
+    """Return the number of shards of the train state on a mesh."""
     return math.prod(mesh.shape[axis] for axis in SHARDS)
 
 
 def compiler_options(
     role: Literal["learner", "sampler"], mesh: Mesh
 ) -> dict[str, bool | int]:
-    """Return the options for `jax.jit` of a program on a mesh: none but on TPUs."""
+    """Return the compiler options of a program on a mesh; {} unless it has TPUs."""
     if mesh.devices.flat[0].platform != "tpu":
         return {}
 
@@ -84,9 +83,9 @@ def compiler_options(
 def over_mesh(
     mesh: Mesh | None, function: Callable[..., Any], in_specs: Any, out_specs: Any
 ) -> Callable[..., Any]:
-    """`function` on every device's part of its arguments; without a mesh, itself.
+    """Return `function` applied to each device's shards; without a mesh, unchanged.
 
-    Collectives are the function's own affair; nothing checks `out_specs`.
+    The function does its own collectives; `out_specs` is not checked.
     """
     if mesh is None:
         return function
@@ -105,11 +104,11 @@ def split_devices(
 ) -> tuple[list[Device], list[list[Device]]]:
     """Return the learner's devices, and those of every generator replica.
 
-    The learner has the first, replicas the last; `shared` replicas have some of the
-    learner's, by turns.  Devices between the two shares stay idle.
+    The learner gets the first devices and the replicas the last; `shared` replicas use
+    parts of the learner's devices, assigned in turn.  Devices in between stay idle.
 
     Raises:
-        ValueError: there are not enough devices.
+        ValueError: the devices do not suffice.
     """
     own = 0 if shared else replicas * each
     if learner_count + own > len(devices):

@@ -1,11 +1,11 @@
-"""Several processes that train as one: how they agree and wait for each other.
+"""Coordinate several processes that train as one: exchange texts, agree, wait.
 
-JAX is asked here alone which process this is.  With one process, every function returns
-at once and nothing is sent; how several of them start is said in `rendezvous`.
+Only this module asks JAX for the number of this process.  With a single process every
+function returns at once and sends nothing; `rendezvous` starts several processes.
 
-Processes exchange short texts by the store of JAX's coordination service: it needs no
-device, and a process that stays away is named.  All must make the same calls in the
-same order.
+Processes exchange short texts through the store of JAX's coordination service: it needs
+no device, and reports which process is missing.  All processes must make the same calls
+in the same order.
 """
 
 import collections
@@ -35,7 +35,7 @@ def exchange(text: str, *, name: str, timeout_s: float) -> list[str]:
     """Exchange a text with the other processes; return the texts of all, in order.
 
     Raises:
-        TimeoutError: a process did not come; says which.
+        TimeoutError: a process did not call; the message says which.
     """
     mine, count = process_index(), process_count()
     if count == 1:
@@ -45,10 +45,10 @@ def exchange(text: str, *, name: str, timeout_s: float) -> list[str]:
 
 
 def agree(value: str, *, name: str, timeout_s: float) -> None:
-    """Refuse to go on unless all processes hold the same value.
+    """Check that all processes have the same value.
 
     Raises:
-        ValueError: one differs from process 0; says which, on every process.
+        ValueError: a value differs from process 0's; the same error on every process.
     """
     first, *others = exchange(value, name=name, timeout_s=timeout_s)
     for process, other in enumerate(others, 1):
@@ -63,8 +63,8 @@ def together(action: Callable[[], _Result], *, name: str, timeout_s: float) -> _
     """Run `action` in every process; return its result here once all have succeeded.
 
     Raises:
-        RuntimeError: it failed in one; the error of the first such process, on all.
-            With one process its own error is raised as it is.
+        RuntimeError: it failed in a process; all raise the first such process's error.
+            A single process raises its own error unchanged.
     """
     if process_count() == 1:
         return action()
@@ -80,10 +80,10 @@ def together(action: Callable[[], _Result], *, name: str, timeout_s: float) -> _
 
 
 def put_global(tree: PyTree, shardings: PyTree) -> PyTree:
-    """Put host arrays, the same in every process, on devices of all of them.
+    """Put host arrays, equal in every process, on the devices of all processes.
 
-    Each process sends the parts of its own devices.  Does not wait.  `shardings` may
-    be a prefix of the tree, as for `jax.device_put`.
+    Each process transfers the shards of its own devices, without waiting for the end.
+    `shardings` may be a prefix of the tree, as for `jax.device_put`.
     """
     if process_count() == 1:
         return jax.device_put(tree, shardings)
@@ -104,7 +104,7 @@ def _by_store(
     This process is number `process` of `count`.
 
     Raises:
-        TimeoutError: a process did not come; says which.
+        TimeoutError: a process did not call; the message says which.
     """
     client = distributed.global_state.client
     assert client is not None, "several processes have a client"
@@ -122,13 +122,13 @@ def _by_store(
             f"within {timeout_s:g} s; see its log"
         ) from error
     found = _given(client, key)
-    # All have left the call before this one.
+    # All processes have returned from the previous call of this name.
     if call:
         client.key_value_delete(f"{folder}{call - 1}/{process}")
     return [found[number] for number in range(count)]
 
 
 def _given(client: Any, key: str) -> dict[int, str]:
-    """Texts that the processes have given so far in one call."""
+    """Return the texts, by process, that were given so far in one call."""
     entries = client.key_value_dir_get(key)
     return {int(path.rpartition("/")[2]): value for path, value in entries}

@@ -1,8 +1,9 @@
-"""The start of several processes that train as one.
+"""Start several processes that train as one.
 
-They meet before JAX starts (`meeting`): `jax.distributed.initialize` ends a process
-from C++ when another stays away, and does not say which.  JAX's own coordinator asks
-nobody for a proof of who it is; `coordinator` says where it listens.
+They report to process 0 before JAX starts (`meeting`), since
+`jax.distributed.initialize` ends a process from C++ if another is missing, without
+saying which.  JAX's coordinator has no authentication; `coordinator` restricts where it
+listens.
 """
 
 import math
@@ -16,9 +17,10 @@ from scalerl_jax.parallel.coordinator import HeldPort, ProcessPlace, opened_coor
 from scalerl_jax.parallel.meeting import GRACE_S, meet
 from scalerl_jax.parallel.multihost import agree
 
-# A process that died is noticed after so long; the others then end with status 134.
+# Seconds until a dead process is detected; the others then end with status 134.
 HEARTBEAT_S = 60
-# One that ended with an error waits so long for the others, then ends them.
+# Seconds that a process which ended with an error waits for the others; then it ends
+# them.
 SHUTDOWN_S = 60
 
 
@@ -29,15 +31,15 @@ def find_place(
     process_id: int | None = None,
     timeout_s: float = 300.0,
 ) -> ProcessPlace:
-    """Return this process's place.
+    """Return this process's number and coordinator.
 
-    Without arguments it is found out (TPU VMs, Kubernetes, Slurm, Open MPI).
+    Without arguments they are detected (TPU VMs, Kubernetes, Slurm, Open MPI).
 
     Args:
         coordinator: HOST:PORT of process 0; the port must be free.
-        num_processes: how many there are.
-        process_id: which this is, from 0.
-        timeout_s: for it to be found out.
+        num_processes: number of processes.
+        process_id: number of this process, from 0.
+        timeout_s: for the detection.
 
     Raises:
         ValueError: an argument is wrong or missing.
@@ -51,8 +53,8 @@ def find_place(
     if coordinator is None or num_processes is None or process_id is None:
         raise ValueError(
             "--distributed needs --coordinator=HOST:PORT, --num_processes and "
-            "--process_id, all three; they are found out on TPU VMs, Kubernetes, "
-            "Slurm and Open MPI only"
+            "--process_id, all three; they are detected only on TPU VMs, Kubernetes, "
+            "Slurm and Open MPI"
         )
     place = ProcessPlace(
         coordinator=coordinator,
@@ -72,22 +74,23 @@ def initialize(
     timeout_s: float = 300.0,
     heartbeat_s: int = HEARTBEAT_S,
 ) -> int:
-    """Join the other processes; before anything else that asks JAX for devices.
+    """Join the other processes; call it before anything asks JAX for devices.
 
     Args:
-        place: of this process.
-        secret: that all share, if there are several; `signed_lines.new_secret`.
-        held: the coordinator's port, if process 0 has it already; closed here.
-        timeout_s: for all of them to come.  The whole start takes at most 30 s more.
-        heartbeat_s: a process that is silent for so long is dead.
+        place: this process.
+        secret: the secret of `signed_lines.new_secret` that all processes share; unused
+            for a single one.
+        held: the coordinator's port, if process 0 holds it already; closed here.
+        timeout_s: for all to report.  The whole start takes at most 30 s more.
+        heartbeat_s: seconds without a heartbeat after which a process counts as dead.
 
     Returns:
-        How many connections were not of this start.
+        The number of connections from outside this start.
 
     Raises:
-        ValueError: the places of two processes contradict.
+        ValueError: the arguments of two processes contradict each other.
         RuntimeError: the coordinator's port is taken.
-        TimeoutError: a process did not come; says which.
+        TimeoutError: a process did not report; the message says which.
     """
     end = time.monotonic() + timeout_s
     place.check()
@@ -108,5 +111,5 @@ def initialize(
 
 
 def _left_s(end: float) -> float:
-    """Return the time that is left of a start; JAX takes no less than a second."""
+    """Return the seconds left for a start, at least 1.0: JAX's minimum."""
     return max(end + GRACE_S - time.monotonic(), 1.0)

@@ -1,10 +1,10 @@
-"""Lines between processes that share a secret: who has it not is not read.
+"""Authenticated lines between processes that share a secret.
 
-A line is PROOF BODY.  The proof is the HMAC-SHA256 of the speaker's role, of a
-challenge that the hearer has made for this connection, and of the body, a JSON object.
-It is compared before anything of the body is looked at, so that no text of a stranger
-comes to the JSON parser, and a line that was heard on another connection proves
-nothing.  The secret itself is never sent; what is said is not kept from eavesdroppers.
+A line is PROOF BODY.  The proof is the HMAC-SHA256 of the sender's role, of a challenge
+that the receiver made for this connection, and of the body, a JSON object.  The
+receiver compares it before it parses the body, so that no text of a stranger reaches
+the JSON parser.  A line recorded on another connection is no valid proof.  The secret
+is never sent; lines are not encrypted.
 """
 
 import asyncio
@@ -24,19 +24,19 @@ _CHALLENGE = re.compile(rb"[0-9a-f]{64}")
 
 
 def new_secret() -> str:
-    """Return a secret that nobody has."""
+    """Return a new random secret."""
     return secrets.token_hex(32)
 
 
 def new_challenge() -> str:
-    """Return a challenge, for one connection."""
+    """Return a new random challenge, for one connection."""
     return secrets.token_hex(32)
 
 
 def sign(
     message: Mapping[str, Any], *, secret: str, speaker: str, challenge: str
 ) -> bytes:
-    """Return the line of a message, with the hearer's challenge in its proof."""
+    """Return the line of a message, with the receiver's challenge in its proof."""
     body = json.dumps(message).encode()
     proof = _proof(body, secret=secret, speaker=speaker, challenge=challenge)
     return proof + b" " + body + b"\n"
@@ -50,10 +50,10 @@ def verify(
     speaker: str,
     challenge: str,
 ) -> dict[str, Any]:
-    """Return the message of a line, which has just these fields of these types.
+    """Return the message of a line, after checking its proof, fields and types.
 
     Raises:
-        ValueError: the speaker does not know the secret, or says something else.
+        ValueError: the sender does not know the secret, or the message is invalid.
     """
     proof, _, body = line.rstrip(b"\n").partition(b" ")
     if len(line) > MAX_BYTES or not _PROOF.fullmatch(proof):
@@ -65,10 +65,11 @@ def verify(
 
 
 def parse_message(body: bytes, fields: Mapping[str, type]) -> dict[str, Any]:
-    """Return the object of a body, if it has just these fields of these types.
+    """Parse a body: an object with exactly these fields of these types.
 
     Raises:
-        ValueError: it has not; integers are from 0 to MAX_INTEGER.
+        ValueError: a field is missing, unknown, of another type, or an integer that is
+            not from 0 to MAX_INTEGER.
     """
     message = parse_json(body)
     if not isinstance(message, dict) or message.keys() != fields.keys():
@@ -86,8 +87,8 @@ async def read_line(reader: asyncio.StreamReader) -> bytes:
     """Return the next line; `reader` was made with the limit MAX_BYTES.
 
     Raises:
-        ValueError: it is longer.
-        EOFError: the connection ends before it does.
+        ValueError: the line is longer.
+        EOFError: the connection ends before the line does.
     """
     try:
         return await reader.readuntil(b"\n")
@@ -96,11 +97,11 @@ async def read_line(reader: asyncio.StreamReader) -> bytes:
 
 
 async def read_challenge(reader: asyncio.StreamReader) -> str:
-    """Return the challenge that a hearer sends first.
+    """Return the challenge that the receiver sends first.
 
     Raises:
-        ValueError: it sends something else.
-        EOFError: the connection ends before.
+        ValueError: the line is not a challenge.
+        EOFError: the connection ends before the line does.
     """
     line = await read_line(reader)
     if not _CHALLENGE.fullmatch(line.rstrip(b"\n")):

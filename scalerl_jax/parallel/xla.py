@@ -1,4 +1,4 @@
-"""XLA in this process: programs and memory kept, and memory that ran out."""
+"""XLA in this process: compilation cache, host memory, and out-of-memory errors."""
 
 import contextlib
 import ctypes
@@ -15,33 +15,32 @@ from typing import Any, Literal
 
 import jax
 
-# Not public; JAX itself has no command that looks for damage.
+# Not public; JAX has no public function that checks entries of its cache.
 from jax._src.compilation_cache import decompress_executable
 
 from scalerl_jax.run.writing import replace_file
 
 _log = logging.getLogger(__name__)
 
-_CHECKED = ".checked"  # its time: entries older than it are whole
+_CHECKED = ".checked"  # entries older than this file are complete
 
 
 def keep_programs(directory: str) -> None:
-    """Read compiled programs from `directory`, and write new ones into it.
+    """Turn on JAX's persistent compilation cache in `directory`, for all programs.
 
-    JAX's persistent compilation cache, switched on for every program however small, so
-    that a command starts faster again.  A machine has a folder of its own, since XLA
-    compiles for the very CPU that it runs on.  Call it before anything is compiled.  An
-    empty name keeps nothing; JAX's own setting (`JAX_COMPILATION_CACHE_DIR`), where it
-    is given, wins.  A directory that cannot be used is a warning: the command then
-    compiles as if it had none.
+    Small programs are cached too, so that later commands start faster.  Each kind of
+    machine has its own folder, since XLA compiles for the CPU that it runs on.  Call
+    this before anything is compiled.  An empty name turns the cache off; JAX's own
+    setting (`JAX_COMPILATION_CACHE_DIR`) takes precedence.  An unusable directory is a
+    warning: the command then compiles without a cache.
 
     Raises:
-        ValueError: it is a file, or lies under one.
+        ValueError: the path is a file, or below one.
     """
     given = Path(directory).expanduser()
     if directory and any(map(os.path.isfile, (given, *given.parents))):
         raise ValueError(
-            f"compile_cache = {directory!r} is or lies under a file; name a directory, "
+            f"compile_cache = {directory!r} is a file, or below one; name a directory, "
             f"or '' for none"
         )
     if not directory or jax.config.values["jax_compilation_cache_dir"]:
@@ -64,7 +63,7 @@ def keep_programs(directory: str) -> None:
 
 
 def _machine() -> str:
-    """Return a name that two machines share only if they run the same instructions."""
+    """Return a name that machines share only if their CPUs have equal instructions."""
     facts = platform.processor()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -76,10 +75,10 @@ def _machine() -> str:
 
 
 def _remove_torn(place: Path) -> None:
-    """Remove entries that a kill left half written.
+    """Remove entries that a kill left incomplete.
 
-    JAX writes an entry in place and never writes one again: a torn one would be a
-    warning, and a compilation, at every start from then on.
+    JAX writes an entry in place and never rewrites it: an incomplete one would cause a
+    warning and a compilation at every later start.
     """
     begun = time.time()
     stamp = place / _CHECKED
@@ -88,10 +87,10 @@ def _remove_torn(place: Path) -> None:
         if entry.stat().st_mtime >= since:
             try:
                 decompress_executable(entry.read_bytes())
-            except Exception:  # noqa: BLE001  whatever library did the packing
+            except Exception:  # noqa: BLE001  the type depends on the compression
                 entry.unlink(missing_ok=True)
     replace_file(stamp, b"")
-    # Entries that another process writes meanwhile are looked at next time.
+    # Entries that another process writes meanwhile are checked next time.
     os.utime(stamp, (begun, begun))
 
 
@@ -102,17 +101,17 @@ SMALL_MODEL = 2**24  # parameters
 
 
 def keep_freed_memory(num_params: int) -> bool:
-    """Take large blocks from one heap that never shrinks; return whether it is set so.
+    """Make malloc keep freed memory in one heap; return True if that was set.
 
     XLA's CPU client allocates the temporary memory of a program at every call.  glibc
-    maps a large block anew each time, and every page of it then costs a fault when it
-    is first touched: a third of the time of a decode call of a small model, and the
-    kernel's, not ours.  Programs of a large model compute for longer per page, and
-    their blocks, kept, would double the memory of the process: with more than
-    `SMALL_MODEL` parameters, and elsewhere than on Linux with glibc, nothing happens.
+    maps a large block anew each time, and each of its pages causes a page fault when
+    first touched: in the kernel, a third of the time of a small model's decode call.
+    Programs of a large model compute longer per page, and keeping their blocks would
+    double the memory of the process.  So with more than `SMALL_MODEL` parameters, or
+    without Linux and glibc, nothing is changed.
 
-    One heap for all threads: the others' hold 64 MiB at most, and map what is larger.
-    Call it before JAX's threads begin.
+    All threads share one heap, since the heaps of other threads hold at most 64 MiB and
+    map larger blocks.  Call this before JAX's threads start.
     """
     if num_params > SMALL_MODEL:
         return False
@@ -132,11 +131,11 @@ def explained(program: Program, config: Any) -> Iterator[None]:
     """Name the settings to change if the block runs out of device memory.
 
     Args:
-        program: what it is; `_WAYS` has the settings of each.
-        config: the run's.
+        program: the program in the block; `_WAYS` has the settings of each.
+        config: the run's config.
 
     Raises:
-        RuntimeError: XLA found no memory, when it compiled or when it ran.
+        RuntimeError: XLA ran out of memory while it compiled or ran the program.
     """
     try:
         yield
@@ -148,16 +147,16 @@ def explained(program: Program, config: Any) -> Iterator[None]:
 
 
 def is_broken_off(error: BaseException | None) -> bool:
-    """Return whether a program of several processes may have lost one of them."""
+    """Return True if a program of several processes may have lost one of them."""
     return type(error).__name__ == "JaxRuntimeError" and not is_full(error)
 
 
 def is_full(error: BaseException | None) -> bool:
-    """Return whether XLA says that there is no memory."""
+    """Return True if the error is XLA's out-of-memory error."""
     return "RESOURCE_EXHAUSTED" in str(error)
 
 
-# Settings that each needs its memory for; they are shown with their values.
+# Program -> advice on settings that reduce its memory; values are added to the names.
 _WAYS = {
     "the train step": (
         "lower batch.rows_per_microbatch, batch.row_tokens, model.head_chunk_tokens or "
@@ -178,7 +177,7 @@ _WAYS = {
 
 
 def ways_out(program: str, config: Any, error: Exception) -> str:
-    """Return in words which settings of `config` take less of the memory."""
+    """Return the message on which settings of `config` to change to save memory."""
     ways = re.sub(
         r"\b[a-z]+\.[a-z_]+",
         lambda name: f"{name[0]} = {operator.attrgetter(name[0])(config)!r}",

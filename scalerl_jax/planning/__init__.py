@@ -1,1 +1,1 @@
-"""Seconds and bytes of a step of a run on chips, and the best split of them."""
+"""Forecast the seconds and bytes of a run's step on chips, and choose their split."""

@@ -1,11 +1,11 @@
-"""The best split of devices into learner and generators, for what a config leaves open.
+"""Choose the split of devices into learner and generators, and other open settings.
 
-Open are mesh.data = 0, mesh.fsdp = 0, mesh.tensor = 0, generators.count = 0 and with it
-generators.devices = 0, generators.versions = 0, sampler.slots = 0 with its cache,
-model.remat = "auto" and batch.rows_per_microbatch = 0.  Every split that can be formed
-and whose programs fit is forecast, and the one with the shortest step is taken; of
-equal ones, the one with more devices at work, then with fewer slots, whose tokens are
-younger.  Runs and the preflight ask here alike.
+Open settings are mesh.data = 0, mesh.fsdp = 0, mesh.tensor = 0, generators.count = 0
+and with it generators.devices = 0, generators.versions = 0, sampler.slots = 0 with its
+cache, model.remat = "auto" and batch.rows_per_microbatch = 0.  The time of a step is
+forecast for every possible split whose programs fit, and the shortest step wins.  Ties
+go to more devices in use, then to fewer slots, since their tokens are less stale.  Runs
+and the preflight both use this module.
 """
 
 import dataclasses
@@ -21,10 +21,10 @@ from scalerl_jax.planning import memory
 from scalerl_jax.planning.forecast import StepForecast, forecast, slots_that_fit
 from scalerl_jax.planning.lengths import Lengths, assumed_lengths
 
-# The fastest first; "none" multiplies as much as "dots" does and keeps more.
+# The fastest first; "none" has as many FLOPs as "dots" and keeps more activations.
 _REMAT = ("dots", "attention", "full")
 _SLOTS = (*range(1, 16), *range(16, 64, 4), *range(64, 128, 8), *range(128, 513, 16))
-# Settings that a choice may fill in, by section.
+# Settings that a choice may fill in.
 _CHOSEN = (
     *("mesh.data", "mesh.fsdp", "mesh.tensor", "batch.rows_per_microbatch"),
     *("generators.count", "generators.devices", "generators.placement"),
@@ -35,22 +35,22 @@ _CHOSEN = (
 
 @dataclasses.dataclass(frozen=True)
 class Slices:
-    """Slices whose hosts are processes: roles have boxes of chips."""
+    """Slices with a process on each host; a role gets boxes of chips."""
 
     slices: tuple[Slice, ...]
 
     @property
     def num_devices(self) -> int:
-        """Chips of all slices, which are paid for."""
+        """Chips of all slices, used or not."""
         return sum(each.num_chips for each in self.slices)
 
     def sizes(self) -> tuple[int, ...]:
-        """Return the chips of each box of a slice: a role is on one."""
+        """Return the possible numbers of chips of a box: a role has one box."""
         found = {size for each in self.slices for size in box_sizes(each)}
         return tuple(sorted(found))
 
     def hosts(self, each: int) -> int:
-        """Return the hosts of a box, a process on each; 0: the slices differ."""
+        """Return the hosts (one process each) of a box; 0: it depends on the slice."""
         found = {
             max(each // one.chips_per_host, 1)
             for one in self.slices
@@ -81,16 +81,16 @@ class Slices:
 
 @dataclasses.dataclass(frozen=True)
 class OneProcess:
-    """Devices of one process, which roles share out one by one."""
+    """Devices of one process; a role may get any number of them."""
 
     num_devices: int
 
     def sizes(self) -> range:
-        """Return any number."""
+        """Return all possible numbers of devices of a role."""
         return range(1, self.num_devices + 1)
 
     def hosts(self, each: int) -> int:
-        """Return 1, whatever a replica has."""
+        """Return 1 for a replica of any size."""
         return 1
 
     def replicas(self, learner: int, each: int) -> int:
@@ -98,12 +98,12 @@ class OneProcess:
         return (self.num_devices - learner) // each
 
 
-Room = Slices | OneProcess  # devices, and the parts of them that roles can have
+Room = Slices | OneProcess  # devices, and how roles can divide them
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A config with numbers for all that it left open, and its forecast."""
+    """A config with its open settings filled in, and its forecast."""
 
     config: Config
     forecast: StepForecast
@@ -111,12 +111,12 @@ class Choice:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Settings to write, by dotted name."""
+        """The chosen settings by dotted name."""
         return {name: read(self.config, name) for name in _CHOSEN}
 
 
 def is_open(config: Config) -> bool:
-    """Return whether a config leaves anything to `choose`."""
+    """Return True if a config leaves a setting open for `choose`."""
     mesh = config.mesh
     return (
         0 in (mesh.data, mesh.tensor, config.generators.count, config.sampler.slots)
@@ -126,9 +126,9 @@ def is_open(config: Config) -> bool:
 
 
 def balanced(config: Config, arch: Architecture, num_devices: int, kind: str) -> Config:
-    """Return the config with the best split of one process's devices, if it is open.
+    """Return the config with open settings filled in for the devices of one process.
 
-    `kind` is JAX's name of the devices; those that are not known are left alone.
+    `kind` is JAX's name of the devices; a config for unknown devices stays unchanged.
     """
     chip = chip_of(kind)
     if chip is None or not is_open(config):
@@ -137,7 +137,7 @@ def balanced(config: Config, arch: Architecture, num_devices: int, kind: str) ->
 
 
 def opened(config: Config) -> Config:
-    """Return the config with all that `choose` fills in left open."""
+    """Return the config with every setting open that `choose` fills in."""
     return dataclasses.replace(
         config,
         model=dataclasses.replace(config.model, remat="auto"),
@@ -162,12 +162,14 @@ def choose(
     room: Room,
     lengths: Lengths | None = None,
 ) -> Choice:
-    """Return the split with the shortest step of all that fit.
+    """Return the split with the shortest step among those that fit.
 
     Args:
-        config: with something left open.
-        room: which devices there are.
-        lengths: of rollouts; None: what the config's limits let expect.
+        config: a config with open settings.
+        arch: the policy's architecture.
+        chip: the kind of TPU.
+        room: the available devices.
+        lengths: token counts of rollouts; None: assumed from the config's limits.
 
     Raises:
         ValueError: no split fits.
@@ -183,7 +185,7 @@ def choose(
         raise ValueError(
             f"no split of {room.num_devices} {chip.name} devices into learner and "
             f"generators fits model.architecture = {config.model.architecture!r}: of "
-            f"{chip.hbm_bytes / 2**30:.0f} GiB each device may hold "
+            f"{chip.hbm_bytes / 2**30:.0f} GiB a device can use "
             f"{memory.usable_bytes(chip) / 2**30:.1f}; take more devices, or set "
             f"mesh.*, generators.*, sampler.slots and sampler.cache_tokens to numbers"
         )
@@ -191,7 +193,7 @@ def choose(
 
 
 def _rank(config: Config, found: StepForecast) -> tuple[float, ...]:
-    """Return a sort key for a split: a better one has a smaller key."""
+    """Return the sort key of a split; the best has the smallest key."""
     return (
         found.step_seconds,
         -found.devices_at_work,
@@ -204,7 +206,7 @@ def _rank(config: Config, found: StepForecast) -> tuple[float, ...]:
 def candidates(
     config: Config, arch: Architecture, chip: Chip, room: Room, lengths: Lengths
 ) -> Iterator[Config]:
-    """Yield the config with numbers, for each split that fits the devices' memory."""
+    """Yield the filled-in config of each split that fits the devices' memory."""
     placements = [config.generators.placement]
     if placements == ["auto"]:
         both = isinstance(room, OneProcess)
@@ -223,10 +225,10 @@ def candidates(
 def _with_learner(
     config: Config, arch: Architecture, size: int, usable: float
 ) -> Config | None:
-    """Return the config with a learner of so many devices, if they fall evenly.
+    """Return the config with a learner of `size` devices, None if they divide unevenly.
 
-    An open mesh.tensor is the least with which the learner fits: whatever the forward
-    pass sums up over it is left out of the forecast.
+    An open mesh.tensor becomes the smallest with which the learner fits, since the
+    forecast leaves out the forward pass's all-reduces over it.
     """
     if config.mesh.tensor:
         return _with_shards(config, arch, size)
@@ -245,10 +247,10 @@ def _with_learner(
 
 
 def _with_shards(config: Config, arch: Architecture, size: int) -> Config | None:
-    """Return the config with data and fsdp of so many devices, if they fall evenly.
+    """Return the config with data and fsdp for `size` devices, None if uneven.
 
-    The state is cut into as many shards as divide the width of the model; what is
-    left are replicas of it.
+    fsdp is the largest number of shards that divides the model's width; the remaining
+    factor, data, is the number of replicas of the state.
     """
     mesh, rows = config.mesh, config.batch.rows_per_microbatch
     others = mesh.context * mesh.tensor
@@ -303,7 +305,8 @@ def _with_replicas(
 def _with_versions(config: Config, room: Room) -> Iterator[Config]:
     """Yield the config with each number of versions that its replicas can hold.
 
-    One is for replicas of processes of their own, which have the next on the host.
+    One version is only for replicas in their own processes, which keep the next version
+    in host memory.
     """
     asked = config.generators.versions
     one = isinstance(room, Slices) and not config.eval.concurrent
@@ -326,13 +329,13 @@ def _that_fit(
             continue
         yield from _with_slots(found, arch, lengths, usable - learner * shared)
         if not shared:
-            return  # a slower policy leaves the replicas no more
+            return  # a slower policy gives the replicas no more memory
 
 
 def _with_slots(
     config: Config, arch: Architecture, lengths: Lengths, usable: float
 ) -> Iterator[Config]:
-    """Yield the config with each number of slots that the memory of a replica holds."""
+    """Yield the config with each number of slots that fits a replica's memory."""
     asked = config.sampler
     if asked.slots:
         if memory.sampler_bytes(config, arch) <= usable:
@@ -349,7 +352,7 @@ def _with_slots(
     for slots in _SLOTS:
         if slots > limit:
             return
-        # No more than all slots at their limit, and a page for a prompt's copy.
+        # At most all slots at their limit, and a page for the copy of a prompt.
         held = min(cache, slots * longest + asked.page_size)
         page = asked.page_size
         yield dataclasses.replace(

@@ -1,8 +1,8 @@
-"""Seconds of a whole optimizer step, from prompts to published params, and its cost.
+"""Forecast the seconds and cost of an optimizer step, from prompts to published params.
 
-Learner and generators work at the same time unless the config has them take turns, or
-gives them the same devices.  Then the longer of the two is the step; what the other
-waits is idle.
+Learner and generators work at the same time, unless the config makes them alternate or
+gives them the same devices.  If they overlap, the longer of the two is the step, and
+the other one is idle for the difference.
 """
 
 import dataclasses
@@ -18,23 +18,23 @@ from scalerl_jax.planning.lengths import Lengths, count_rows
 from scalerl_jax.planning.memory import cache_tokens, value_bytes
 from scalerl_jax.planning.rates import EXPECTED, Reached
 
-# Of a cache that holds all slots at their mean length: they vary, and a sequence that
-# finds no page is suspended and cached again later.
+# Share of the cache that slots at their mean length may fill.  Lengths vary, and a
+# sequence that finds no free page is suspended and prefilled again later.
 _FILLED = 0.85
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepForecast:
-    """Seconds of a step by role; devices are as JAX counts them, chips as they cost."""
+    """Seconds of a step by role; devices as JAX counts them, chips as they are paid."""
 
     generate_seconds: float  # all replicas at work on the rollouts of a step
     train_seconds: float
-    # Until all replicas have a version, for which nobody waits; of shared devices, of a
+    # Until all replicas have a version, while others work; on shared devices, of the
     # copy within their memory.
     publish_seconds: float
     step_seconds: float
-    evaluation_seconds: float  # of one, with all replicas and no training rollouts
-    devices: int  # that are paid for
+    evaluation_seconds: float  # of one, on all replicas without training rollouts
+    devices: int  # all that are paid for
     chips: float
     learner_devices: int
     generator_devices: int
@@ -42,7 +42,7 @@ class StepForecast:
 
     @property
     def busy_share(self) -> float:
-        """Device-seconds at work over all, in (0, 1]."""
+        """Share of the device-seconds with work, in (0, 1]."""
         learner = self.train_seconds * self.learner_devices
         generators = self.generate_seconds * self.generator_devices
         return (learner + generators) / (self.step_seconds * self.devices)
@@ -61,7 +61,7 @@ class StepForecast:
 
     @property
     def devices_at_work(self) -> int:
-        """Devices that have a role."""
+        """Number of devices with a role."""
         return self.learner_devices + self.generator_devices * (not self.shared)
 
     @property
@@ -70,7 +70,7 @@ class StepForecast:
         return self.step_seconds * self.chips / 3600
 
     def evaluation_hours(self, config: Config) -> float:
-        """Return the hours that all evaluations of a run take."""
+        """Return the hours of all evaluations of a run."""
         count = config.train.num_steps // config.eval.every + 1  # one before any step
         return count * self.evaluation_seconds / 3600
 
@@ -110,12 +110,15 @@ def forecast(
     devices: int,
     reached: Reached = EXPECTED,
 ) -> StepForecast:
-    """Return the seconds of a step.
+    """Return the forecast of a step.
 
     Args:
-        config: with numbers for all that concerns the devices.
-        devices: that are paid for, at work or not.
-        reached: `EXPECTED`, or `BOUND` for a bound from below.
+        config: a config without open settings.
+        arch: the policy's architecture.
+        chip: the kind of TPU.
+        lengths: token counts of rollouts.
+        devices: all devices that are paid for, used or not.
+        reached: `EXPECTED`, or `BOUND` for a lower bound.
     """
     mesh, generators = config.mesh, config.generators
     shared = generators.placement == "shared"
@@ -132,10 +135,10 @@ def forecast(
     train = batch.epochs * _train_seconds(config, arch, chip, lengths, reached)
     publish = _publish_seconds(config, arch, chip)
     if in_turn:
-        # A batch's generation and its publication serve all of its epochs.
+        # All epochs of a batch share its generation and publication.
         step = generate + train + publish
     else:
-        # The longest rollout must be done before max_staleness steps have passed.
+        # The longest rollout must end before max_staleness steps have passed.
         longest = decoding.longest / max(config.queue.max_staleness, 1)
         step = max(generate, train, publish, longest)
     return StepForecast(
@@ -153,7 +156,7 @@ def forecast(
 
 
 def takes_turns(config: Config) -> bool:
-    """Return whether learner and generators never work at the same time."""
+    """Return True if learner and generators never work at the same time."""
     queue = config.queue
     return queue.mode == "batched" or queue.max_staleness < config.batch.epochs
 
@@ -165,9 +168,9 @@ def slots_that_fit(cache: int, lengths: Lengths) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Decoding:
-    """All replicas at work."""
+    """Decoding rates with all replicas at work."""
 
-    tokens_per_second: float  # of all
+    tokens_per_second: float  # of all replicas together
     longest: float  # seconds of the longest rollout
     prompt_seconds: float  # of one prompt, on one replica
     replicas: int
@@ -186,7 +189,7 @@ class _Decoding:
         """Predict the decoding rates of a config's replicas."""
         generators, model = config.generators, config.model
         sampler, batch = config.sampler, config.batch
-        # Staleness bounds what may be under way; the queue has a batch of it.
+        # Staleness bounds the groups in flight; the queue holds a batch of them.
         under_way = max(config.queue.max_staleness, 1) * batch.num_prompts
         if takes_turns(config):
             under_way = batch.num_prompts * config.steps_per_window
@@ -218,16 +221,17 @@ class _Decoding:
         )
 
     def seconds(self, rollouts: int, *, prompts: int, tail: bool) -> float:
-        """Return the seconds of so many rollouts; with a tail, until the last is done.
+        """Return the seconds of `rollouts` rollouts.
 
-        Without one, others are under way while the longest end.
+        With `tail` the last one must end; without it, others are in flight while the
+        longest ones end.
         """
         prefill = prompts / self.replicas * self.prompt_seconds
         decode = rollouts * self.mean / self.tokens_per_second
         return prefill + (max(decode, self.longest) if tail else decode)
 
     def evaluation_seconds(self, config: Config) -> float:
-        """Return the seconds of an evaluation, with nothing else under way."""
+        """Return the seconds of an evaluation without other rollouts in flight."""
         asked = config.eval
         rollouts = asked.num_prompts * asked.samples_per_prompt
         return self.seconds(rollouts, prompts=asked.num_prompts, tail=True)
@@ -266,7 +270,7 @@ def _train_seconds(
 
 
 def pause_seconds(config: Config, arch: Architecture, *, replica_chips: int) -> float:
-    """Return the seconds in which nothing is sampled, for the params are replaced."""
+    """Return the seconds in which sampling pauses while params are replaced."""
     if config.generators.versions != 1:
         return 0.0
     return rates.placing_seconds(

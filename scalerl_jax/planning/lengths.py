@@ -1,4 +1,4 @@
-"""Lengths of rollouts: from a run, from a file, or assumed."""
+"""`Lengths` of rollouts, read from a run or a file, or assumed."""
 
 import dataclasses
 import functools
@@ -13,28 +13,28 @@ from scalerl_jax.formats.bounded import read_lines
 from scalerl_jax.formats.reading import parse_json
 from scalerl_jax.run.directory import METRICS_FILE, ROLLOUTS_FILE
 
-# The assumption: lognormal completions, whose mean is this share of the limit, and
-# whose standard deviation this share of the mean; those beyond the limit are cut off.
-# 8k of ScaleRL's 14,336 tokens, and a spread as maths rollouts have it.
+# Assumed completions are lognormal: MEAN_SHARE is their mean over the limit, SPREAD
+# their standard deviation over the mean; lengths beyond the limit are cut off.  The
+# values are 8k of ScaleRL's 14,336 tokens, and the typical spread of maths rollouts.
 MEAN_SHARE, SPREAD = 4 / 7, 0.7
-# Prompts of maths are much shorter than the limit that drops the longest few.
+# Mean prompt over sampler.max_prompt_tokens: most maths prompts are much shorter.
 PROMPT_SHARE = 1 / 8
-_POINTS = 512  # quantiles that stand for the assumed distribution
-_STEPS = 20  # of a run, the newest: lengths drift
-_FEW = 32  # rollouts whose spread says too little
+_POINTS = 512  # quantiles that represent the assumed distribution
+_STEPS = 20  # newest steps of a run that are read, since lengths drift
+_FEW = 32  # with fewer rollouts their spread is not used
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Lengths:
-    """Lengths of rollouts, in tokens; each completion is equally likely."""
+    """Lengths of rollouts in tokens; the completions are equally likely."""
 
-    prompt: float  # mean
+    prompt: float  # mean tokens of a prompt
     completions: tuple[int, ...]
     source: str  # for people
 
     @functools.cached_property
     def mean(self) -> float:
-        """Tokens of a completion, on average."""
+        """Mean tokens of a completion."""
         return statistics.fmean(self.completions)
 
     @property
@@ -44,23 +44,23 @@ class Lengths:
 
     @functools.cached_property
     def mean_context(self) -> float:
-        """Tokens that a sequence holds while it is decoded, over its decode steps.
+        """Mean tokens that a sequence holds, over all decode steps.
 
             prompt + E[L^2] / (2 E[L])
 
-        A long completion is there for more steps than a short one.
+        A long completion counts for more decode steps than a short one.
         """
         squares = statistics.fmean(length**2 for length in self.completions)
         return self.prompt + squares / (2 * self.mean)
 
     def drawn(self, count: int) -> tuple[int, ...]:
-        """Return `count` completions that are spread as these are."""
+        """Return `count` completions with the same distribution."""
         known, last = sorted(self.completions), len(self.completions)
         return tuple(known[int((n + 0.5) / count * last)] for n in range(count))
 
 
 def assumed_lengths(config: Config) -> Lengths:
-    """Return lengths that a config's limits let expect; see MEAN_SHARE and SPREAD."""
+    """Return lengths assumed from a config's limits; see MEAN_SHARE and SPREAD."""
     limit = config.sampler.max_completion_tokens
     mean = MEAN_SHARE * limit
     sigma = math.sqrt(math.log(1 + SPREAD**2))
@@ -77,18 +77,18 @@ def assumed_lengths(config: Config) -> Lengths:
 
 
 def read_lengths(path: str, config: Config) -> Lengths:
-    """Return the lengths that a run has seen, or that a file lists.
+    """Read the lengths of a run, or those that a file lists.
 
-    Of a run it is the mean of the last steps in metrics.jsonl, spread as the rollouts
-    in rollouts.jsonl are, or as assumed if these are few.
+    A run's mean is that of the last steps in metrics.jsonl, and its spread that of the
+    rollouts in rollouts.jsonl, or the assumed spread if these are few.
 
     Args:
         path: the directory of a run; or a text file with the tokens of a completion
             on each line.
-        config: for the prompts' length, and the limit that lengths are cut off at.
+        config: gives the prompts' length, and the limit at which lengths are cut off.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the path has no lengths, or invalid ones.
     """
     place, assumed = Path(path), assumed_lengths(config)
     try:
@@ -112,7 +112,7 @@ def read_lengths(path: str, config: Config) -> Lengths:
             f"line"
         ) from error
     if not found or min(found) < 1:
-        raise ValueError(f"--lengths={path}: a completion has a token at least")
+        raise ValueError(f"--lengths={path}: a completion has at least one token")
     limit = config.sampler.max_completion_tokens
     return dataclasses.replace(
         assumed,
@@ -129,7 +129,7 @@ def _lines(path: Path) -> list[Any]:
 def count_rows(
     lengths: Lengths, *, rollouts: int, row_tokens: int, packing: bool
 ) -> int:
-    """Return the rows that so many rollouts fill, laid out as the learner does."""
+    """Return the rows that `rollouts` rollouts fill, packed as by the learner."""
     # The last token of a rollout predicts nothing.
     used = [
         min(row_tokens, max(1, round(lengths.prompt) + length - 1))

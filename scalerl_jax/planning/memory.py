@@ -1,7 +1,7 @@
-"""Bytes of a device, in closed form, before anything is compiled.
+"""Closed-form estimates of the bytes that a run needs on a device.
 
-A run uses them to choose what fits; the preflight compiles what was chosen and says
-what it really takes.  A config here has numbers for all that concerns the devices.
+A run uses them to choose settings that fit; the preflight compiles the chosen programs
+and reports their real size.  A config in this module has no open settings.
 """
 
 import functools
@@ -15,7 +15,7 @@ from scalerl_jax.objective.terms import needs_of
 from scalerl_jax.parallel.mesh import largest_divisor
 from scalerl_jax.sampler.kernels import most_slots
 
-# Of a data sheet's bytes: a program gets about 0.98, and closed forms are not exact.
+# Usable share of a data sheet's bytes: a program gets 0.98, closed forms are inexact.
 _USABLE = 0.92
 _GIB = 2**30
 
@@ -33,13 +33,13 @@ def tokens_per_device(config: Config) -> int:
 
 
 def saved_activations(config: Config, arch: Architecture) -> int:
-    """Return the bytes that a microbatch's forward pass keeps for the backward one.
+    """Return the bytes that a microbatch's forward pass keeps for the backward pass.
 
-    Per token and layer, in the compute dtype, by `model.remat`: the layer's input;
-    with "attention" what attention found and its float32 normalisers; with "dots"
-    the results of all matmuls too, but for the last, which only the next layer's input
-    has; with "none" also what lies between them.  Of a mixture each expert that a token
-    takes counts, and who they are is kept in any case.
+    They are counted per token and layer, in the compute dtype.  Every `model.remat`
+    keeps the layer's input.  "attention" also keeps attention's result and its float32
+    normalisers; "dots" also the results of all matmuls except the last, which is only
+    in the next layer's input; "none" also the values between the matmuls.  In a mixture
+    of experts each expert of a token counts, and its experts' ids are always kept.
     """
     tensor, remat = config.mesh.tensor, config.model.remat
     heads, width = arch.num_heads // tensor, arch.hidden_size
@@ -63,10 +63,10 @@ def saved_activations(config: Config, arch: Architecture) -> int:
 
 
 def _feed_forward_values(arch: Architecture, tensor: int) -> tuple[int, int]:
-    """Return a token's values: results of products that are kept, and what is between.
+    """Return a token's kept values: results of matmuls, and values between them.
 
-    A dense feed-forward's last product is not among them; those of experts are, for
-    their gates.
+    The last matmul of a dense feed-forward is not kept; that of an expert is, for the
+    gradient of its gate.
     """
     ffn, experts = arch.ffn_size // tensor, arch.experts
     if experts is None:
@@ -77,7 +77,7 @@ def _feed_forward_values(arch: Architecture, tensor: int) -> tuple[int, int]:
 
 
 def logits_tile(config: Config, arch: Architecture) -> dict[str, int]:
-    """Return the bytes of the head's tile of logits and of the slab gathered for it."""
+    """Return the bytes of the head's logits tile and of the weights gathered for it."""
     vocabulary = arch.vocab_size // config.mesh.tensor
     slab = largest_divisor(vocabulary, config.model.head_chunk_vocab)
     chunk = largest_divisor(tokens_per_device(config), config.model.head_chunk_tokens)
@@ -89,16 +89,16 @@ def logits_tile(config: Config, arch: Architecture) -> dict[str, int]:
 
 
 def usable_bytes(chip: Chip) -> float:
-    """Return the bytes of a device that a choice may fill."""
+    """Return the bytes of a device that `choose` may fill."""
     return _USABLE * chip.hbm_bytes
 
 
 def learner_bytes(config: Config, arch: Architecture) -> float:
-    """Return the bytes of a device of the learner, while a microbatch is computed.
+    """Return the learner's bytes on a device during a microbatch.
 
-    Weights, and of those that are trained two float32 moments, the gradients so far and
-    of the microbatch; what the forward pass keeps; a tile of the head; the weights of
-    two layers, which are gathered; and what a layer's backward pass has at a time.
+    They are the weights; for trained weights two float32 moments, the accumulated
+    gradients and those of the microbatch; saved activations; a logits tile; the
+    gathered weights of two layers; and the temporaries of a layer's backward pass.
     """
     mesh, itemsize = config.mesh, value_bytes(config.model.compute_dtype)
     shards = mesh.fsdp * mesh.tensor
@@ -130,24 +130,24 @@ def learner_bytes(config: Config, arch: Architecture) -> float:
 
 @functools.lru_cache(maxsize=1)
 def _teacher_params(checkpoint: str) -> int:
-    """Read once: a choice of the mesh asks for every mesh that it tries."""
+    """Return the teacher's number of params; cached, since each mesh tried needs it."""
     return read_architecture(checkpoint).num_params
 
 
 def sampler_versions(config: Config) -> int:
     """Return the most versions of the params that a replica's devices hold.
 
-    That in use and, unless generators.versions = 1, the next one; beside them, where
-    evaluations are made beside the run, the evaluated one.
+    They are the current one; the next one, unless generators.versions = 1; and the
+    evaluated one, with eval.concurrent.
     """
     return (config.generators.versions or 2) + config.eval.concurrent
 
 
 def sampler_bytes(config: Config, arch: Architecture) -> float:
-    """Return the bytes of a device of a replica.
+    """Return a replica's bytes on a device.
 
-    Versions of the params and two caches, one of them an evaluation's; programs and
-    what they hold for themselves come to some hundredths more.
+    They are the versions of the params and two caches, one of them for evaluations;
+    programs and their temporaries add a few percent.
     """
     chips = config.generators.devices
     params = _held_params(arch, chips) * value_bytes(config.model.sampler_dtype)
@@ -156,7 +156,7 @@ def sampler_bytes(config: Config, arch: Architecture) -> float:
 
 
 def kv_bytes(config: Config, arch: Architecture) -> int:
-    """Return the bytes of a cached token, its keys and values in all layers."""
+    """Return the bytes of a token in the cache: its keys and values in all layers."""
     values = 2 * arch.num_kv_heads * arch.head_dim * arch.num_layers
     return values * value_bytes(config.model.sampler_dtype)
 
@@ -171,11 +171,13 @@ def cache_tokens(config: Config) -> int:
 def largest_cache(
     config: Config, arch: Architecture, *, chips: int, usable: float
 ) -> int:
-    """Return the most tokens that a replica's cache can hold, 0 for none.
+    """Return the most tokens that a replica's cache can hold; 0: it does not fit.
 
     Args:
-        config: for its number formats and page size.
-        usable: bytes of a device that it may fill.
+        config: gives dtypes, versions and page size.
+        arch: the policy's architecture.
+        chips: chips of the replica.
+        usable: bytes of a device that the replica may fill.
     """
     params = _held_params(arch, chips) * value_bytes(config.model.sampler_dtype)
     left = (usable - 0.6 * _GIB) / 1.04 - sampler_versions(config) * params
@@ -185,19 +187,19 @@ def largest_cache(
 
 
 def slots_limit(config: Config) -> int:
-    """Return the most slots whose pages the TPU's attention kernel can be told of."""
+    """Return the most slots whose page table the TPU's attention kernel can take."""
     sampler = config.sampler
     longest = sampler.max_prompt_tokens + sampler.max_completion_tokens
     return most_slots(-(-longest // sampler.page_size))
 
 
 def _held_params(arch: Architecture, chips: int) -> float:
-    """Return the params that a device of a replica has."""
+    """Return the number of params on a device of a replica."""
     of_experts = arch.num_expert_params
     common = (arch.num_params - of_experts) / _cut(arch, chips)
     return common + of_experts / chips
 
 
 def _cut(arch: Architecture, chips: int) -> float:
-    """Return the number of parts of a replica's cache and of its non-expert weights."""
+    """Return the number of shards of a replica's cache and non-expert weights."""
     return chips / sampler_copies(arch, chips)

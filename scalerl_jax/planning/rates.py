@@ -1,9 +1,9 @@
-"""Seconds of a run's programs, in closed form: decoding, training, publishing.
+"""Closed forms for the seconds of a run's programs: decoding, training, publishing.
 
-Each is a bound, the slowest resource at its peak with all else overlapped, or what is
-expected, at the shares of the peaks and with the latency that `Reached` has.  No
-device is touched and nothing is compiled.  A chip is a device as JAX counts, half of a
-tpu7x; the shares are of dense models on TPUs in `chips.CHIPS`.
+A lower bound takes the slowest resource at its peak, with all others overlapped; an
+expected time uses the shares of the peaks and the latency in `Reached`.  No device is
+touched and nothing is compiled.  A chip is a device as JAX counts (half of a tpu7x).
+The shares are for dense models on TPUs in `chips.CHIPS`.
 """
 
 import dataclasses
@@ -16,24 +16,24 @@ from scalerl_jax.planning.work import Work
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reached:
-    """Parts of a chip's peaks that programs get, and what a collective waits."""
+    """Shares of a chip's peaks that programs reach, and the latency of collectives."""
 
     flops: float = 1.0  # of the matrix units, in the train step
     bandwidth: float = 1.0  # of HBM, while decoding
-    collective_s: float = 0.0  # latency of one that is not overlapped
+    collective_s: float = 0.0  # latency of a collective that is not overlapped
 
 
 BOUND = Reached()
 # From the estimates of libtpu 0.0.42 for 8B models; not measured on a TPU.  The train
-# step's linears are at more than half of the peak, which leaves room for attention's
-# kernels and for collectives, of which it estimates nothing; decoding is at about 0.66
-# of the bandwidth, beside 82 all-reduces of 0.7 ms together.
+# step's linears reach more than half of the peak, which leaves time for attention
+# kernels and collectives, which libtpu does not estimate.  Decoding reaches about 0.66
+# of the bandwidth, apart from 82 all-reduces of 0.7 ms in total.
 EXPECTED = Reached(flops=0.5, bandwidth=0.66, collective_s=8.5e-6)
-# Bytes per second of a host to its chips, as measured on a TPU: 16.39 GB/s,
+# Bytes per second from a host to its chips; measured on a TPU: 16.39 GB/s,
 # https://github.com/verl-project/verl/pull/7905
 _HOST_TO_DEVICE = 16e9
-# All-reduces of a decode step: after attention and after the feed-forward of each
-# layer, and those of embedding, head and sampling.
+# All-reduces of a decode step: _A_LAYER per layer, after attention and feed-forward,
+# and _OF_HEAD for embedding, head and sampling.
 _A_LAYER, _OF_HEAD = 2, 18
 
 
@@ -49,21 +49,22 @@ def decode_seconds(
     float32_head: bool = True,
     reached: Reached = EXPECTED,
 ) -> float:
-    """Return the seconds of one decode call of a replica: a token a slot and step.
+    """Return the seconds of a replica's decode call: one token per slot and step.
 
         max(flops / (chips * peak), bytes / (chips * bandwidth)) + latency
 
-    `bytes` are the weights, once a step, and keys and values of all that is held.
+    `bytes` are the weights once per step, and all keys and values in the cache.
 
     Args:
+        arch: the policy's architecture.
         chip: the kind of TPU, of `chips.CHIPS`.
         slots: sequences that are decoded together.
-        mean_context: tokens that a sequence holds meanwhile, prompt included.
-        chips: of the replica; heads and experts are cut over them.
+        mean_context: mean tokens of a sequence during the call, prompt included.
+        chips: chips of the replica, over which heads and experts are sharded.
         steps: decode steps of the call (sampler.tokens_per_call).
         itemsize: bytes of a weight or a cached value.
-        float32_head: whether the logits are float32 products.
-        reached: `EXPECTED`, or `BOUND` for a bound from below.
+        float32_head: True if the logits are float32 products.
+        reached: `EXPECTED`, or `BOUND` for a lower bound.
     """
     needed = work.decode(
         arch,
@@ -91,12 +92,16 @@ def prefill_seconds(
     itemsize: int = 2,
     reached: Reached = EXPECTED,
 ) -> float:
-    """Return the seconds of one prefill call of `tokens` tokens, on a replica.
+    """Return the seconds of a replica's prefill call of `tokens` tokens.
 
     Args:
-        tokens: of the chunk, all of one prompt.
-        context: tokens that each attends to, at most.
+        arch: the policy's architecture.
+        chip: the kind of TPU.
+        tokens: tokens of the chunk, all of one prompt.
+        context: the most tokens to which one of them attends.
+        chips: chips of the replica.
         itemsize: bytes of a weight or a cached value.
+        reached: `EXPECTED`, or `BOUND` for a lower bound.
     """
     needed = work.prefill(
         arch,
@@ -125,17 +130,22 @@ def train_seconds(
 ) -> float:
     """Return the seconds of an optimizer step on the learner's chips.
 
-    A row is charged whole: the TPU's attention kernel masks what other sequences of a
-    row hold, and computes it.
+    A whole row is charged: the TPU's attention kernel also computes the masked scores
+    between different sequences of a row.
 
     Args:
-        rows: of a microbatch, over all chips (batch.rows_per_microbatch).
-        chips: of the learner; the state is cut over all but `tensor` of them.
+        arch: the policy's architecture.
+        chip: the kind of TPU.
+        microbatches: microbatches of the step.
+        rows: rows of a microbatch, over all chips (batch.rows_per_microbatch).
+        row_tokens: batch.row_tokens.
+        chips: chips of the learner; the state has `chips / tensor` shards.
         tensor: mesh.tensor.
         remat: model.remat, not "auto".
-        float32_head: whether the head's products are float32.
-        param_bytes: of a master weight.
-        compute_bytes: of an activation.
+        float32_head: True if the head's products are float32.
+        param_bytes: bytes of a master weight.
+        compute_bytes: bytes of an activation.
+        reached: `EXPECTED`, or `BOUND` for a lower bound.
     """
     one = work.microbatch(
         arch,
@@ -171,15 +181,17 @@ def publish_seconds(
 ) -> float:
     """Return the seconds until all replicas have a version, over the hosts' network.
 
-    Each of the learner's hosts sends its shards to every replica, and a replica takes
-    all of them: what takes longer.  Nobody waits for it but the swap of two versions.
+    Each host of the learner sends its shards to every replica, and a replica receives
+    all shards; the longer of the two counts.  Only the swap to the new version waits
+    for it.
 
     Args:
-        chip: the kind of TPU, whose hosts have so much network a chip.
-        learner_chips: that send.
-        replicas: that each take a whole version.
-        replica_chips: of one of them.
-        itemsize: bytes of a weight that is sent, in full.
+        arch: the policy's architecture.
+        chip: the kind of TPU, which sets the network bandwidth per chip.
+        learner_chips: chips that send.
+        replicas: replicas that each receive a whole version.
+        replica_chips: chips of a replica.
+        itemsize: bytes of a weight as it is sent.
     """
     version = arch.num_params * itemsize
     sent = version * replicas / learner_chips
@@ -189,11 +201,12 @@ def publish_seconds(
 def copy_seconds(
     arch: Architecture, chip: Chip, devices: int, read: int, written: int
 ) -> float:
-    """Return the seconds of a copy of the params in the memory of their own devices.
+    """Return the seconds to copy the params within the memory of their devices.
 
     Args:
-        chip: the kind of TPU, at the peak of its memory.
-        devices: that the params are cut over.
+        arch: the policy's architecture.
+        chip: the kind of TPU, at its peak memory bandwidth.
+        devices: devices over which the params are sharded.
         read: bytes of a weight.
         written: bytes of a weight in the copy.
     """
@@ -203,13 +216,14 @@ def copy_seconds(
 def placing_seconds(
     arch: Architecture, *, replica_chips: int, hosts: int = 1, itemsize: int = 2
 ) -> float:
-    """Return the seconds in which a version gets from a host's memory to its chips.
+    """Return the seconds to move a version from host memory to a replica's chips.
 
-    As if all chips of a host shared `_HOST_TO_DEVICE`.
+    All chips of a host are assumed to share `_HOST_TO_DEVICE`.
 
     Args:
-        replica_chips: of a replica.
-        hosts: that they are on, each of which brings its part.
+        arch: the policy's architecture.
+        replica_chips: chips of the replica.
+        hosts: hosts of the replica; each moves its part.
         itemsize: bytes of a weight.
     """
     copies = sampler_copies(arch, replica_chips)
@@ -219,7 +233,7 @@ def placing_seconds(
 
 
 def _streamed(chip: Chip, needed: Work, chips: int, reached: Reached) -> float:
-    """Return the seconds of a program of the sampler, without its collectives."""
+    """Return the seconds of a sampler program, without its collectives."""
     return max(
         needed.passes / chips / chip.flops,
         needed.bytes / chips / (chip.hbm_bandwidth * reached.bandwidth),

@@ -1,7 +1,7 @@
-"""The least that programs cost: FLOPs of their products, bytes to and from HBM.
+"""Least work of programs: FLOPs of their matmuls, and bytes to and from HBM.
 
-Work is counted by hand from the model's shapes, for one call and all devices of its
-mesh.  A row is taken to be one sequence, the most that causal attention can cost.
+Work is computed from the model's shapes, for one call on all devices of its mesh.  A
+row counts as one sequence, which gives the greatest cost of causal attention.
 """
 
 import dataclasses
@@ -9,17 +9,18 @@ import dataclasses
 from scalerl_jax.model.architecture import Architecture
 
 # A product of float32 operands at the highest precision is six bfloat16 products on a
-# TPU: each operand is three bfloat16 terms, and of the nine products the three
-# smallest are left out.  A float32 operand that is a cast bfloat16 is one term, and the
-# compiler sees it: three are left, and one where both operands are.
+# TPU: each operand is three bfloat16 terms, and the three smallest of the nine products
+# are left out.  A float32 operand that was cast from bfloat16 is one term, which the
+# compiler detects: three products are left, or one if both operands were cast.
 HIGHEST_PASSES = 6
 CAST_PASSES = 3
 BOTH_CAST_PASSES = 1
-# Matmuls of queries x keys in each pass of attention: scores and mixing; of the
-# backward pass, a kernel that makes the scores once, and the TPU's two kernels.
+# Matmuls of queries x keys per pass of attention.  The forward pass has two, scores and
+# mixing.  The backward pass has five in a kernel that computes the scores once, and
+# seven in the TPU's two kernels.
 FORWARD_ATTENTION = 2
 BACKWARD_ATTENTION = {"blockwise": 5, "cudnn": 5, "splash": 7}
-# Remat policy -> whether (the linears, the attention) of a layer are made again.
+# Remat policy -> (linears are recomputed, attention is recomputed).
 RECOMPUTED = {
     "none": (False, False),
     "dots": (False, False),
@@ -30,11 +31,11 @@ RECOMPUTED = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Work:
-    """FLOPs, those of float32 products apart, and bytes to and from HBM."""
+    """FLOPs of layers and of the float32 head, and bytes to and from HBM."""
 
-    layers: float = 0.0  # bfloat16 products of the layers, attention included
-    head: float = 0.0  # counted once, whatever its precision
-    head_passes: float = 0.0  # the same, each bfloat16 product that makes it counted
+    layers: float = 0.0  # FLOPs of the layers' bfloat16 products, attention included
+    head: float = 0.0  # FLOPs of the head; a product counts once at any precision
+    head_passes: float = 0.0  # FLOPs of the bfloat16 products that compute the head
     bytes: float = 0.0
 
     @property
@@ -44,16 +45,16 @@ class Work:
 
     @property
     def passes(self) -> float:
-        """FLOPs of the matrix units: a float32 product is several."""
+        """FLOPs of the matrix units; a float32 product is several bfloat16 ones."""
         return self.layers + self.head_passes
 
     def __add__(self, other: "Work") -> "Work":
-        """Return both."""
+        """Return the sum of two works."""
         mine, theirs = vars(self), vars(other)
         return Work(**{name: mine[name] + theirs[name] for name in mine})
 
     def __mul__(self, count: float) -> "Work":
-        """Return the work done several times."""
+        """Return the work done `count` times."""
         return Work(**{name: value * count for name, value in vars(self).items()})
 
 
@@ -62,7 +63,7 @@ def _linears(
 ) -> Work:
     """Return the matmuls of a layer, without the `last` one if it is False.
 
-    A value has 2 bytes; each of `copies` replicas reads the weights.
+    Values have 2 bytes; each of `copies` copies of the weights is read.
     """
     common = _common_linears(arch, tokens, copies, last=last)
     return common + _expert_linears(arch, tokens, copies)
@@ -71,9 +72,9 @@ def _linears(
 def _common_linears(
     arch: Architecture, tokens: float, copies: int = 1, *, last: bool = True
 ) -> Work:
-    """Return the work of a layer's matmuls but for those of routed experts.
+    """Return the work of a layer's matmuls except those of routed experts.
 
-    They are attention's, those of a dense or shared MLP, and the router's.
+    They belong to attention, to a dense or shared MLP, and to the router.
     """
     width, queries = arch.hidden_size, arch.num_heads * arch.head_dim
     keys, ffn = arch.num_kv_heads * arch.head_dim, arch.ffn_size
@@ -89,10 +90,10 @@ def _common_linears(
 
 
 def _expert_linears(arch: Architecture, tokens: float, copies: int = 1) -> Work:
-    """Return the work of a layer's routed experts; none in a dense model.
+    """Return the work of a layer's routed experts; no work in a dense model.
 
-    A token costs the FLOPs of its own experts; the weights of every expert that any
-    token takes are read.  The last product is always counted: the gates need it too.
+    A token costs the FLOPs of its own experts; the weights of every expert used by any
+    token are read.  The last product always counts, since the gates' gradient needs it.
     """
     if arch.experts is None:
         return Work()
@@ -104,9 +105,10 @@ def _expert_linears(arch: Architecture, tokens: float, copies: int = 1) -> Work:
 
 
 def experts_hit(arch: Architecture, tokens: float) -> float:
-    """Return the mean number of a layer's experts that so many tokens use.
+    """Return the mean number of a layer's experts that `tokens` tokens use.
 
-    As if each token drew its own evenly: count * (1 - (1 - top_k / count) ^ tokens).
+    Tokens are assumed to draw experts uniformly, which gives
+    count * (1 - (1 - top_k / count) ^ tokens).
     """
     if arch.experts is None:
         return 0.0
@@ -115,7 +117,7 @@ def experts_hit(arch: Architecture, tokens: float) -> float:
 
 
 def _attention(arch: Architecture, rows: float, length: float, matmuls: int) -> Work:
-    """Return the attention of a mean layer over whole causal rows."""
+    """Return the work of attention over whole causal rows, averaged over layers."""
     seen = arch.seen_in_rows(length) / arch.num_layers
     values = rows * length * arch.head_dim
     return Work(
@@ -132,9 +134,9 @@ def _cached(
     itemsize: int,
     copies: int,
 ) -> Work:
-    """Return a layer of tokens that attend to `rows` cached sequences of `context`.
+    """Return the work of a layer whose tokens attend to `rows` sequences of `context`.
 
-    The weights of all but the experts are read `copies` times.
+    Weights other than the experts' are read `copies` times.
     """
     heads = arch.head_dim * arch.num_heads
     seen = arch.seen(context) / arch.num_layers
@@ -155,9 +157,10 @@ def _head(
     passes: int,
     itemsize: int = 4,
 ) -> Work:
-    """Return one product with the head, of so many passes if it is float32.
+    """Return the work of one product with the head.
 
-    Its operands have `itemsize` bytes a value in memory if it is, else 2.
+    A float32 head takes `passes` bfloat16 products, and its operands have `itemsize`
+    bytes per value in memory; otherwise it is one product of 2-byte values.
     """
     width, vocabulary = arch.hidden_size, arch.vocab_size
     flops = 2.0 * tokens * width * vocabulary
@@ -183,16 +186,16 @@ def microbatch(
     param_bytes: int,
     compute_bytes: int = 2,
 ) -> Work:
-    """Return the forward and backward pass of a microbatch, and its gradients added up.
+    """Return the work of a microbatch: forward, backward, and summing its gradients.
 
-    The head is multiplied four times: forward, again for the backward pass, and for
-    the gradients of its two operands.  With `compute_bytes` = 2 the hidden states are
-    cast bfloat16 ones, which are an operand of all but the gradient of themselves.
+    The head has four products: the forward pass, its recomputation, and the gradients
+    of both operands.  With `compute_bytes` = 2 the hidden states, an operand of all but
+    their own gradient, are cast from bfloat16.
     """
     tokens, copies = rows * row_tokens, devices // tensor
     again, attention_again = RECOMPUTED[remat]
     layer = _linears(arch, tokens, copies) * 3
-    if again:  # nobody needs the last product again
+    if again:  # the backward pass does not need the last product
         layer += _linears(arch, tokens, copies, last=False)
     matmuls = FORWARD_ATTENTION * (1 + attention_again) + BACKWARD_ATTENTION[attention]
     layer += _attention(arch, rows, row_tokens, matmuls)
@@ -200,15 +203,15 @@ def microbatch(
     head = Work()
     for passes in (cast, cast, cast, HIGHEST_PASSES):
         head += _head(arch, tokens, copies, float32_head=float32_head, passes=passes)
-    # Params are read, the gradients so far are read and written.
+    # Params are read; the accumulated gradients are read and written.
     state = Work(bytes=arch.num_params * (param_bytes + 4 + 4))
     return layer * arch.num_layers + head + state
 
 
 def optimizer_update(arch: Architecture, *, param_bytes: int) -> Work:
-    """Return an update: a pass that checks it, and one that writes it.
+    """Return the work of an update: a pass that checks it, and a pass that writes it.
 
-    Both read params, both moments and gradients, and these also for their norm.
+    Each reads params, moments and gradients, and the gradients again for their norm.
     """
     return Work(bytes=arch.num_params * (3 * (param_bytes + 2 * 4) + 4 * 4))
 
@@ -223,13 +226,13 @@ def decode(
     float32_head: bool,
     copies: int = 1,
 ) -> Work:
-    """Return `steps` tokens in each of `rows` sequences that hold `context` tokens.
+    """Return the work of `steps` tokens for `rows` sequences of `context` tokens.
 
-    Heads and experts are cut over the devices: together they read everything once, or,
-    where they are more than kv heads, all weights but the experts' `copies` times: each
-    copy has a share of the rows.  The output head and the hidden states are in the
-    sampler's dtype, and made float32 on their way: the sums are exact to float32 in
-    fewer passes, for bfloat16 operands.
+    Heads and experts are sharded over the devices.  Together these read all weights
+    once; with more devices than kv heads they read the weights other than experts
+    `copies` times, and each copy has a share of the rows.  Output head and hidden
+    states are in the sampler's dtype and cast to float32: bfloat16 operands need fewer
+    passes.
     """
     layer = _cached(arch, rows, rows, context, itemsize, copies)
     passes = BOTH_CAST_PASSES if itemsize == 2 else HIGHEST_PASSES
@@ -247,7 +250,7 @@ def prefill(
     itemsize: int,
     copies: int = 1,
 ) -> Work:
-    """Return a chunk of prompt tokens, the last of `context`; it has no head.
+    """Return the work of the last `tokens` of `context` prompt tokens, without a head.
 
     `copies` is as for `decode`.
     """

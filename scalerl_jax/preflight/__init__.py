@@ -1,1 +1,1 @@
-"""Compile a config for a TPU topology that is not here, and say whether it fits."""
+"""Compile a config for a TPU topology without TPUs, and report whether it fits."""

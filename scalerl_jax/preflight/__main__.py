@@ -2,7 +2,7 @@
 
     scalerl preflight --config=configs/8b.py --topology=v5p:4x4x4
 
-Exit status: 0 it fits, 1 it does not, 2 a mistake in a setting or a flag.
+Exit status: 0 fits, 1 does not fit, 2 a mistake in a setting or a flag.
 """
 
 import importlib.util
@@ -12,9 +12,9 @@ import sys
 from scalerl_jax.config import wants_help
 from scalerl_jax.process.printing import to_stderr
 
-# The compiler is asked for a machine by name, and must look for none of its own.  On a
-# TPU VM these would hide the machine from JAX: they are of this process alone, and
-# have to be there before JAX is imported.
+# The compiler gets the topology by name and must not search for a TPU of this machine.
+# These variables would hide a TPU VM's chips from JAX, so they are set for this process
+# only, and before JAX is imported.
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "TPU_SKIP_MDS_QUERY": "1",
@@ -22,7 +22,7 @@ ENVIRONMENT = {
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_WORKER_ID": "0",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    "JAX_ENABLE_COMPILATION_CACHE": "false",  # it keeps no memory statistics
+    "JAX_ENABLE_COMPILATION_CACHE": "false",  # cached programs lack memory statistics
     "TPU_STDERR_LOG_LEVEL": "3",
     "TPU_MIN_LOG_LEVEL": "3",
 }
@@ -30,7 +30,7 @@ _MISTAKE = 2
 
 
 def main() -> int:
-    """The exit status of the command line's check."""
+    """Run the check of the command line; return its exit status."""
     asked = wants_help(sys.argv)
     if importlib.util.find_spec("libtpu") is None and not asked:
         to_stderr(
@@ -39,7 +39,7 @@ def main() -> int:
         )
         return _MISTAKE
     os.environ.update(ENVIRONMENT)
-    from scalerl_jax.preflight.command import run  # JAX, which reads these now
+    from scalerl_jax.preflight.command import run  # imports JAX
 
     return run(sys.argv)
 

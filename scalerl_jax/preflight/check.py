@@ -1,7 +1,7 @@
-"""The check of a config on a topology: compile, add up, compare with the limit.
+"""Check of a config on a topology: compile, add up memory, compare with the limit.
 
-What lives on a device is computed from shapes and shardings, part by part; the peak of
-a program's temporaries is the compiler's own.  Bytes are of the fullest device.
+Sizes of params, state and caches are computed from shapes and shardings; the peak of a
+program's temporaries comes from the compiler.  Bytes are those of the fullest device.
 """
 
 import dataclasses
@@ -52,19 +52,19 @@ _SAMPLING = ("prefill", "decode")  # programs on the sampler's devices
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Checked:
-    """One program: its need and its cost."""
+    """One program's memory and cost."""
 
-    parts: dict[str, int]  # bytes of a device while it runs, by what they are for
-    too_large: str = ""
+    parts: dict[str, int]  # bytes on a device while the program runs, by purpose
+    too_large: str = ""  # the compiler's message; empty: it compiled
     traffic: dict[str, Traffic] = dataclasses.field(default_factory=dict)
     work: Work = Work()
     roofline: Roofline = Roofline()
     head: HeadMatmuls | None = None
-    excesses: tuple[Excess, ...] = ()  # products that cost more than was asked for
-    # Places of loops that add products up in a narrow type.
+    excesses: tuple[Excess, ...] = ()  # products compiled to more FLOPs than requested
+    # Source lines (file:line) at which loops sum products in a narrow type.
     narrow: tuple[str, ...] = ()
-    router: HeadMatmuls | None = None  # of a mixture
-    calls: int = 1  # in an optimizer step
+    router: HeadMatmuls | None = None  # of a mixture of experts
+    calls: int = 1  # per optimizer step
 
     @property
     def peak_bytes(self) -> int:
@@ -74,7 +74,7 @@ class Checked:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckedConfig:
-    """The answer, before it is written down."""
+    """Result of `check`: all programs, the memory limit and the whole step."""
 
     parts: Parts
     topology: Topology
@@ -86,7 +86,7 @@ class CheckedConfig:
 
     @property
     def fits(self) -> bool:
-        """Return whether every program has room beside what else is on its devices."""
+        """True if every program fits beside the other data on its devices."""
         return all(
             not each.too_large and each.peak_bytes <= self.limit
             for each in self.programs.values()
@@ -98,7 +98,7 @@ def check(
 ) -> CheckedConfig:
     """Compile everything that a run of `config` needs on the topology.
 
-    `lengths` of rollouts, by default assumed, are for the seconds of a whole step.
+    The forecast of a whole step uses the rollouts' `lengths`; None: assumed lengths.
 
     Raises:
         ValueError: a setting cannot be used on this topology.
@@ -125,7 +125,7 @@ def check(
 
 
 def count_microbatches(config: Config) -> int:
-    """Count the microbatches of a step whose rollouts all have the greatest length."""
+    """Return the microbatches of a step if every rollout has the greatest length."""
     batch, sampler = config.batch, config.sampler
     # The last token of a rollout predicts nothing.
     longest = sampler.max_prompt_tokens + sampler.max_completion_tokens - 1
@@ -167,7 +167,7 @@ def _checked(
 
 
 def device_bytes(tree: PyTree) -> int:
-    """Return the bytes of one device, of arrays or of shapes that have shardings."""
+    """Return the bytes on one device of arrays, or of shapes with shardings."""
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(tree)
@@ -181,7 +181,7 @@ def _gradient_bytes(params: PyTree) -> int:
 def learner_parts(
     config: Config, arch: Architecture, state: PyTree, temporaries: int
 ) -> dict[str, int]:
-    """Return the bytes of a device while a microbatch is computed."""
+    """Return the learner's bytes on a device, by part, during a microbatch."""
     params, gradients = device_bytes(state.params), _gradient_bytes(state.params)
     frozen = device_bytes(state.frozen)
     held = {"frozen params": frozen} if frozen else {}
@@ -199,7 +199,7 @@ def learner_parts(
 
 
 def _sampler_parts(parts: Parts) -> dict[str, int]:
-    """Return the bytes of a device of the sampler, whatever it runs."""
+    """Return the sampler's bytes on a device, by part, apart from its temporaries."""
     params = device_bytes(sampler_params(parts.engine))
     cache = device_bytes(decode_state(parts.engine))
     versions = ["sampler's params"]
@@ -215,12 +215,15 @@ def _sampler_parts(parts: Parts) -> dict[str, int]:
 
 
 def _beside_learner(parts: Parts) -> dict[str, int]:
-    """Return the bytes, by part, that the sampler holds on the learner's devices."""
+    """Return the sampler's bytes on a device of the learner, by part."""
     return _sampler_parts(parts) if is_shared(parts.config) else {}
 
 
 def program_memory(name: str, compiled: Compiled, parts: Parts) -> dict[str, int]:
-    """Return all bytes while a program runs: its own, and what it does not touch."""
+    """Return the bytes on a device, by part, while a program runs.
+
+    They include data that other programs keep on the device.
+    """
     state, engine, code = parts.state, parts.engine, compiled.code
     whole, params = device_bytes(state), device_bytes(state.params)
     frozen = device_bytes(state.frozen)
@@ -236,7 +239,7 @@ def program_memory(name: str, compiled: Compiled, parts: Parts) -> dict[str, int
     if name == "accumulate":
         own = learner_parts(parts.config, parts.arch, state, compiled.temporaries)
         return others | own | {"code": code}
-    if frozen:  # of which no other program knows
+    if frozen:  # no other program takes them as an argument
         others |= {"frozen params": frozen}
     if name == "start":
         others |= {"params": params, "optimizer": whole - params - frozen}
@@ -261,7 +264,7 @@ def program_memory(name: str, compiled: Compiled, parts: Parts) -> dict[str, int
 
 
 def _publish_memory(parts: Parts) -> dict[str, int]:
-    """Return the state between two steps, and the params in the sampler's cut."""
+    """Return bytes while params are published: state, and a copy in sampler shards."""
     shards, devices = parts.engine.mesh.size, parts.learner_mesh.size
     copy = device_bytes(sampler_params(parts.engine)) * shards
     return {
@@ -274,9 +277,9 @@ def _publish_memory(parts: Parts) -> dict[str, int]:
 
 
 def _work(name: str, parts: Parts) -> Work:
-    """Return the work of one call on all of its devices; decoding of full sequences.
+    """Return the work of one call on all its devices; decoding has full sequences.
 
-    A critic is taken for a policy: its head is next to nothing, and not the output's.
+    A critic counts as a policy, although its head is far smaller than an output head.
     """
     config, arch, engine = parts.config, parts.arch, parts.engine
     param_bytes = value_bytes(config.model.param_dtype)
@@ -318,14 +321,14 @@ def _work(name: str, parts: Parts) -> Work:
 
 
 def decode_context(parts: Parts) -> float:
-    """Return the tokens of a slot when the cache is full, at most a whole sequence."""
+    """Return the tokens per slot of a full cache, at most a whole sequence."""
     settings = parts.engine.settings
     held = settings.num_pages * settings.page_size / settings.slots
     return min(float(settings.max_tokens), held)
 
 
 def _head(name: str, compiled: Compiled, parts: Parts) -> HeadMatmuls | None:
-    """Return the head's matmuls, if it is a program with tokens."""
+    """Return the head's matmuls of a program that may have a head, else None."""
     if compiled.program is None or name not in ("accumulate", *_SAMPLING):
         return None
     local = parts.arch.vocab_size // parts.config.mesh.tensor
@@ -336,16 +339,16 @@ def _head(name: str, compiled: Compiled, parts: Parts) -> HeadMatmuls | None:
 
 
 def _router(compiled: Compiled, parts: Parts) -> HeadMatmuls | None:
-    """Return the matmuls of a mixture's router."""
+    """Return the matmuls of the router of a mixture of experts, else None."""
     if compiled.program is None or parts.arch.experts is None:
         return None
     return scope_matmuls(compiled.program, ROUTER)
 
 
 def head_is_float32(name: str, head: HeadMatmuls | None) -> bool:
-    """Return whether a program's head was found, and all of it is float32.
+    """Return True if the program's head was found and all its matmuls are float32.
 
-    `prefill` has none: it draws no token.  The last prompt token is decoded.
+    `prefill` has no head: it samples no token.  The last prompt token is decoded.
     """
     if head is None:
         return False
@@ -353,7 +356,7 @@ def head_is_float32(name: str, head: HeadMatmuls | None) -> bool:
 
 
 def router_is_float32(router: HeadMatmuls | None) -> bool | None:
-    """Return whether a router was found, and all of it is float32; None: no mixture."""
+    """Return True if the router was found and is all float32; None: no mixture."""
     return None if router is None else router.float32 and router.highest > 0
 
 
@@ -361,7 +364,7 @@ def router_is_float32(router: HeadMatmuls | None) -> bool | None:
 
 
 def estimate_largest(result: CheckedConfig) -> dict[str, Any]:
-    """Return rows and tokens that would fit, temporaries in proportion to tokens."""
+    """Estimate the rows and tokens that fit if temporaries grow with the tokens."""
     parts, checked = result.parts, result.programs["accumulate"]
     if checked.too_large:
         return {}

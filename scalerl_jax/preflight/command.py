@@ -1,4 +1,4 @@
-"""The command line: flags and settings in, one answer out."""
+"""The preflight's command line: parse flags and settings, check, print the result."""
 
 import dataclasses
 import json
@@ -26,7 +26,7 @@ _FITS, _TOO_LARGE = 0, 1
 
 
 def run(argv: Sequence[str]) -> int:
-    """Check what the flags name, print the answer, and return the exit status."""
+    """Check the config and topology of the flags, print the result, return a status."""
     return answer(lambda: _run(list(argv)))
 
 
@@ -41,19 +41,19 @@ def _define(values: flags.FlagValues) -> None:
         "lengths",
         None,
         "A run's directory, or a file with the tokens of one completion on each line; "
-        "default: what the config's limits let expect.",
+        "default: assumed from the config's limits.",
         flag_values=values,
     )
     flags.DEFINE_float(
         "price",
         None,
-        "Of a chip-hour, in any currency.",
+        "Price of a chip-hour, in any currency.",
         lower_bound=0.0,
         flag_values=values,
     )
     for name, meaning in {
         "json": "One JSON object on stdout.",
-        "search": "Compile for the most rows of a microbatch that fit.",
+        "search": "Find, by compiling, the most rows of a microbatch that fit.",
     }.items():
         flags.DEFINE_bool(name, False, meaning, flag_values=values)
 
@@ -106,7 +106,7 @@ def search_rows(
 ) -> int:
     """Return the most rows of a microbatch whose train step fits; 0 if none does.
 
-    Each number that is tried is compiled, and said on stderr.
+    Each number tried is compiled, and its result is printed to stderr.
     """
     mesh, batch = result.parts.config.mesh, result.parts.config.batch
     shards = mesh.data * mesh.fsdp
@@ -136,15 +136,15 @@ def search_rows(
 def most_that_fit(
     fits: Callable[[int], bool], *, fitting: int, failing: int = 0, guess: int = 0
 ) -> int:
-    """Return the largest number that fits, where all smaller ones do.
+    """Return the largest number that fits, if all smaller ones fit too.
 
-    From the guess upwards in steps that double, then by halving what is left.
+    The search goes up from the guess in steps that double, then bisects.
 
     Args:
-        fits: asked once for a number; dear.
+        fits: expensive; called once per number.
         fitting: a number that is known to fit; 0 always does.
-        failing: one that is known not to; 0: none is known, and larger ones are tried.
-        guess: which to try first.
+        failing: a number that is known not to fit; 0: unknown, larger ones are tried.
+        guess: the first number to try.
     """
     tried, step = max(guess, fitting + 1), 1
     while not failing:

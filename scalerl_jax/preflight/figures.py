@@ -1,13 +1,13 @@
-"""Figures as text: three digits that count, for large models and for small ones."""
+"""Numbers as text with three significant digits, for large and small models."""
 
 
 def amount(value: float) -> str:
-    """Return a number with three digits that count: 1,234, 12.3, 0.00123."""
+    """Return a number with three significant digits or more: 1,234, 12.3, 0.00123."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def duration(seconds: float) -> str:
-    """Return seconds with three digits that count, in s, ms or us."""
+    """Return seconds with three significant digits, in s, ms or us."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{amount(seconds / size)} {unit}"
@@ -15,5 +15,5 @@ def duration(seconds: float) -> str:
 
 
 def gib(size: float) -> str:
-    """Return bytes in GiB."""
+    """Return a size in bytes as text in GiB."""
     return f"{size / 2**30:.2f} GiB"

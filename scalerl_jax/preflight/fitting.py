@@ -1,8 +1,8 @@
-"""Devices of a topology given to roles, by the code that runs ask.
+"""Assign the devices of a topology to roles, by the same code as a run.
 
-On a slice of several hosts that is `cluster.fit_slices`, as under --ray=slice; on one
-host `wiring.fit_devices`, as in one process.  A layout that a run would refuse is
-compiled all the same, and is said not to start.
+A slice of several hosts uses `cluster.fit_slices`, as under --ray=slice; one host uses
+`wiring.fit_devices`, as in one process.  A layout that a run would refuse is compiled
+too, and reported as one that cannot be started.
 """
 
 import dataclasses
@@ -19,21 +19,21 @@ from scalerl_jax.wiring.devices import fit_devices, why_not_one_process
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """A config with numbers for a topology, and whether a run could begin so."""
+    """A config with all numbers set for a topology, and whether a run can start."""
 
     config: Config
     room: Room
-    seats: Seats | None = None  # of a run on several hosts that can start
-    why_not: str = ""  # it cannot be started
+    seats: Seats | None = None  # None: one process, or the run cannot start
+    why_not: str = ""  # why the run cannot start; empty: it can
 
     @property
     def can_start(self) -> bool:
-        """Return whether a run of the config can be started on the topology."""
+        """True if a run of the config can be started on the topology."""
         return not self.why_not
 
     @property
     def processes(self) -> int:
-        """Processes of learner and generators."""
+        """Number of processes of learner and generators."""
         if self.seats is None:
             return 1
         replicas = len(self.seats.replicas) * len(self.seats.replica(0))
@@ -41,10 +41,10 @@ class Fitted:
 
 
 def fit_topology(config: Config, arch: Architecture, topology: Topology) -> Fitted:
-    """Return the config with numbers for all that it leaves to the devices.
+    """Return the config with every setting that depends on the devices set.
 
     Raises:
-        ValueError: the devices do not suffice, however they are started.
+        ValueError: no way of starting fits on the devices.
     """
     slices, room = slices_of(topology), OneProcess(topology.num_devices)
     if slices:
@@ -83,12 +83,12 @@ def fit_topology(config: Config, arch: Architecture, topology: Topology) -> Fitt
 
 
 def slices_of(topology: Topology) -> tuple[JoinedSlice, ...]:
-    """Return the slices of a topology with hosts at addresses of their own.
+    """Return the slices of a topology, with made-up addresses of their hosts.
 
-    None where all is of one host, or of a kind whose slices `machines` does not know.
+    It returns () for a single host, and for chips that are not in `GENERATIONS`.
 
     Raises:
-        ValueError: there is no such slice.
+        ValueError: no slice has this shape.
     """
     if topology.chip.name not in GENERATIONS:
         return ()

@@ -1,6 +1,6 @@
-"""Compiled programs read: their memory, loops, collectives, and head's precision.
+"""Read compiled programs: memory, loops, collectives, and precision of the head.
 
-Instructions come from the text that XLA prints, sizes from the compiler's statistics.
+Instructions come from XLA's text form, sizes from the compiler's statistics.
 """
 
 import dataclasses
@@ -43,14 +43,14 @@ class Instruction:
 
     @property
     def operands(self) -> list[str]:
-        """Names of what it takes."""
+        """Names of the operands."""
         taken = self.rest.split("), ")[0]
-        # A program that was not compiled has names without a sign.
+        # Names in a program that was not compiled have no % sign.
         return re.findall(r"%([\w.\-]+)", taken) or re.findall(r"[\w.\-]+", taken)
 
     @property
     def called(self) -> list[str]:
-        """Names of the computations that it runs."""
+        """Names of the computations that the instruction runs."""
         branches = _BRANCHES.search(self.rest)
         names = re.findall(r"%?([\w.\-]+)", branches[1]) if branches else []
         return [*_CALLED.findall(self.rest), *names]
@@ -63,28 +63,28 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """Computations by name, instructions of each by theirs, and what runs first."""
+    """Computations by name, the instructions of each by name, and the entry."""
 
     computations: dict[str, dict[str, Instruction]]
     entry: str
     places: dict[str, str] = dataclasses.field(default_factory=dict)  # frame: file:line
 
     def place(self, instruction: Instruction) -> str:
-        """Return the line of the source that asked for it, as file:line, or ""."""
+        """Return the source line of an instruction, as file:line, or ""."""
         return self.places.get(instruction.attribute("stack_frame_id") or "", "")
 
     def calls(self, instruction: Instruction, within: str) -> Iterator[tuple[str, int]]:
-        """Yield the computations that an instruction runs, and how often each."""
+        """Yield each computation that an instruction runs, with its number of runs."""
         times = self._trips(instruction, within) if instruction.op == "while" else 1
         for called in instruction.called:
             if called in self.computations:
                 yield called, times
 
     def runs(self) -> Iterator[tuple[Instruction, str, int]]:
-        """Yield each instruction, its computation, and how often it runs in one call.
+        """Yield each instruction, its computation, and its runs in one call.
 
-        A loop whose bound depends on data is counted at the greatest bound that its
-        condition names; one without any runs once.
+        A loop whose bound depends on data counts at the greatest bound in its
+        condition; a loop without a bound counts as one run.
         """
         yield from self._runs(self.entry, 1)
 
@@ -106,7 +106,7 @@ class Program:
         return max(1, -(-length // self._stride(loop, place)))
 
     def _stride(self, loop: Instruction, place: int | None) -> int:
-        """Return a loop counter's step per turn; 1 where it cannot be read."""
+        """Return a loop counter's increment; 1 if it cannot be read."""
         body = loop.attribute("body") or ""
         inside = self.computations.get(body, {})
         after = self._element(body, next(reversed(inside), ""), place)
@@ -116,7 +116,7 @@ class Program:
         return next((step for step in map(_constant, added) if step), 1)
 
     def _element(self, within: str, name: str, place: int | None) -> Instruction | None:
-        """Find the instruction of element `place` of tuple `name`; None: unknown."""
+        """Return the instruction of element `place` of tuple `name`; None: unknown."""
         inside = self.computations.get(within, {})
         packed = inside.get(name)
         if place is None or packed is None or packed.op != "tuple":
@@ -124,7 +124,7 @@ class Program:
         return inside.get(dict(enumerate(packed.operands)).get(place, ""))
 
     def _bounds(self, condition: str) -> Iterator[tuple[int | None, int]]:
-        """Yield (the counter's place in the tuple, bound) of each `counter < bound`."""
+        """Yield (counter's index in the tuple, bound) of each `counter < bound`."""
         inside = self.computations.get(condition, {})
         for each in inside.values():
             compared = [inside[name] for name in each.operands if name in inside]
@@ -134,7 +134,7 @@ class Program:
                 index = next((one.attribute("index") for one in counters), None)
                 yield (int(index) if index else None), constants[0]
             elif each.op == "fusion":
-                # The comparison is inside, its bound may be outside.
+                # The comparison is in the fusion; its bound may be outside.
                 for called in each.called:
                     yield from ((None, bound) for _, bound in self._bounds(called))
                     theirs = self.computations.get(called, {}).values()
@@ -148,7 +148,7 @@ def _constant(instruction: Instruction) -> int | None:
 
 
 def parse(text: str) -> Program:
-    """Return the program that XLA has printed."""
+    """Parse the text of a program that XLA printed."""
     computations: dict[str, dict[str, Instruction]] = {}
     entry, current = "", None
     for line in _whole_lines(text):
@@ -164,7 +164,7 @@ def parse(text: str) -> Program:
 
 
 def _places(text: str) -> dict[str, str]:
-    """Return stack frame -> the innermost line of the source, from a program's head."""
+    """Return stack frame -> innermost source line, from a program's header."""
     files = dict(
         re.findall(r'^(\d+) "(.*)"$', text.split("\n\nFunctionNames")[0], re.M)
     )
@@ -178,7 +178,7 @@ def _places(text: str) -> dict[str, str]:
 
 
 def _whole_lines(text: str) -> Iterator[str]:
-    """Yield lines of instructions and computations; some attributes have line ends."""
+    """Yield whole lines of a program; join those that an attribute's newline split."""
     held = ""
     for line in text.splitlines():
         if held and _BEGINNING.match(line):
@@ -190,7 +190,7 @@ def _whole_lines(text: str) -> Iterator[str]:
 
 
 def extents(shape: str) -> list[int]:
-    """Return the sides of an array."""
+    """Return the dimensions of an array's shape."""
     found = _SHAPE.search(shape)
     return [int(each) for each in _DIGITS.findall(found[2])] if found else []
 
@@ -207,21 +207,21 @@ def shape_bytes(shape: str) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """A compiled program and its bytes of a device, or why there is none."""
+    """A compiled program and its bytes on a device, or why it did not compile."""
 
     program: Program | None
-    asked: Program | None = None  # the same, before any pass and for all devices
-    kept: int = 0  # arguments and results, less results in an argument's place
+    asked: Program | None = None  # before any compiler pass, with shapes of all devices
+    kept: int = 0  # arguments and results; a result in a donated argument counts once
     temporaries: int = 0  # at the peak
     code: int = 0
-    too_large: str = ""  # the compiler's words
+    too_large: str = ""  # the compiler's message; empty: it compiled
 
 
 def compile_program(name: str, lowered: Any) -> Compiled:
-    """Compile what was lowered; a program that is too large is an answer too.
+    """Compile a lowered program; too large a program is a result, not an error.
 
-    The total of all temporaries that the compiler reports counts arrays that a loop
-    updates in place twice, and is above what it allocates; its peak is not.
+    Temporaries come from the compiler's peak.  Its total of temporaries counts arrays
+    twice that a loop updates in place, and so exceeds what it allocates.
 
     Raises:
         ValueError: the compiler refuses the program for another reason.
@@ -251,9 +251,10 @@ def compile_program(name: str, lowered: Any) -> Compiled:
 
 
 def memory_limit(device: Any, otherwise: int) -> int:
-    """Return the bytes that programs may have on a device, as the compiler says it.
+    """Return the bytes that a program may use on a device, as the compiler reports it.
 
-    It is asked for a program that nothing holds, and names the limit in its refusal.
+    The compiler states the limit when it refuses a program that is far too large.
+    Without such a statement the result is `otherwise`.
     """
     mesh = Mesh([device], ("alone",))
     sharding = NamedSharding(mesh, PartitionSpec())
@@ -270,8 +271,8 @@ def memory_limit(device: Any, otherwise: int) -> int:
 
 # -- collectives and the head ----------------------------------------------------------
 
-# Kind -> bytes that a device sends, of n devices that exchange an array; the array is
-# the whole one: a reduce-scatter's operand, an all-gather's result.
+# Kind -> bytes that each of n devices sends to exchange an array of `size` bytes.  The
+# array is the whole one: a reduce-scatter's operand, an all-gather's result.
 SENT = {
     "all-gather": lambda size, n: size * (n - 1) / n,
     "all-reduce": lambda size, n: 2 * size * (n - 1) / n,
@@ -283,18 +284,18 @@ SENT = {
 
 @dataclasses.dataclass
 class Traffic:
-    """Collectives of one kind, in one call of a program, on one device."""
+    """Collectives of one kind in one call of a program, per device."""
 
     count: int = 0
-    bytes: float = 0.0  # of the arrays that are exchanged
+    bytes: float = 0.0  # of the exchanged arrays
     sent_bytes: float = 0.0
 
 
 def traffic(program: Program, *, num_devices: int) -> dict[str, Traffic]:
     """Return the collectives of a program by kind.
 
-    An asynchronous one counts once, whether it is a start and a done or is spread
-    over several fusions (these share a channel).
+    An asynchronous collective counts once, be it a pair of start and done or several
+    fusions that share a channel.
     """
     found: dict[str, Traffic] = {}
     pieces: dict[tuple[str, str], tuple[int, float, int]] = {}
@@ -306,7 +307,7 @@ def traffic(program: Program, *, num_devices: int) -> dict[str, Traffic]:
         if kind == "reduce-scatter":
             size *= group
         if kind == "all-reduce" and "all-reduce-scatter" in within:
-            kind = "reduce-scatter"  # as TPUs fuse it
+            kind = "reduce-scatter"  # TPUs fuse it in this form
         channel = each.attribute("channel_id") or f"number {number}"
         before = pieces.get((kind, channel), (0, 0.0, 1))
         pieces[kind, channel] = max(before, (times, size, group))
@@ -321,7 +322,7 @@ def traffic(program: Program, *, num_devices: int) -> dict[str, Traffic]:
 
 
 def _whole_bytes(op: str, shape: str) -> float:
-    """Return the size of what is exchanged; a start has operand and result."""
+    """Return the exchanged array's bytes; a start's shape has operand and result."""
     if not op.endswith("-start") or op == "all-reduce-start":
         return shape_bytes(shape)
     arrays = re.findall(r"\w+\[[\d,]*\]", shape)
@@ -343,27 +344,27 @@ def _group(attributes: str, num_devices: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class HeadMatmuls:
-    """The matmuls of a program's head, by how they are computed."""
+    """Numbers of matmuls, of a head or router, by their precision."""
 
-    highest: int  # a float32 result at the highest precision
-    lower: int
+    highest: int  # with a float32 result, at the highest precision
+    lower: int  # all others
 
     @property
     def float32(self) -> bool:
-        """Return whether every matmul of the head is float32, or there is none."""
+        """True if no matmul is below float32; also True without any matmul."""
         return self.lower == 0
 
 
 def scope_matmuls(program: Program, scope: str) -> HeadMatmuls:
-    """Count matmuls that were asked for within a `jax.named_scope`, as a head's are."""
+    """Count the matmuls within a `jax.named_scope`, by precision."""
     within = re.compile(rf'op_name="[^"]*\b{scope}\b')
     return _count_matmuls(program, lambda each, _: bool(within.search(each.rest)))
 
 
 def head_matmuls(program: Program, *, vocabulary: set[int]) -> HeadMatmuls:
-    """Count matmuls of which an operand or the result has a side in `vocabulary`.
+    """Count the matmuls whose operands or result have a dimension in `vocabulary`.
 
-    No other array has the sides of a part of the vocabulary.
+    Only arrays of the head have these dimensions: sizes of vocabulary shards.
     """
 
     def has_side(each: Instruction, inside: dict[str, Instruction]) -> bool:
@@ -378,10 +379,10 @@ def head_matmuls(program: Program, *, vocabulary: set[int]) -> HeadMatmuls:
 def _count_matmuls(
     program: Program, wanted: Callable[[Instruction, dict[str, Instruction]], bool]
 ) -> HeadMatmuls:
-    """Count matmuls by precision, those `wanted` within their computation.
+    """Count by precision the matmuls for which `wanted(matmul, its computation)`.
 
-    At the highest precision an operand may be bfloat16: the compiler then found that
-    its float32 values are bfloat16 ones, and takes the cast away.
+    At the highest precision an operand may be bfloat16: the compiler removes a cast to
+    float32 from bfloat16.
     """
     exact = [
         "operand_precision={highest,highest}" in each.rest

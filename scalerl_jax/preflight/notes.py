@@ -1,10 +1,10 @@
-"""Sentences of a report: what to change if it does not fit, and how it was found."""
+"""Sentences of a report: what to change if a config does not fit, and the method."""
 
 from scalerl_jax.preflight.check import CheckedConfig
 from scalerl_jax.preflight.figures import gib
 from scalerl_jax.wiring.devices import is_shared
 
-# Part of the memory -> the settings that make it smaller.
+# Part of the memory -> settings that reduce it.
 _SHARDS = "mesh.fsdp or more devices: more shards of the state"
 ADVICE = {
     "params": _SHARDS,
@@ -44,14 +44,14 @@ def advice(result: CheckedConfig) -> list[str]:
         if each.too_large:
             said.append(f"{name} was not compiled: {each.too_large}")
             said.append(
-                "its temporaries are not known then: lower batch.rows_per_microbatch, "
-                "batch.row_tokens or sampler.slots first"
+                "its temporaries are therefore unknown: lower "
+                "batch.rows_per_microbatch, batch.row_tokens or sampler.slots first"
             )
     return said
 
 
 def notes(result: CheckedConfig) -> list[str]:
-    """Return remarks on how the result was found and on what it leaves out."""
+    """Return remarks on the method of the result, and on what it leaves out."""
     parts, placement = result.parts, result.parts.placement
     said = list(parts.notes)
     if placement.separate or placement.learner.shape != result.topology.shape:
@@ -68,12 +68,12 @@ def notes(result: CheckedConfig) -> list[str]:
             "its gradients over mesh.data through it"
         )
     said.append(
-        "an evaluation holds a KV cache of its own beside the training one, and the "
-        "sampler generators.versions of the params, and another with "
+        "an evaluation has its own KV cache beside the training one; the sampler holds "
+        "generators.versions copies of the params, and one more with "
         "eval.concurrent; all are counted"
     )
     said.append(
-        "rooflines are bounds from below (everything at its peak, all overlapped); a "
+        "rooflines are lower bounds (all resources at their peak and overlapped); a "
         "float32 product at the highest precision takes 6 bfloat16 passes, 3 if one "
         "operand was bfloat16, and 1 if both were"
     )
@@ -81,7 +81,7 @@ def notes(result: CheckedConfig) -> list[str]:
 
 
 def _why_unused(result: CheckedConfig) -> str:
-    """Name the settings that leave devices unused, and those that would use them."""
+    """Return which settings leave devices unused, and which would use them."""
     parts, unused = result.parts, result.parts.placement.unused
     mesh, generators = parts.config.mesh, parts.config.generators
     product = f"mesh.data * fsdp * context * tensor = {mesh.num_devices}"

@@ -1,8 +1,8 @@
-"""Products of a compiled program: FLOPs beyond those asked for, sums rounded halfway.
+"""Find matmuls that a compiler made costly (excess FLOPs) or inexact (narrow sums).
 
-A compiler may compute more than a program says (a grouped product as a dense one), and
-may cut a contraction into pieces whose sum it keeps in a narrow type.  Neither is an
-error to it, and neither shows on the CPU that the tests run on.
+A compiler may compute more than the program requests (a grouped matmul as a dense one),
+and may split a contraction into pieces whose sum it keeps in a narrow type.  It reports
+no error for either, and neither happens on the CPU that runs the tests.
 """
 
 import collections
@@ -13,35 +13,35 @@ from collections.abc import Iterator
 
 from scalerl_jax.preflight.hlo import Instruction, Program, extents
 
-# Compiled FLOPs over those asked for from which on a product is named.
+# Report a product if its compiled FLOPs exceed this multiple of the requested FLOPs.
 MOST_WASTE = 1.5
 _PRODUCTS = ("dot", "convolution", "ragged-dot")
 _NARROW = re.compile(r"(bf16|f16|f8\w*)\[")
-# Operations through which a value goes as it is, rounding apart.
+# Operations that leave a value unchanged, apart from rounding.
 _UNCHANGED = ("bitcast", "copy", "convert", "reshape", "transpose", "slice")
 
 
 @dataclasses.dataclass(frozen=True)
 class Excess:
-    """Products of one place of the source, on one device and in one call."""
+    """Products of one source line, on one device and in one call."""
 
     place: str  # file:line
-    asked: float  # FLOPs
-    compiled: float
+    asked: float  # FLOPs that the program requests
+    compiled: float  # FLOPs of the compiled program
 
     @property
     def ratio(self) -> float:
-        """Compiled FLOPs over those asked for."""
+        """Compiled FLOPs over requested FLOPs."""
         return self.compiled / self.asked
 
 
 def excesses(compiled: Program, asked: Program, *, num_devices: int) -> list[Excess]:
-    """Return the places whose products cost above `MOST_WASTE` times what they should.
+    """Return the source lines whose products cost over `MOST_WASTE` times the request.
 
     Args:
-        compiled: for one device.
-        asked: the same program before any pass, with the shapes of all devices.
-        num_devices: that share what was asked for.
+        compiled: the compiled program, for one device.
+        asked: the same program before any compiler pass, with shapes of all devices.
+        num_devices: devices that share the requested FLOPs.
     """
     wanted: dict[str, float] = collections.defaultdict(float)
     for place, flops, local in _flops(asked):
@@ -58,14 +58,14 @@ def excesses(compiled: Program, asked: Program, *, num_devices: int) -> list[Exc
 
 
 def _flops(program: Program) -> Iterator[tuple[str, float, bool]]:
-    """Yield place, FLOPs, and whether they are one device's, of every product."""
+    """Yield source line, FLOPs, and "is of one device" for every product."""
     yield from _flops_of(program, program.entry, 1, False)
 
 
 def _flops_of(
     program: Program, name: str, times: int, local: bool
 ) -> Iterator[tuple[str, float, bool]]:
-    # As a shard_map is called, whose shapes are those of one device.
+    # The name of a shard_map's computation; its shapes are those of one device.
     local = local or "manual_computation" in name
     inside = program.computations[name]
     for each in inside.values():
@@ -76,7 +76,7 @@ def _flops_of(
 
 
 def product_flops(product: Instruction, inside: dict[str, Instruction]) -> float:
-    """Return the FLOPs of a product: two for each pair of values that meet.
+    """Return the FLOPs of a product: two for each pair of multiplied values.
 
     A grouped product multiplies each row by the matrix of its own group alone.
     """
@@ -99,9 +99,9 @@ def product_flops(product: Instruction, inside: dict[str, Instruction]) -> float
 def _convolution_flops(
     attributes: str, out: list[int], left: list[int], right: list[int]
 ) -> float:
-    """Return the FLOPs of a convolution, padding and holes left out.
+    """Return the FLOPs of a convolution, without those of padding and holes.
 
-    TPUs have products as convolutions: a batch may be a dimension of the window.
+    On TPUs matmuls are convolutions: a batch may be a dimension of the window.
     """
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", attributes)
     assert labels, f"a convolution without dim_labels: {attributes[:200]}"
@@ -140,7 +140,7 @@ def _meetings(
     spread: int,
     apart: int,
 ) -> int:
-    """Count the window places that meet an input, over all outputs along a side."""
+    """Count the (output, kernel tap) pairs along a side that read a real input."""
     last, count = (inputs - 1) * spread, 0
     for tap in range(kernel):
         # Output o meets the input at o * stride + offset.
@@ -155,26 +155,26 @@ def _meetings(
     return count
 
 
-# -- sums that are rounded halfway -----------------------------------------------------
+# -- sums in a narrow type -------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class _Made:
     """Origins of a value in the body of a loop."""
 
-    carried: frozenset[int] = frozenset()  # places of the loop's tuple, in any way
-    product: bool = False
-    sum: int = -1  # the place that it is, but for products added; -1: none
-    added: str = ""  # where a product that has no part of the sum was added
-    elements: tuple["_Made", ...] = ()  # of a tuple
+    carried: frozenset[int] = frozenset()  # elements of the loop's tuple it depends on
+    product: bool = False  # depends on a product
+    sum: int = -1  # element that it equals, apart from added products; -1: none
+    added: str = ""  # source line that added a product independent of that element
+    elements: tuple["_Made", ...] = ()  # origins of the elements, if it is a tuple
 
 
 def narrow_loops(program: Program) -> list[str]:
-    """Return places of loops that add products up in less than float32.
+    """Return the source lines at which loops sum products in less than float32.
 
-    Such a loop carries a sum in a narrow type, and a turn adds a product to it in which
-    the sum is no factor: a contraction in pieces.  A residual stream, to which a layer
-    adds what it makes of it, is none.
+    Such a loop carries a sum in a narrow type; each iteration adds a product that does
+    not depend on the sum: a contraction in pieces.  A residual stream is no such sum,
+    since the output that a layer adds to it depends on it.
     """
     found: dict[str, None] = {}
     for inside in program.computations.values():
@@ -198,7 +198,7 @@ def _made(program: Program, name: str, arguments: list[_Made]) -> _Made:
     """Return the origins of a computation's result, given those of its arguments."""
     values: dict[str, _Made] = {}
     result = _Made()
-    # Printed in an order in which each comes after what it takes.
+    # XLA prints an instruction after its operands.
     for each in program.computations.get(name, {}).values():
         taken = [values[operand] for operand in each.operands if operand in values]
         result = values[each.name] = _made_by(program, each, taken, arguments)
@@ -223,11 +223,11 @@ def _made_by(
 
 
 def _computed(program: Program, each: Instruction, taken: list[_Made]) -> _Made:
-    """Return the origins of a value that is computed from its operands."""
+    """Return the origins of an instruction's value, given those of its operands."""
     mixed = _mixed(taken)
     if each.op in _PRODUCTS:
         return dataclasses.replace(mixed, product=True)
-    if each.op == "select":  # a first turn that begins at zero
+    if each.op == "select":  # it starts the sum at zero in the first iteration
         sums = [one for one in taken[1:] if one.sum >= 0]
         if len(sums) == 1 and not any(sums[0].sum in one.carried for one in taken[:1]):
             return dataclasses.replace(mixed, sum=sums[0].sum, added=sums[0].added)

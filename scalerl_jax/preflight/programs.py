@@ -1,4 +1,4 @@
-"""A config's learner and sampler, made for the devices of a topology."""
+"""Build a config's learner and sampler for the devices of a topology."""
 
 import dataclasses
 from pathlib import Path
@@ -42,12 +42,12 @@ class Placement:
 
     @property
     def separate(self) -> bool:
-        """Return whether learner and sampler were compiled for different topologies."""
+        """True if learner and sampler are compiled for different topologies."""
         return self.learner != self.sampler
 
 
 def seat(seats: Seats, topology: Topology) -> Placement:
-    """Return the boxes of a run on several hosts, each as a slice of its own."""
+    """Return the placement of a run on several hosts; each box counts as a slice."""
     learner = _of_box(topology, seats.learner.box)
     sampler = _of_box(topology, seats.replicas[0].box)
     busy = seats.learner.box.num_chips
@@ -64,20 +64,20 @@ def seat(seats: Seats, topology: Topology) -> Placement:
 
 
 def _of_box(topology: Topology, box: Box) -> Topology:
-    """Return the slice that a box is; a part of a host is one of its host's."""
+    """Return a box of chips as a topology; part of a host becomes its whole host."""
     part = box.num_chips < 4 and not topology.chip.whole_slices
     shape = (2, 2, 1) if part else box.shape[: topology.chip.sides]
     return dataclasses.replace(topology, shape=shape, slices=1)
 
 
 def place(config: Config, topology: Topology) -> Placement:
-    """Choose the devices of a config whose axes are numbers, in one process.
+    """Choose the devices of a config with fixed mesh axes, for a run in one process.
 
-    On 3D tori both are parts of one slice.  On 2D tori, where the compiler takes whole
-    slices, each is a rectangle of its own.
+    On 3D tori learner and sampler are parts of one slice.  On 2D tori, where the
+    compiler takes whole slices, each is a rectangle of its own.
 
     Raises:
-        ValueError: the topology has too few, or none of that form.
+        ValueError: the topology has too few devices, or no such rectangle.
     """
     mesh, generators = config.mesh, config.generators
     learner = mesh.num_devices
@@ -112,20 +112,20 @@ def place(config: Config, topology: Topology) -> Placement:
 
 
 class AssumedTokenizer:
-    """Stands in where no tokenizer is at hand: programs depend on lengths alone."""
+    """Substitute for a tokenizer that is not available: programs need only lengths."""
 
-    characters_per_token = 4  # of English; Llama 3's has 4.4
+    characters_per_token = 4  # of English; Llama 3's tokenizer has 4.4
     eos_ids = (2,)
     shown = Detokenizer(later=(), first=())  # of no token: the table has its size
 
     def encode(self, text: str) -> list[int]:
-        """Return as many ids as the text may have."""
+        """Return ids of about the number of tokens in the text."""
         return list(range(3, 3 + max(1, len(text) // self.characters_per_token)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Parts:
-    """A config's learner and sampler on a topology, to be compiled."""
+    """A config's learner and sampler on a topology, ready to be compiled."""
 
     config: Config
     arch: Architecture
@@ -140,10 +140,9 @@ class Parts:
 
 
 def make_parts(config: Config, topology: Topology) -> tuple[Parts, Any]:
-    """Return the parts, and the train step.
+    """Return the parts and the train step.
 
-    Each role of a run that can be started on several hosts has the box of chips that
-    it would get.
+    If a run can be started on several hosts, each role gets the run's box of chips.
 
     Raises:
         ValueError: a setting cannot be used on this topology.
@@ -169,7 +168,7 @@ def make_parts(config: Config, topology: Topology) -> tuple[Parts, Any]:
         tokenizer = make_tokenizer(config, arch)
     elif config.interruption.enabled:
         notes.append(
-            f"no tokenizer at hand: the interruption phrase is taken to have "
+            f"no tokenizer available: the interruption phrase is assumed to have "
             f"{len(tokenizer.encode(config.interruption.phrase))} tokens"
         )
     assert forward.attention is not None, "make_forward chooses one"
@@ -189,7 +188,7 @@ def make_parts(config: Config, topology: Topology) -> tuple[Parts, Any]:
 
 
 def attention_names(parts: Parts) -> dict[str, str]:
-    """Name the attention of each side, and the reason why it is not the TPU kernel."""
+    """Return the attention of each role, with the reason if it is not a TPU kernel."""
     config, engine = parts.config, parts.engine
     learner = type(parts.attention).__name__.removesuffix("Attention").lower()
     refused = why_not(
@@ -207,6 +206,6 @@ def attention_names(parts: Parts) -> dict[str, str]:
         sampler = "paged" if why else "pallas"
     names = {"learner": (learner, refused), "sampler": (sampler, why)}
     return {
-        side: f"{name} (the TPU kernel does not take {reason})" if reason else name
+        side: f"{name} (the TPU kernel does not support {reason})" if reason else name
         for side, (name, reason) in names.items()
     }

@@ -1,8 +1,8 @@
-"""The answer, as text to read and as one JSON object; and many of them in a table:
+"""The result of a check as text and as a JSON object, and a table of several checks:
 
 python -m scalerl_jax.preflight.report
 
-checks the shipped configs on the TPUs that they are for, and prints Markdown.
+checks the shipped configs on TPUs that suit them, and prints Markdown.
 """
 
 import dataclasses
@@ -27,8 +27,8 @@ from scalerl_jax.preflight.whole_step import step_json, step_lines
 from scalerl_jax.process.printing import to_stdout
 from scalerl_jax.wiring.devices import is_shared
 
-_OTHERS = ("prefill", "decode", "publish")  # what a train step does not run
-# A config and a topology that it is for.
+_OTHERS = ("prefill", "decode", "publish")  # programs outside the train step
+# (config, topology) of the table's rows.
 _CASES = (
     ("8b", "v5p:4x4x4"),
     ("8b", "v5e:8x8"),
@@ -56,9 +56,9 @@ _HEADER = (
 def to_json(
     result: CheckedConfig, *, config_file: str, price: float | None = None
 ) -> dict[str, Any]:
-    """Return everything that was found; bytes are of one device.
+    """Return the whole result; bytes are those of one device.
 
-    `price` of a chip-hour makes the costs of a run money.
+    With the `price` of a chip-hour, costs are also given in money.
     """
     parts = result.parts
     programs = {
@@ -66,7 +66,7 @@ def to_json(
     }
     step = {name: programs.pop(name) for name in list(programs) if name not in _OTHERS}
     programs["prefill"]["note"] = (
-        "prefill draws no token and has no head; the last token of a prompt is decoded"
+        "prefill samples no token and has no head; a prompt's last token is decoded"
     )
     programs["publish"] |= {
         "float32_head": True,
@@ -134,7 +134,7 @@ def _of_step(result: CheckedConfig) -> list[Checked]:
 
 
 def _step_json(result: CheckedConfig) -> dict[str, Any]:
-    """Return an optimizer step: its programs added up; the peak is the greatest."""
+    """Return an optimizer step: sums over its programs, and their greatest peak."""
     step = _of_step(result)
     fullest = max(step, key=lambda one: one.peak_bytes)
     sums: dict[str, Traffic] = {}
@@ -159,14 +159,14 @@ def _step_json(result: CheckedConfig) -> dict[str, Any]:
 
 
 def _step_seconds(result: CheckedConfig) -> float:
-    """Return the seconds of an optimizer step, by the rooflines of its programs."""
+    """Return the seconds of an optimizer step: the sum of its programs' rooflines."""
     return sum(one.roofline.seconds * one.calls for one in _of_step(result))
 
 
 def to_text(
     result: CheckedConfig, *, config_file: str, price: float | None = None
 ) -> str:
-    """Return tables to read; with `price` of a chip-hour, what a run costs."""
+    """Return the result as text; with the `price` of a chip-hour, also in money."""
     parts, limit = result.parts, result.limit
     mesh = parts.config.mesh
     lines = [
@@ -228,7 +228,7 @@ def _cost_lines(result: CheckedConfig) -> list[str]:
         if each.head is not None and not head_is_float32(name, each.head):
             head = f"{each.head.lower} matmuls BELOW float32"
         if name == "prefill" and each.head is not None and not each.head.highest:
-            head = "none: it draws no token"
+            head = "none: it samples no token"
         lines.append(
             f"{name:<17} {each.calls:>5} {amount(each.work.flops / 1e12):>10} "
             f"{amount(each.work.head / 1e12):>10} {duration(cost.compute):>8} "
@@ -249,7 +249,7 @@ def _cost_lines(result: CheckedConfig) -> list[str]:
                 f"    {name:<17} {kind:<19} {sums.count:>7} x  {gib(sums.bytes):>10}"
                 f"  sends {gib(sums.sent_bytes)}"
             )
-    lines += [""] + (_product_lines(result) or ["products cost what was asked for"])
+    lines += [""] + (_product_lines(result) or ["products cost the requested FLOPs"])
     settings = result.parts.engine.settings
     work = result.programs["accumulate"].work
     tokens = result.programs["decode"]
@@ -257,7 +257,7 @@ def _cost_lines(result: CheckedConfig) -> list[str]:
     lines += [
         "",
         f"optimizer step: {duration(_step_seconds(result))} or more "
-        f"({result.microbatches} microbatches if every rollout is as long as can be)",
+        f"({result.microbatches} microbatches if every rollout has the maximal length)",
         f"its head: {1 - work.layers / work.passes:.0%} of the matrix units' work",
         f"decoding: {rate:,.0f} tokens/s or less from a sampler with "
         f"{settings.slots} slots of {decode_context(result.parts):,.0f} tokens",
@@ -266,26 +266,26 @@ def _cost_lines(result: CheckedConfig) -> list[str]:
 
 
 def _product_lines(result: CheckedConfig) -> list[str]:
-    """Return a line for each product that the compiler has made dear, or inexact."""
+    """Return a line for each product that the compiler made costly or inexact."""
     return [
         f"{name}: products of {_in_package(found.place)} take {found.ratio:.1f}x the "
-        f"FLOPs that were asked for"
+        f"requested FLOPs"
         for name, each in result.programs.items()
         for found in each.excesses
     ] + [
-        f"{name}: products of {_in_package(place)} are added up BELOW float32"
+        f"{name}: products of {_in_package(place)} are summed BELOW float32"
         for name, each in result.programs.items()
         for place in each.narrow
     ]
 
 
 def _in_package(place: str) -> str:
-    """Return a place of the source without what is before its package."""
+    """Return a source line's path from the package on."""
     return place[max(place.rfind("scalerl_jax/"), 0) :]
 
 
 def row(config: str, answer: dict) -> str:
-    """Return one line of the table; memory in GiB of the fullest device."""
+    """Return a line of the table; memory is the fullest device's, in GiB."""
     programs, devices = answer["programs"], answer["devices"]
     memory = " | ".join(
         f"{programs[name]['peak_bytes'] / 2**30:.1f}"

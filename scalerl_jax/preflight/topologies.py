@@ -1,7 +1,7 @@
-"""Topologies as they are written, and the rooflines of programs on them.
+"""Parse the text of a topology, and compute rooflines of programs on it.
 
-A topology is NAME:AxB or NAME:AxBxC, chips along each side of a slice, with `N*` before
-it for several slices.  Google's types, v5p-128 or v5litepod-16, name slices too.
+A topology is NAME:AxB or NAME:AxBxC, chips along each side of a slice, with the prefix
+`N*` for several slices.  Google's types (v5p-128, v5litepod-16) are accepted too.
 """
 
 import dataclasses
@@ -14,12 +14,12 @@ from scalerl_jax.machines.slices import parse_type
 from scalerl_jax.planning.work import Work
 from scalerl_jax.preflight.hlo import Traffic
 
-_MOST_SLICES = 1024  # Google's largest jobs are of a few hundred
+_MOST_SLICES = 1024  # Google's largest jobs have a few hundred
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Topology:
-    """Slices of one chip and one shape."""
+    """One or more slices of equal chips and shape."""
 
     chip: Chip
     shape: tuple[int, ...]  # chips along each side
@@ -27,26 +27,26 @@ class Topology:
 
     @property
     def num_devices(self) -> int:
-        """Devices of all slices."""
+        """Number of devices in all slices."""
         return self.slices * math.prod(self.shape) * self.chip.devices_per_chip
 
     @property
     def name(self) -> str:
-        """The topology as it is written."""
+        """The topology's text form: v5p:4x4x4."""
         sides = "x".join(map(str, self.shape))
         return f"{f'{self.slices}*' * (self.slices > 1)}{self.chip.name}:{sides}"
 
     def devices(self) -> list[Any]:
-        """Return its devices, by slice; they hold no array.
+        """Return the devices, ordered by slice; they cannot hold arrays.
 
         Raises:
-            ValueError: the compiler knows no slice of this shape.
+            ValueError: the compiler has no slice of this shape.
         """
         from jax.experimental import topologies
 
         options: dict[str, Any] = dict(self.chip.options)
         if self.chip.host:
-            # Chips of a host along a side: as many as its largest, if they divide it.
+            # Chips of a host along a side: the greatest divisor shared with the side.
             sides = zip(self.shape, self.chip.host, strict=True)
             options["chips_per_host_bounds"] = (*(math.gcd(*each) for each in sides), 1)
         one = dataclasses.replace(self, slices=1)
@@ -57,22 +57,22 @@ class Topology:
                 num_slices=self.slices,
                 **options,
             )
-        except Exception as error:  # noqa: BLE001  of no public type
+        except Exception as error:  # noqa: BLE001  its type is not public
             raise ValueError(
-                f"--topology={self.name}: the compiler does not take it: "
+                f"--topology={self.name}: the compiler refuses it: "
                 f"{' '.join(str(error).split())[:300]}"
             ) from error
-        # A device of one slice alone has no slice_index.
+        # Devices of a single slice have no slice_index.
         return sorted(
             found.devices, key=lambda one: getattr(one, "slice_index", 0) or 0
         )
 
 
 def parse_topology(text: str) -> Topology:
-    """Return the topology that a text names, as sides or as an accelerator type.
+    """Parse a topology, given as sides or as an accelerator type.
 
     Raises:
-        ValueError: it is not written as one, or there is no such chip.
+        ValueError: the text is malformed, or names an unknown chip or shape.
     """
     written = {
         chip.name: f"{chip.name}:{'x'.join('ABC'[: chip.sides])}"
@@ -110,7 +110,7 @@ def parse_topology(text: str) -> Topology:
 
 
 def _slices(number: str, text: str) -> int:
-    """Return the number of slices that a topology's text begins with."""
+    """Parse and check the number of slices in a topology's text."""
     if int(number) > _MOST_SLICES:
         raise ValueError(
             f"--topology={text}: {number} slices; a job has at most {_MOST_SLICES}"
@@ -119,10 +119,10 @@ def _slices(number: str, text: str) -> int:
 
 
 def part_of(topology: Topology, devices: int, *, setting: str) -> Topology:
-    """Return the most compact rectangle of a 2D slice that has so many devices.
+    """Return the most compact rectangle of a 2D slice with `devices` devices in all.
 
     Raises:
-        ValueError: there is none; `setting` says what asked for it.
+        ValueError: no rectangle has them; the message names `setting`.
     """
     each, left = divmod(devices, topology.slices)
     rectangles = [
@@ -142,7 +142,7 @@ def part_of(topology: Topology, devices: int, *, setting: str) -> Topology:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Roofline:
-    """Seconds of one call if each resource were the only one."""
+    """Seconds of one call for each resource, as if it were the only limit."""
 
     compute: float = 0.0
     hbm: float = 0.0
@@ -150,7 +150,7 @@ class Roofline:
 
     @property
     def seconds(self) -> float:
-        """Seconds with everything overlapped: a bound from below, not a forecast."""
+        """Seconds if all resources overlap: a lower bound, not a forecast."""
         return max(self.compute, self.hbm, self.ici)
 
     @property
@@ -167,10 +167,10 @@ def roofline(
     devices: int,
     links: float = 1.0,
 ) -> Roofline:
-    """Return the bounds of a call over `devices` devices of a kind.
+    """Return the roofline of a call on `devices` equal devices.
 
-    Collectives are taken to use the share `links` of a device's links at once, of
-    `link_share`; the slower network between slices is left out.
+    Collectives use the share `links` (see `link_share`) of a device's links at once.
+    The slower network between slices is left out.
     """
     sent = sum(each.sent_bytes for each in traffic.values())
     return Roofline(
@@ -183,14 +183,13 @@ def roofline(
 def link_share(box: Topology) -> float:
     """Return the share of a chip's links that rings over a box of chips can use.
 
-    A ring runs along each side of the box, in both directions where the side is closed.
-    A side of one chip has none; one of two has a link each way between the two, which
-    is one of the two that a chip has along it, and an open line of more carries what a
-    ring does on one of them.  A side is closed where it is whole: from 4 chips on in
-    steps of 4 on a 3D torus, at 16 on a 2D one.
+    A chip has two links along each side of the box.  A ring uses both if the side is
+    closed (has wraparound links): if it is a multiple of 4 chips on a 3D torus, of 16
+    on a 2D one.  A side of two chips, or an open line of more, uses one of the two.  A
+    side of one chip uses none.
 
     Google, "TPU v4", https://arxiv.org/abs/2304.01433, section 2; the sides of v5e and
-    v6e are closed in whole slices alone (docs.cloud.google.com/tpu/docs/v5e).
+    v6e are closed only in whole slices (docs.cloud.google.com/tpu/docs/v5e).
     """
     closed = 4 if box.chip.sides == 3 else 16
 
@@ -200,4 +199,4 @@ def link_share(box: Topology) -> float:
         return 1.0 if length % closed == 0 else 0.5
 
     share = sum(side(length) for length in box.shape) / len(box.shape)
-    return share or 1.0  # one chip's devices: tpu7x has two, beside each other
+    return share or 1.0  # a single chip: tpu7x has two devices on it

@@ -1,4 +1,4 @@
-"""A whole step on a topology: seconds, idle shares, chip-hours, and the best split."""
+"""Forecast of a whole step on a topology: seconds, idle, chip-hours, best split."""
 
 import dataclasses
 from typing import Any
@@ -16,12 +16,12 @@ from scalerl_jax.preflight.topologies import Topology
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WholeStep:
-    """Forecasts of a step: of a config, and of the best split of the devices."""
+    """Forecasts of a step for a config, and for the best split of the devices."""
 
     config: Config
     lengths: Lengths
     expected: StepForecast
-    bound: StepForecast  # everything at its peak
+    bound: StepForecast  # with all hardware at its peak
     best: Choice | None  # None: no split is known to fit
 
     @property
@@ -39,12 +39,13 @@ def make_whole_step(
     topology: Topology,
     lengths: Lengths | None = None,
 ) -> WholeStep:
-    """Return the whole step of a config on a topology.
+    """Return the forecasts of a config's whole step on a topology.
 
     Args:
-        fitted: of `fit_topology`.
-        topology: all of which is paid for.
-        lengths: of rollouts; None: assumed.
+        fitted: the result of `fit_topology`.
+        arch: the policy's architecture.
+        topology: the devices; all are paid for, used or not.
+        lengths: token counts of rollouts; None: assumed.
     """
     config = fitted.config
     lengths = lengths or assumed_lengths(config)
@@ -70,7 +71,7 @@ def make_whole_step(
 
 
 def step_json(step: WholeStep, *, price: float | None) -> dict[str, Any]:
-    """Return the keys of the JSON object that are about whole steps."""
+    """Return the keys of the report's JSON object about whole steps."""
     best: dict[str, Any] | None = None
     if step.best is not None:
         best = _forecast_json(step.best.forecast, step.best.config, price=price)
@@ -112,12 +113,14 @@ def _forecast_json(
 
 
 def step_lines(step: WholeStep, fitted: Fitted, *, price: float | None) -> list[str]:
-    """Return lines to read."""
+    """Return the report's lines about whole steps."""
     found, bound, config = step.expected, step.bound, step.config
     longer = "generation" if found.generate_seconds >= found.train_seconds else "train"
     what = f"the longer of both, {longer}"
     if found.step_seconds > 1.01 * max(found.generate_seconds, found.train_seconds):
-        what = "both in turn" if found.shared else "held up by turns or the longest"
+        what = (
+            "both in turn" if found.shared else "slowed by turns or the longest rollout"
+        )
     lines = [
         "",
         f"a whole step, with rollouts of {step.lengths.mean:,.0f} tokens "

@@ -1,1 +1,1 @@
-"""This process: signals, threads, environment, what it prints and how it ends."""
+"""This process: signals, threads, environment, output and exit status."""

@@ -1,4 +1,4 @@
-"""Work beside the caller: one piece at a time, or the same again and again."""
+"""Background threads: for one task at a time, or for a periodic task."""
 
 import contextlib
 import logging
@@ -9,22 +9,22 @@ _log = logging.getLogger(__name__)
 
 
 class Background:
-    """A thread per piece of work; `check`, `wait` and `start` raise what it raised.
+    """Runs one task at a time in a thread; `check`, `wait` and `start` raise its error.
 
-    A failure is raised once, with its own traceback.  One thread calls the methods.
+    An error is raised once, with its own traceback.  Call the methods from one thread.
     """
 
     def __init__(self, name: str) -> None:
-        """Start no thread yet; `name` is what the threads are called."""
+        """Store the name of the threads; start none."""
         self._name = name
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
 
     def start(self, work: Callable[[], None], *, timeout_s: float) -> None:
-        """Begin `work`, after the piece before it has ended.
+        """Start `work`, after the previous task has ended.
 
         Raises:
-            TimeoutError: that one has not ended within `timeout_s`.
+            TimeoutError: the previous task has not ended within `timeout_s`.
         """
         self.wait(timeout_s)
 
@@ -38,15 +38,15 @@ class Background:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise what ended the work, if something has; never waits."""
+        """Raise the error of a failed task, if any, without waiting."""
         if self._thread is not None and not self._thread.is_alive():
             self.wait(0.0)
 
     def wait(self, timeout_s: float) -> None:
-        """Return once nothing is under way; raise what ended it.
+        """Wait for the end of the task, if any; raise its error.
 
         Raises:
-            TimeoutError: it has not ended within `timeout_s`.
+            TimeoutError: the task has not ended within `timeout_s`.
         """
         if self._thread is None:
             return
@@ -62,14 +62,14 @@ class Background:
 def repeated(
     work: Callable[[bool], None], *, name: str, every_s: float, last_s: float
 ) -> Iterator[None]:
-    """Do `work` at once, every so often while the block runs, and at its end.
+    """Call `work` at once, periodically during the block, and at its end.
 
     Args:
-        work: is told whether it is the last time.  An OSError or a RuntimeError is
-            logged, once until it succeeds again.
-        name: of the thread.
-        every_s: from one end to the next beginning.
-        last_s: the wait for the last time, at the end of the block.
+        work: its argument is True for the last call.  An OSError or RuntimeError is
+            logged, and logged again only after a call has succeeded.
+        name: name of the thread.
+        every_s: pause between two calls.
+        last_s: timeout of the last call, at the end of the block.
     """
     ended = threading.Event()
 

@@ -1,14 +1,15 @@
-"""The environment of processes that run code of others: variables by name, no tokens.
+"""The environment of child processes that run others' code: an allowlist, no tokens.
 
-What a library, a chat template or a program of the policy prints, logs or sends home
-can then hold no key of the user's.  It is no wall: a process of the same user can look
-for keys elsewhere, and what is not trusted at all runs in a sandbox besides.
+So output, logs or network traffic of a library, a chat template or a program of the
+policy cannot contain the user's keys from the environment.  This is not isolation: a
+process of the same user can find keys elsewhere.  Untrusted code also runs in a
+sandbox.
 """
 
 import os
 import sys
 
-# Name of a variable that is handed on -> what for.
+# Name of an inherited variable -> its purpose.
 HANDED_ON = {
     "PATH": "programs, bubblewrap among them",
     "HOME": "settings of git, and the folders of libraries",
@@ -17,7 +18,7 @@ HANDED_ON = {
     "LC_ALL": "how texts are encoded",
     "LC_CTYPE": "how texts are encoded",
     "TZ": "the date that chat templates write",
-    "LD_LIBRARY_PATH": "libraries of an interpreter that lies in a place of its own",
+    "LD_LIBRARY_PATH": "libraries of an interpreter in a directory of its own",
     "PYTHONHOME": "modules of such an interpreter",
     "PYTHONHASHSEED": "the order of sets, where the user fixes it",
     "PYTHONUTF8": "how texts are encoded",
@@ -29,10 +30,10 @@ HANDED_ON = {
 
 
 def child_environment(**own: str) -> dict[str, str]:
-    """Return the environment for a child process: what it needs, and its `own`.
+    """Return the environment for a child process: inherited variables, and its `own`.
 
-    It imports from the folders of this process, and from no other.  If it imports JAX,
-    it leaves this process's devices alone.
+    The child imports only from the folders of this process's `sys.path`.  Its JAX uses
+    the CPU, and not this process's devices.
     """
     given = {name: os.environ[name] for name in HANDED_ON if name in os.environ}
     places = map(os.path.abspath, sys.path)  # "" is the current directory

@@ -1,19 +1,19 @@
-"""Flags that every command of `scalerl` takes in the same form.
+"""Flags that every command of `scalerl` accepts in the same form.
 
-    -q, --quiet       no progress on standard error; warnings, errors and answers stay
+    -q, --quiet       no progress on standard error; warnings, errors and results stay
     --some-flag       the same as --some_flag
-    RUN               the run right behind the command: `scalerl status runs/x`,
+    RUN               the run as the first word: `scalerl status runs/x`,
                       `scalerl export runs/x --out=DIR`, or --workdir=RUN
 
-They are rewritten here into the spelling that a command's own parser has.
+They are rewritten here into the form that the command's own parser expects.
 """
 
 import os
 from collections.abc import Sequence
 
-QUIET = "SCALERL_QUIET"  # variable of the environment; not empty: no progress
+QUIET = "SCALERL_QUIET"  # environment variable; not empty: no progress
 _UNDERSCORES = {"train", "evaluate", "preflight", "simulate", "warmstart", "serve"}
-# Command -> the flag that names its run or checkpoint; "": it is a word of its own.
+# Command -> the flag for its run or checkpoint; "": a word without a flag.
 _RUN = {"train": "workdir", "demo": "workdir"}
 _RUN |= dict.fromkeys(("evaluate", "export", "serve"), "checkpoint")
 _RUN |= dict.fromkeys(
@@ -22,9 +22,9 @@ _RUN |= dict.fromkeys(
 
 
 def rewritten(command: str, words: Sequence[str]) -> tuple[list[str], bool]:
-    """Return the words in the spelling of a command, and whether -q is among them.
+    """Return the words in the form of a command's parser, and True if -q is among them.
 
-    Words behind `--` are another command's and stay.
+    Words after `--` belong to another command and stay unchanged.
     """
     at = words.index("--") if "--" in words else len(words)
     own = [word for word in words[:at] if word not in ("-q", "--quiet")]
@@ -36,21 +36,21 @@ def rewritten(command: str, words: Sequence[str]) -> tuple[list[str], bool]:
 
 
 def be_quiet() -> None:
-    """Show no progress from here on, in this process and those that it starts."""
+    """Turn progress off in this process and in processes that it starts."""
     os.environ[QUIET] = "1"
 
 
 def is_quiet() -> bool:
-    """Return whether no progress is to be shown."""
+    """Return True if progress is turned off."""
     return bool(os.environ.get(QUIET))
 
 
 def _spelled(command: str, word: str) -> str:
-    """Return a flag with hyphens or underscores, as the command's parser has them."""
+    """Return a flag with the hyphens or underscores of the command's parser."""
     if not word.startswith("--"):
         return word
     name, equals, value = word[2:].partition("=")
-    if "." in name:  # a setting, in the config's own spelling
+    if "." in name:  # a setting: unchanged
         return word
     old, new = ("-", "_") if command in _UNDERSCORES else ("_", "-")
     return f"--{name.replace(old, new)}{equals}{value}"

@@ -1,6 +1,6 @@
-"""Completion of a command line in bash, zsh and fish: scripts that a shell reads.
+"""Scripts that complete the command line in bash, zsh and fish.
 
-The script holds all words, so that a shell starts no Python when Tab is pressed.
+A script contains all words, so that a shell need not start Python at each Tab.
 """
 
 import os
@@ -12,14 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 SHELLS = ("bash", "zsh", "fish")
 _FLAG = re.compile(r"(?<![\w-])--(?:\[no\])?[a-zA-Z][\w.-]*")
-_COMMANDS = re.compile(r"\{([a-z_]+(?:,[a-z_]+)+)\}")  # of a command's own
+_COMMANDS = re.compile(r"\{([a-z_]+(?:,[a-z_]+)+)\}")  # subcommands in a --help
 _NEVER_MEANT = {
     "--flag",
     "--flagfile",
     "--undefok",
     "--config.NAME",
-}  # absl's, and texts
-# Readline cuts words at "=", zsh does not.
+}  # flags of absl, and placeholders in texts
+# Readline splits words at "=", zsh does not.
 _BASH = """_scalerl() {{
   local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}}
   local flag= start= words=
@@ -43,9 +43,9 @@ complete -o filenames -F _scalerl scalerl
 
 
 def words_of(commands: Sequence[str]) -> dict[str, list[str]]:
-    """Return the flags, and further commands, of each command, as its --help has them.
+    """Return the flags and subcommands in the --help of each command.
 
-    Every command is started once, which takes seconds.
+    Every command is run once, which takes seconds.
     """
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return dict(zip(commands, pool.map(_words, commands), strict=True))
@@ -75,9 +75,10 @@ def script(
     """Return the script for a shell.
 
     Args:
-        commands: what each command does, by its name.
-        words: flags, and further commands, of each command.
-        configs: names that --config takes.
+        shell: one of `SHELLS`.
+        commands: name of each command -> what it does.
+        words: name of each command -> its flags and subcommands.
+        configs: names that --config accepts.
     """
     if shell == "fish":
         return _fish(commands, words, configs)
@@ -87,7 +88,7 @@ def script(
     text = _BASH.format(
         commands=" ".join(commands), cases=cases, configs=" ".join(configs)
     )
-    if shell == "zsh":  # which reads bash's completion
+    if shell == "zsh":  # it can load bash's completion
         return f"autoload -U +X bashcompinit && bashcompinit\n{text}"
     return text
 

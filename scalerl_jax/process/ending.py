@@ -1,6 +1,6 @@
-"""The end of a command: its exit status, and what it says then.
+"""The end of a command: its exit status and its last message.
 
-Failures that are answers to the user are told in a line, apart from faults.
+An explained failure is reported in one line, a bug by its traceback.
 """
 
 import argparse
@@ -17,10 +17,10 @@ _MISTAKE, _FAILURE, _INTERRUPTED = 2, 1, 130  # exit statuses
 
 
 class Parser(argparse.ArgumentParser):
-    """Answers a wrong flag with one line, as other bad input is answered."""
+    """An argument parser that reports a wrong flag in one line, like other mistakes."""
 
     def __init__(self, prog: str | None = None, **settings: Any) -> None:
-        """Call the command as it was called: by its module, or as `scalerl ...`."""
+        """Name the command as the user did: `python -m ...`, or `scalerl ...`."""
         if prog and prog.startswith("python -m ") and sys.argv[0].startswith("scalerl"):
             prog = sys.argv[0]
         super().__init__(prog, **settings)
@@ -29,20 +29,20 @@ class Parser(argparse.ArgumentParser):
         super()._print_message(shown(message), file)
 
     def error(self, message: str) -> NoReturn:
-        """End with status 2."""
+        """Print the error and exit with status 2."""
         said = " ".join(message.split())
         self.exit(_MISTAKE, f"error: {said}; {self.prog} --help lists the flags\n")
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of what an error says, or its type's name; cut short."""
+    """Return the first line of an error's message, or its type's name, shortened."""
     lines = str(error).strip().splitlines()
     return (lines[0].strip() if lines else type(error).__name__)[:300]
 
 
 def is_explained(error: BaseException) -> bool:
-    """Return whether this package raised the error, with a message for the user."""
-    if type(error).__name__ == "JaxRuntimeError":  # its own frames are not there
+    """Return True if this package raised the error, with a message for the user."""
+    if type(error).__name__ == "JaxRuntimeError":  # its traceback lacks JAX's frames
         return False
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     name = frame.f_globals["__name__"]
@@ -52,11 +52,11 @@ def is_explained(error: BaseException) -> bool:
 def tell(error: Exception) -> int:
     """Write an explained error to stderr as one line; return the exit status.
 
-    2 for a mistake in what was asked for, 1 for a failure on the way.  An error of the
-    system's that names a file is a mistake, but for a disk that is full.
+    The status is 2 for a mistake in the input, and 1 for a failure while running.  A
+    system error that names a file counts as a mistake, unless the disk is full.
 
     Raises:
-        Exception: `error` itself, if it is a fault.
+        Exception: `error` itself, if it is a bug.
     """
     if full_disk.why_full(error) and not isinstance(error, RuntimeError):
         to_stderr(f"error: {full_disk.sentence(error)}\n")
@@ -76,13 +76,13 @@ def answer(command: Callable[[], int | None]) -> int:
         status = command() or 0
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # whoever reads, `head` perhaps, has seen enough
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         _print_no_more()
         return 0
     except (ValueError, OSError, RuntimeError, FloatingPointError) as error:
         return tell(error)
     except Exception as error:
-        if full_disk.why_full(error):  # as a library says it
+        if full_disk.why_full(error):  # in a library's own exception
             return tell(error)
         raise
     except KeyboardInterrupt:
@@ -91,7 +91,7 @@ def answer(command: Callable[[], int | None]) -> int:
 
 
 def _drop_output() -> None:
-    """Print what is left, if that can be done: Python would try it later, and tell."""
+    """Flush stdout, or discard its buffer: Python's own flush would report an error."""
     try:
         sys.stdout.flush()
     except OSError:

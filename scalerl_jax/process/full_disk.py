@@ -1,4 +1,4 @@
-"""A disk that takes no more: how the system and libraries say it, and in which file."""
+"""Recognise errors of a full disk, by the system or a library, and name the file."""
 
 import contextlib
 import errno
@@ -6,14 +6,14 @@ import os
 import re
 from collections.abc import Iterator
 
-# No space, no quota, a file system that nobody may write to, a limit of file sizes.
+# No space, no quota, a read-only file system, a limit of file sizes.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 # tensorstore's os_error_code='28', and Rust's (os error 28).
 _CODE = re.compile(r"os[ _]error(?:_code='| )(\d+)")
 
 
 def why_full(error: BaseException) -> str:
-    """Return in the system's words why a disk takes no more; "" for another error."""
+    """Return the system's reason why a disk takes no more data; "": another error."""
     if isinstance(error, OSError) and error.errno is not None:
         number = error.errno
     else:
@@ -23,7 +23,7 @@ def why_full(error: BaseException) -> str:
 
 
 def lacks_space(error: BaseException) -> bool:
-    """Return whether disk or quota is full, rather than closed to this process."""
+    """Return True if the disk or quota is full, rather than read-only or limited."""
     full = map(os.strerror, (errno.ENOSPC, errno.EDQUOT))
     return why_full(error) in full
 
@@ -39,10 +39,10 @@ def sentence(error: BaseException, *, path: object = None) -> str:
 
 @contextlib.contextmanager
 def naming(path: object) -> Iterator[None]:
-    """Name what is written in the error of a full disk, which the system does not.
+    """Add `path` to the error of a full disk in the block; the system omits it.
 
     Raises:
-        RuntimeError: the disk takes no more.
+        RuntimeError: the disk takes no more data.
     """
     try:
         yield

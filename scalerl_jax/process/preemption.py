@@ -1,13 +1,13 @@
-"""SIGTERM, which says that this machine is about to be taken away, and Ctrl-C.
+"""Handle SIGTERM, which announces the preemption of this machine, and Ctrl-C.
 
-A program calls `end_at_signals` first: as long as there is nothing to save, either ends
-it at once.  While a `Preemption` is entered, it is only noticed, and asked for once per
-step; a second Ctrl-C ends the program without saving.  The exit status says which it
-was: `PREEMPTED` or `INTERRUPTED`.  Started again, the run goes on.
+A program first calls `end_at_signals`: while it has nothing to save, either signal ends
+it at once.  While a `Preemption` is entered, a signal is only recorded, and the program
+checks for it once per step; a second Ctrl-C ends the program without saving.  The exit
+status is `PREEMPTED` or `INTERRUPTED`.  When started again, the run resumes.
 
-Where `jax.distributed` has joined several processes, JAX catches SIGTERM itself and
-agrees with the others on one step to stop at; a handler of our own would replace that
-one, so none is installed.  Every process must then ask at every step, or others wait.
+If `jax.distributed` has joined several processes, JAX catches SIGTERM itself and agrees
+with the others on one step at which to stop.  Our handler would replace JAX's, so none
+is installed.  Every process must then check at every step, or others wait.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any, Self
 
 PREEMPTED = 75  # exit status, EX_TEMPFAIL of sysexits.h
-INTERRUPTED = 130  # as shells say it of Ctrl-C
+INTERRUPTED = 130  # a shell's status for Ctrl-C
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _ENDED = {
     signal.SIGTERM: (PREEMPTED, b"stopped by SIGTERM with nothing to save\n"),
@@ -37,9 +37,9 @@ def end_at_signals() -> None:
 
 
 def _watched(watch: Callable[[socket.socket], None]) -> int:
-    """Start a thread that reads signal numbers; return the file that they go to.
+    """Start a thread that reads signal numbers; return the file they are written to.
 
-    A thread, since Python's own handlers wait for a compilation to end.
+    It is a thread, since Python's own handlers wait for a compilation to end.
     """
     woken, wake = socket.socketpair()
     wake.setblocking(False)
@@ -58,7 +58,7 @@ def _end(woken: socket.socket) -> None:
 
 
 def _end_at_second_interrupt(woken: socket.socket) -> None:
-    """End the process at the second Ctrl-C; the first is the Preemption's."""
+    """End the process at the second Ctrl-C; `Preemption` handles the first."""
     interrupts = 0
     while came := woken.recv(1):
         interrupts += came[0] == signal.SIGINT
@@ -68,21 +68,21 @@ def _end_at_second_interrupt(woken: socket.socket) -> None:
 
 
 class Preemption(contextlib.AbstractContextManager["Preemption"]):
-    """Notices that SIGTERM or Ctrl-C came; the run then saves its state and ends."""
+    """Records SIGTERM and Ctrl-C, so that the run saves its state and ends."""
 
     def __init__(self) -> None:
-        """Notice nothing before it is entered."""
+        """Create it without any effect; entering it installs the handlers."""
         self._came = threading.Event()
         self._distributed = False
-        self._handlers: dict[signal.Signals, Any] = {}  # those before
-        self._woken = -1  # the file before, that numbers of signals went to
-        self.interrupted = False  # Ctrl-C was the first that came
+        self._handlers: dict[signal.Signals, Any] = {}  # the previous ones
+        self._woken = -1  # the previous file for signal numbers
+        self.interrupted = False  # the first signal was Ctrl-C
 
     def __enter__(self) -> Self:
-        """Begin to notice signals, in the main thread.
+        """Install the signal handlers; call it in the main thread.
 
         Raises:
-            RuntimeError: it is another thread.
+            RuntimeError: the current thread is another one.
         """
         jax = sys.modules.get("jax")
         self._distributed = bool(
@@ -97,33 +97,33 @@ class Preemption(contextlib.AbstractContextManager["Preemption"]):
             )
         self._handlers = {each: signal.signal(each, self._notice) for each in _SIGNALS}
         self._woken = signal.set_wakeup_fd(-1)
-        if self._woken != -1:  # else signals do not end this program: a notebook
+        if self._woken != -1:  # -1: no `end_at_signals`, as in a notebook
             signal.set_wakeup_fd(
                 _watched(_end_at_second_interrupt), warn_on_full_buffer=False
             )
         return self
 
     def _notice(self, number: int, _: object) -> None:
-        """Remember the signal; a handler of signals."""
+        """Signal handler: record the signal."""
         if not self._came.is_set():
             self.interrupted = number == signal.SIGINT
         self._came.set()
 
     def __exit__(self, *_: object) -> None:
-        """Give the signals back to whoever had them."""
+        """Restore the previous signal handlers."""
         if self._handlers and self._woken != -1:
             os.close(signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False))
         for number, handler in self._handlers.items():
-            # None is a handler that C code put there, which Python cannot put back.
+            # None is a handler that C code installed, which Python cannot restore.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     @property
     def requested(self) -> bool:
-        """Return whether a signal came, or the step that all agreed on is reached."""
+        """True if a signal came, or the step on which all agreed is reached."""
         return self._came.is_set()
 
     def reached(self, step: int) -> bool:
-        """Return whether the run must save and end after optimizer step `step`."""
+        """Return True if the run must save and end after optimizer step `step`."""
         if self._distributed:
             from jax.experimental import multihost_utils
 

@@ -1,9 +1,9 @@
-r"""Texts on their way to a terminal.
+r"""Print text to a terminal without control characters.
 
-Names and texts of run directories, rows and buckets are other people's.  A terminal
-obeys control characters in them: an escape sequence clears the screen, forges a line,
-sets the clipboard.  So everything that a command says goes through this module, which
-shows such characters, as \x1b, and does not send them.
+Names and texts from run directories, rows and buckets are untrusted.  A terminal obeys
+control characters in them: an escape sequence can clear the screen, forge a line or set
+the clipboard.  So all output of commands goes through this module, which prints such
+characters in escaped form, as \x1b.
 """
 
 import io
@@ -17,8 +17,8 @@ from typing import Any
 
 from scalerl_jax.process.common_flags import is_quiet
 
-# C0 but for tab and newline, DEL and C1; separators that some take for a line's end;
-# what turns the direction of a text around; halves of characters, which UTF-8 lacks.
+# C0 except tab and newline, DEL and C1; separators that some programs treat as a line's
+# end; marks that change the direction of text; surrogates, which UTF-8 lacks.
 _OBEYED = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029"
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -26,31 +26,31 @@ _OBEYED = re.compile(
 
 
 def shown(text: str) -> str:
-    r"""Return a text in which characters that a terminal obeys are written out."""
+    r"""Return a text with the characters that a terminal obeys escaped."""
     return _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def to_stdout(text: str) -> None:
-    """Write what a command answers."""
+    """Write a command's result to stdout."""
     sys.stdout.write(shown(text))
 
 
 def to_stderr(text: str) -> None:
-    """Write what a command says beside its answer."""
+    """Write a message that is not part of a command's result to stderr."""
     sys.stderr.write(shown(text))
 
 
 def clear_terminal() -> None:
-    """Begin at the top of an empty screen, where standard output is one."""
+    """Clear the screen, if standard output is a terminal."""
     if sys.stdout.isatty():
         sys.stdout.write("\x1b[H\x1b[2J")
 
 
 class Stderr(io.TextIOBase):
-    """Standard error of the moment, for handlers of logs: a Progress takes it over."""
+    """The current `sys.stderr`, for log handlers, since a Progress replaces it."""
 
     def write(self, text: str) -> int:
-        """Write where `sys.stderr` is now."""
+        """Write to the current `sys.stderr`."""
         to_stderr(text)
         return len(text)
 
@@ -58,7 +58,7 @@ class Stderr(io.TextIOBase):
 def log_to_stderr() -> None:
     """Log this package's messages and other libraries' warnings, one line each."""
     guard_terminal()
-    # Other libraries have set up logging when they were imported: `force`.
+    # `force`, since other libraries configure logging when they are imported.
     logging.basicConfig(
         format="%(message)s", level=logging.WARNING, stream=Stderr(), force=True
     )
@@ -66,13 +66,13 @@ def log_to_stderr() -> None:
 
 
 def log_this_package() -> None:
-    """Let through this package's own messages; with --quiet its warnings alone."""
+    """Log this package's messages; with --quiet only its warnings."""
     level = logging.WARNING if is_quiet() else logging.INFO
     logging.getLogger("scalerl_jax").setLevel(level)
 
 
 def guard_terminal() -> None:
-    """Write out control characters in Python's own logs, warnings and tracebacks."""
+    """Escape control characters in Python's logs, warnings and tracebacks."""
     logging.setLogRecordFactory(_Record)
     warnings.formatwarning = _shown_warning
     sys.excepthook = _write_traceback

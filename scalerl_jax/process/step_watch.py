@@ -1,4 +1,4 @@
-"""A watch over a thread that works in steps: since when it is in one, and where."""
+"""Watch a thread that works in steps: how long the current step lasts, and where."""
 
 import sys
 import threading
@@ -9,19 +9,19 @@ _OWN = "scalerl_jax."  # modules of this package
 
 
 class StepWatch:
-    """Knows when a thread last ended a step; any thread may ask."""
+    """Records when a thread last ended a step; callable from any thread."""
 
     def __init__(self, thread: threading.Thread) -> None:
-        """Watch a thread, which need not be started yet."""
+        """Watch a thread, which may be started later."""
         self._thread = thread
         self._ended = time.monotonic()
 
     def ended(self) -> None:
-        """Note that a step has ended."""
+        """Record that a step has ended."""
         self._ended = time.monotonic()
 
     def noting(self, stopped: Callable[[], bool]) -> Callable[[], bool]:
-        """Return `stopped`, which is asked after each step, and note that one ended."""
+        """Return a version of `stopped`, called after each step, that calls `ended`."""
 
         def asked() -> bool:
             self.ended()
@@ -30,7 +30,10 @@ class StepWatch:
         return asked
 
     def hang(self, after_s: float) -> str:
-        """Return where the thread is if it runs and its step has lasted for so long."""
+        """Return where the thread is, if its step has lasted `after_s` seconds or more.
+
+        The result is "" otherwise, and for a thread that has ended.
+        """
         silent_s = time.monotonic() - self._ended
         if silent_s < after_s or not self._thread.is_alive():
             return ""
@@ -42,7 +45,7 @@ class StepWatch:
 
 
 def _place_of(thread: threading.Thread) -> str:
-    """Return where a thread is in this package's code, for a line of text."""
+    """Return a thread's innermost position in this package's code, as text."""
     frame = sys._current_frames().get(thread.ident or 0)
     while frame is not None:
         name = frame.f_globals.get("__name__", "")

@@ -1,1 +1,1 @@
-"""A run's directory, and the files that it keeps there."""
+"""A run's directory and the files in it."""

@@ -1,8 +1,8 @@
-"""The directory of one run: its settings, its lock, and whether it may go on.
+"""The directory of a run: its settings, its lock, and whether it may be resumed.
 
-`config.json` says what was asked for, by which code and with which versions.  A
-resume with other settings is refused, because its curves would be of two recipes;
-the few settings that do not change the method are named by the caller.
+`config.json` holds the settings, the revision of the code and package versions.  A
+resume with other settings is refused, because its curves would mix two recipes; the
+caller names the few settings that do not change the method.
 """
 
 import contextlib
@@ -29,24 +29,23 @@ from scalerl_jax.run.writing import open_to_append, replace_file, write_json
 METRICS_FILE = "metrics.jsonl"
 EVALS_FILE = "evals.jsonl"
 ROLLOUTS_FILE = "rollouts.jsonl"
-# Files that a run leaves behind: with one of these and no config.json, nobody can tell
-# which recipe they belong to.
+# Files of a run.  If one of them exists without config.json, its recipe is unknown.
 RUN_FILES = (METRICS_FILE, EVALS_FILE, ROLLOUTS_FILE, "ledger.json", "checkpoints")
-ENVIRONMENT_FILE = "environment.py"  # the reward functions that it runs with
-STATUS_FILE = "status.json"  # how the processes of a run stand
+ENVIRONMENT_FILE = "environment.py"  # copy of the user's reward functions
+STATUS_FILE = "status.json"  # state of the run's processes
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
-    """An open and locked run directory; `close` or a dead process unlocks it."""
+    """An open and locked run directory; `close` or the process's end unlocks it."""
 
-    path: Path  # of one in a bucket, its local copy
+    path: Path  # the local copy, if the directory is in a bucket
     lock: io.FileIO | RunFiles
-    bucket: RunFiles | None = None  # keeps the copy and the bucket alike
+    bucket: RunFiles | None = None  # synchronises copy and bucket; None: a local run
 
     @property
     def url(self) -> str:
-        """Return the path or URL of the directory for processes of other machines."""
+        """The directory's path or URL for processes on other machines."""
         return str(self.bucket.remote) if self.bucket else str(self.path)
 
     def close(self) -> None:
@@ -64,15 +63,15 @@ def open_run_directory(
     settings: dict[str, Any],
     free_settings: Collection[str],
 ) -> RunDirectory:
-    """Make or reopen, lock and check the directory of a run.
+    """Create or reopen, lock and check the directory of a run.
 
-    `settings` are JSON values by section; those named in `free_settings`
-    ("train.num_steps") may differ from what a reopened directory holds, and all of
-    them if there is nothing of a run in it yet.
+    `settings` are JSON values by section.  Those named in `free_settings`
+    ("train.num_steps") may differ from the ones in a reopened directory; all may differ
+    while the directory has no files of a run.
 
     Raises:
-        ValueError: the directory is not for this run: other settings, files of an
-            unknown run, a broken config.json, not a directory.
+        ValueError: the path is no directory, or holds a run of other settings, files
+            of an unknown run, or a broken config.json.
         RuntimeError: it cannot be written, or another process is using it.
     """
     with contextlib.ExitStack() as held:
@@ -105,7 +104,7 @@ def open_run_directory(
 
 @contextlib.contextmanager
 def _usable(path: Path) -> Iterator[None]:
-    """Name a path that the system does not let us use."""
+    """Turn an OSError in the block into a RuntimeError that names the path."""
     try:
         yield
     except OSError as error:
@@ -116,26 +115,27 @@ def _usable(path: Path) -> Iterator[None]:
 
 
 def local_directory(workdir: str | os.PathLike[str]) -> Path:
-    """Return where the files of a run lie on this machine, while it runs and after."""
+    """Return the local directory of a run's files, or that of their local copy."""
     if is_remote(workdir):
         return copy_of(str(workdir))
     return Path(workdir).expanduser().absolute()
 
 
 def lock_directory(path: Path, *, flag: str = "--workdir") -> io.FileIO:
-    """Make the directory and take its lock; the kernel gives it back when we die.
+    """Create the directory and lock it; the kernel unlocks it when the process ends.
+
+    `flag` is the name of the path in errors.
 
     Raises:
-        ValueError: it is no directory.
-        RuntimeError: it cannot be written, or another process is using it; `flag`
-            named it.
+        ValueError: the path is no directory.
+        RuntimeError: it cannot be written, or another process is using it.
     """
     with _usable(path):
         try:
             path.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
             raise ValueError(
-                f"{flag}={path} is or lies under a file; name a directory"
+                f"{flag}={path} is a file, or below one; name a directory"
             ) from error
     with _usable(path / ".lock"), contextlib.ExitStack() as held:
         lock = held.enter_context(open_to_append(path / ".lock"))
@@ -148,7 +148,7 @@ def lock_directory(path: Path, *, flag: str = "--workdir") -> io.FileIO:
                 f"another process ({holder}) is using "
                 f"{flag}={path}; stop it first or choose another {flag}"
             ) from error
-        # A forked child (a verifier, say) shares the lock and may outlive us.
+        # A forked child (such as a verifier) shares the lock and may outlive us.
         child_copy: weakref.ref[io.FileIO] = weakref.ref(lock)
         os.register_at_fork(after_in_child=lambda: _close_if_alive(child_copy))
         lock.truncate(0)
@@ -168,13 +168,13 @@ def _run_files(path: Path) -> list[str]:
 
 
 def keep_data_report(directory: Path, report: dict[str, dict[str, Any]]) -> None:
-    """Write what a run trains and is judged on, `data.json`; once, for the whole run.
+    """Write `data.json`, the report on training and evaluation data, once per run.
 
     `report` has an entry per data set under "training" and "evaluation".
 
     Raises:
-        ValueError: the run in the directory was begun with other prompts.
-        RuntimeError: it cannot be written.
+        ValueError: the run in the directory was started with other prompts.
+        RuntimeError: the file cannot be written.
     """
     file = directory / "data.json"
     with _usable(file):
@@ -185,13 +185,13 @@ def keep_data_report(directory: Path, report: dict[str, dict[str, Any]]) -> None
 
 
 def keep_environment(directory: Path, text: str) -> Path | None:
-    """Keep the file of a user's reward functions, and the one that a run began with.
+    """Write a user's reward functions to the run's directory; keep an older version.
 
-    Return where the text is kept that the run used before, if that was another; its
-    name has the first digits of its SHA-256.
+    If the run used another text before, return the path to which that text is moved;
+    its name contains the first digits of its SHA-256.
 
     Raises:
-        RuntimeError: it cannot be written.
+        RuntimeError: a file cannot be written.
     """
     file = directory / ENVIRONMENT_FILE
     with _usable(file):

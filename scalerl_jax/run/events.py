@@ -1,4 +1,4 @@
-"""Files that only grow: rows, and events for TensorBoard without TensorFlow."""
+"""Append-only files: rows, and events for TensorBoard without TensorFlow."""
 
 import os
 import re
@@ -10,20 +10,20 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from scalerl_jax.run.writing import open_to_append
 
-# Message classes are made at import, where a type checker cannot see them.
+# Message classes are created at import, which type checkers cannot see.
 Event = event_pb2.Event  # pyright: ignore[reportAttributeAccessIssue]
 
 _EVENTS = re.compile(r"events\.out\.tfevents\.(\d{1,10})(\..*)?")  # names of files
 
 
 class Appender:
-    """An unbuffered file that is only added to, and says its name when it cannot be."""
+    """An unbuffered append-only file, whose errors name its path."""
 
     def __init__(self, path: Path, *, new: bool = False) -> None:
-        """Open the file; with `new`, one that is there already is an error.
+        """Open the file; with `new` it must not exist yet.
 
         Raises:
-            RuntimeError: it cannot be opened, or is a link.
+            RuntimeError: the file cannot be opened, or is a link.
         """
         self._path = path
         try:
@@ -34,7 +34,7 @@ class Appender:
         self.close = self._file.close
 
     def write(self, data: bytes) -> None:
-        """Append `data`, in one call unless the system takes only a part of it."""
+        """Append `data`, in one system call unless the system writes only a part."""
         rest = memoryview(data)
         try:
             while rest:
@@ -46,15 +46,15 @@ class Appender:
 class EventFile:
     """Events for TensorBoard, in its own record format, without TensorFlow.
 
-    TensorBoard's `EventFileWriter` hands events to a thread that keeps them for up to
-    two minutes and whose errors come late; here each event is on disk on return.  It
-    also writes through a link that has the name of its file.
+    TensorBoard's `EventFileWriter` passes events to a thread that keeps them for up to
+    two minutes and reports errors late; here each event is written on return.  It also
+    follows a link with the name of its file.
     """
 
     def __init__(self, directory: Path) -> None:
-        """Make a new file in a directory, which is made if it is missing."""
-        # TensorBoard reads the files of a directory in the order of their names, so
-        # a resumed run's must come last even if it starts within the same second.
+        """Create a new file in a directory, and the directory if it is missing."""
+        # TensorBoard reads the files of a directory in the order of their names, so the
+        # file of a resumed run must come last even if it starts in the same second.
         names = map(
             _EVENTS.fullmatch, os.listdir(directory) if directory.is_dir() else ()
         )
@@ -68,7 +68,7 @@ class EventFile:
         self.write(file_version="brain.Event:2")
 
     def write(self, **fields: object) -> None:
-        """Add an event with these fields."""
+        """Append an event with these fields."""
         event = Event(wall_time=time.time(), **fields)
         self._records.write(event.SerializeToString())
 

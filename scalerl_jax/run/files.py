@@ -1,15 +1,15 @@
-"""The files of a run whose directory is in a bucket, beside its checkpoints.
+"""Files of a run whose directory is in a bucket, apart from its checkpoints.
 
 A bucket cannot append to an object.  So the run writes its files to a local directory,
-as any run does, and a thread uploads those that have changed, whole, every `UPLOAD_S`;
-a file whose upload takes long, less often.  A checkpoint becomes one only after they
-are uploaded: what is lost with the machine is then written again by the resumption, but
-for what `ledger.json` says of the last `UPLOAD_S`.
+like any run, and a thread uploads changed files, whole, every `UPLOAD_S` seconds (files
+with slow uploads less often).  A checkpoint becomes complete only after they are
+uploaded: a resumed run then rewrites everything that was lost with the machine, except
+the entries of `ledger.json` for the last `UPLOAD_S` seconds.
 
-The lock of the directory is an object that only one process can create.  It holds who
-has it and when that process last spoke.  Nobody gives it back for a dead process, as a
-kernel does: a lock that was silent for `STALE_S`, or whose process is gone from this
-very machine, is taken over.  Clocks must agree within a minute.
+The lock of the directory is an object that only one process can create.  It stores its
+holder and the time of its last renewal.  Unlike a kernel's lock it is not released when
+its process dies: a lock that was not renewed for `STALE_S` seconds, or whose process
+has ended on this very machine, is taken over.  Clocks must agree within a minute.
 """
 
 import contextlib
@@ -33,23 +33,23 @@ if TYPE_CHECKING:
     from etils import epath
 
 UPLOAD_S = 30.0
-_PACE = 20.0  # times what its last upload took, a file waits for the next
-_LAST_S = 600.0  # for the upload that is under way at the end
-_CHECKPOINTS = "checkpoints"  # are written past the local directory
+_PACE = 20.0  # pause of a file after an upload, in multiples of its duration
+_LAST_S = 600.0  # for an upload in progress at the end
+_CHECKPOINTS = "checkpoints"  # written to the bucket directly
 LOCK_FILE = ".lock"
 SPEAK_EVERY_S = 60.0
 STALE_S = 300.0
-_TRIES = 5  # against others who take over at the same moment
-_BOOT = Path("/proc/sys/kernel/random/boot_id")  # Linux; another after each start
+_TRIES = 5  # attempts, if others take the lock over at the same moment
+_BOOT = Path("/proc/sys/kernel/random/boot_id")  # Linux; a new id after each boot
 
 _log = logging.getLogger(__name__)
 
 
 class RunFiles(contextlib.AbstractContextManager["RunFiles"]):
-    """A locked run directory in a bucket and its local copy, kept alike."""
+    """A locked run directory in a bucket, synchronised with its local copy."""
 
     def __init__(self, workdir: str) -> None:
-        """Lock the directory and fetch its files; the local copy begins anew.
+        """Lock the directory and fetch its files into a new local copy.
 
         Raises:
             ValueError: the bucket cannot be used.
@@ -59,7 +59,7 @@ class RunFiles(contextlib.AbstractContextManager["RunFiles"]):
         self.path = remote.copy_of(str(self.remote))
         self.lock = BucketLock(self.remote)
         self._uploaded: dict[Path, tuple[int, int]] = {}  # size and time of change
-        self._next: dict[Path, float] = {}  # monotonic; an upload before it is too soon
+        self._next: dict[Path, float] = {}  # earliest next upload, monotonic time
         self._uploading = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="upload", daemon=True)
@@ -79,18 +79,18 @@ class RunFiles(contextlib.AbstractContextManager["RunFiles"]):
         return self.remote / _CHECKPOINTS
 
     def flush(self) -> None:
-        """Upload every file that has changed.
+        """Upload every changed file.
 
         Raises:
-            RuntimeError: one cannot be, or another process has the directory.
+            RuntimeError: an upload fails, or another process has the directory.
         """
         self._upload(at_once=True)
 
     def close(self) -> None:
-        """Upload what has changed, and give the directory back.
+        """Upload changed files, and unlock the directory.
 
         Raises:
-            RuntimeError: a file cannot be uploaded.
+            RuntimeError: an upload fails.
         """
         self._ended.set()
         self._thread.join(_LAST_S)
@@ -125,7 +125,7 @@ class RunFiles(contextlib.AbstractContextManager["RunFiles"]):
             try:
                 self._upload(at_once=False)
                 told = False
-            except RuntimeError as error:  # `flush` raises it, when it lasts
+            except RuntimeError as error:  # `flush` raises it if it persists
                 if not told:
                     _log.warning("%s", error)
                 told = True
@@ -145,9 +145,9 @@ class RunFiles(contextlib.AbstractContextManager["RunFiles"]):
                 self._next[file] = ended + _PACE * (ended - begun)
 
     def _changed(self) -> list[Path]:
-        """Return the files that differ from what was uploaded.
+        """Return the files that have changed since their last upload.
 
-        Hidden ones are not uploaded, nor what a link leads to: it may be anything.
+        Hidden files and links are never uploaded; the target of a link may be any file.
         """
         return [
             file
@@ -166,7 +166,7 @@ def _version(file: Path) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _explained(path: "epath.Path") -> Iterator[None]:
-    """Name the directory whose bucket does not do what is asked."""
+    """Turn an error of the bucket in the block into a RuntimeError with `path`."""
     try:
         yield
     except (ValueError, RuntimeError):
@@ -180,10 +180,10 @@ def _explained(path: "epath.Path") -> Iterator[None]:
 
 
 class BucketLock:
-    """The lock of a directory, held from `take` to `close`; a thread speaks for it."""
+    """The lock of a directory, held from `take` to `close` and renewed by a thread."""
 
     def __init__(self, directory: "epath.Path") -> None:
-        """Take nothing yet."""
+        """Store the directory; do not lock it."""
         self._directory = directory
         self._path = directory / LOCK_FILE
         self._me = {
@@ -201,7 +201,7 @@ class BucketLock:
         """Take the lock.
 
         Raises:
-            RuntimeError: another process has it; says which.
+            RuntimeError: another process holds it; the message says which.
         """
         for _ in range(_TRIES):
             try:
@@ -217,10 +217,10 @@ class BucketLock:
         )
 
     def require(self) -> None:
-        """Raise if another process has the directory by now.
+        """Check that this process still has the lock.
 
         Raises:
-            RuntimeError: with what has happened.
+            RuntimeError: the lock is lost, or was not renewed in time.
         """
         silent_s = time.monotonic() - self._spoken
         if not self._lost and silent_s > STALE_S:
@@ -232,7 +232,7 @@ class BucketLock:
             )
 
     def close(self) -> None:
-        """Give the lock back, if it is still ours."""
+        """Release the lock, if it is still ours."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join(remote.ACCESS_S)
@@ -250,7 +250,7 @@ class BucketLock:
                     self._lost = (
                         f"{_who(_parsed(remote.read(self._path)))} has its lock"
                     )
-            except Exception as error:  # noqa: BLE001  `require` tells, when it lasts
+            except Exception as error:  # noqa: BLE001  `require` raises if it persists
                 if not told:
                     _log.warning(
                         "cannot renew %s (%s)", self._path, remote.reason(error)
@@ -264,29 +264,29 @@ class BucketLock:
         return json.dumps({**self._me, "time": time.time()}).encode()
 
     def _remove_stale(self) -> None:
-        """Remove a lock whose process is gone.
+        """Remove a lock whose process has ended, or has not renewed it in time.
 
         Raises:
-            RuntimeError: it is not gone.
+            RuntimeError: the process still runs.
         """
         entry = remote.entries(self._path).get("")
-        if entry is None:  # given back just now
+        if entry is None:  # released just now
             return
         holder = _parsed(remote.read(self._path))
         spoke = holder.get("time", 0.0)
         silent_s = time.time() - (spoke if isinstance(spoke, float) else 0.0)
         if silent_s < STALE_S and not _is_gone(holder):
             raise RuntimeError(
-                f"{_who(holder)} is using --workdir={self._directory}, and was heard "
-                f"of {max(silent_s, 0.0):.0f} s ago; stop it first, or choose another "
-                f"--workdir (a lock that is silent for {STALE_S:.0f} s is taken over)"
+                f"{_who(holder)} is using --workdir={self._directory}, and renewed its "
+                f"lock {max(silent_s, 0.0):.0f} s ago; stop it first or choose another "
+                f"--workdir (a lock not renewed for {STALE_S:.0f} s is taken over)"
             )
         _log.warning("taking over the lock of %s", _who(holder))
         remote.remove_generation(self._path, entry["generation"])
 
 
 def _parsed(text: bytes | None) -> dict[str, Any]:
-    """Parse the content of a lock; {}: it is broken."""
+    """Parse the content of a lock; {}: malformed."""
     try:
         value = parse_json(text or b"")
     except ValueError:
@@ -305,7 +305,7 @@ def _boot() -> str:
 
 
 def _is_gone(holder: dict[str, Any]) -> bool:
-    """Return whether a lock's holder is a process of this machine that has ended."""
+    """Return True if a lock's holder is a process of this machine that has ended."""
     mine = (platform.node(), _boot())
     if not mine[1] or (holder.get("host"), holder.get("boot")) != mine:
         return False
@@ -315,7 +315,7 @@ def _is_gone(holder: dict[str, Any]) -> bool:
 
 @contextlib.contextmanager
 def called(path: Path, name: str) -> Iterator[None]:
-    """Call a local copy in errors what its user calls it."""
+    """Replace the path of a local copy by the user's name for it, in errors."""
     try:
         yield
     except (ValueError, RuntimeError) as error:

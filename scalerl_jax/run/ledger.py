@@ -1,10 +1,10 @@
-"""The compute ledger: where the chip-seconds of a run went.
+"""The compute ledger: chip-seconds of a run by category.
 
-Every chip belongs to one pool and is accounted for at every instant, so the
-categories sum to chips x wall clock.  What is charged to a run is everything but
-loading and compiling (`startup`) and evaluation (`eval`), which are measured and
-left out of the training axis.  Nothing here knows JAX; FLOPs are counted by callers.
-`run.lost_work` says what a run that goes on has lost.
+Every chip belongs to one pool and is in some category at every instant, so that the
+categories sum to chips x wall clock.  All are charged to the run except loading and
+compiling (`startup`) and evaluation (`eval`), which are measured but left out of the
+training axis.  Nothing here imports JAX; callers count FLOPs.  `run.lost_work` computes
+what a resumed run has lost.
 """
 
 import contextlib
@@ -19,10 +19,10 @@ from scalerl_jax.process.background import repeated
 from scalerl_jax.run.writing import write_json
 
 LEDGER_FILE = "ledger.json"
-WRITE_EVERY_S = 5.0  # so much before a kill, at most, is in no ledger
-_LAST_WRITE_S = 60.0  # for a slow disk, at the end of a run
+WRITE_EVERY_S = 5.0  # a kill loses at most this much of the ledger
+_LAST_WRITE_S = 60.0  # timeout of the last write, for a slow disk
 
-# Work that a chip can do.  `verify` is a pool's wait for verdicts, not CPU seconds.
+# Activities of a chip.  `verify` is a pool's wait for verdicts, not CPU seconds.
 ACTIVITIES = ("startup", "generate", "train", "publish", "verify", "eval", "checkpoint")
 NOT_CHARGED = ("startup", "eval")
 COUNTS = (
@@ -40,14 +40,15 @@ _SECONDS_PER_HOUR = 3600.0
 
 
 class Ledger:
-    """Chip-seconds by category, and the tokens and FLOPs they bought.
+    """Chip-seconds by category, with the tokens and FLOPs that they produced.
 
-    At every instant a pool's chips are split evenly among the kinds of activity on
-    it (however many threads are in one); a pool without any is idle.  A pool that is
-    idle while another one evaluates or starts up waits for it, and its chips are
-    counted there: a pause for an evaluation costs the training axis nothing.
+    At every instant a pool's chips are split evenly among its current kinds of activity
+    (the number of threads in each does not count); a pool without activity is idle.  A
+    pool that is idle while another one evaluates or starts up waits for it, and its
+    chips count in that category: a pause for an evaluation costs the training axis
+    nothing.
 
-    `start` begins the clock.  All methods may be called from any thread.
+    `start` starts the clock.  All methods may be called from any thread.
     """
 
     def __init__(
@@ -57,24 +58,24 @@ class Ledger:
         chip: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """A ledger of `pools` (name to number of chips) of one kind of chip."""
+        """Create a ledger of `pools` (name -> number of chips) of one kind of chip."""
         if not pools or min(pools.values()) < 1:
             raise ValueError(f"pools = {pools} must each have at least one chip")
         self.chip = chip
         self._pools = dict(pools)
         self._clock = clock
         self._lock = threading.Lock()
-        self._last: float | None = None  # when the books were last brought up to date
+        self._last: float | None = None  # time of the last update; None: not started
         self._active: dict[str, Counter[str]] = {pool: Counter() for pool in pools}
         self._chip_s: dict[str, float] = dict.fromkeys(CATEGORIES, 0.0)
         self._counts: dict[str, float] = dict.fromkeys(COUNTS, 0)
-        # Since `idle_shares` was last asked: chip-seconds, and seconds in all.
+        # Since the last call of `idle_shares`: idle chip-seconds, and total seconds.
         self._pool_idle_s: dict[str, float] = dict.fromkeys(pools, 0.0)
         self._total_s = 0.0
         self._restored = False
 
     def start(self, *, startup_s: float = 0.0) -> None:
-        """Begin to count; what happens before costs nothing, but the start-up told."""
+        """Start the clock; of the time before only `startup_s` seconds are counted."""
         with self._lock:
             assert self._last is None, "the ledger was started twice"
             self._last, self._total_s = self._clock(), startup_s
@@ -101,7 +102,7 @@ class Ledger:
                 self._active[pool][name] -= 1
 
     def count(self, **amounts: float) -> None:
-        """Add to the counters named in `COUNTS`."""
+        """Add amounts to counters of `COUNTS`."""
         for name, amount in amounts.items():
             if name not in COUNTS:
                 raise ValueError(f"counter {name!r}; choose from {sorted(COUNTS)}")
@@ -116,7 +117,7 @@ class Ledger:
 
             wasted = generate * wasted_tokens / generated_tokens
 
-        and is taken out of `generate`, so the `_chip_s` entries still sum to
+        is subtracted from `generate`, so that the `_chip_s` entries still sum to
         chips x wall clock.
         """
         with self._lock:
@@ -136,7 +137,7 @@ class Ledger:
         """Return each pool's idle share of the time since the last call, in [0, 1]."""
         with self._lock:
             self._advance()
-            total_s = self._total_s or 1.0  # 0 s hold no idle ones
+            total_s = self._total_s or 1.0  # idle seconds are 0 then
             shares = {
                 pool: max(self._pool_idle_s[pool] / (chips * total_s), 0.0)
                 for pool, chips in self._pools.items()
@@ -146,7 +147,7 @@ class Ledger:
             return shares
 
     def state(self) -> dict[str, Any]:
-        """Return all that was counted, as JSON values."""
+        """Return the ledger's whole state as JSON values."""
         with self._lock:
             self._advance()
             return {
@@ -158,10 +159,10 @@ class Ledger:
     def add_past(self, amounts: Mapping[str, float]) -> None:
         """Add chip-seconds by category, and counts, of the run's earlier processes.
 
-        What this process has counted since `start` stays on top, so that a resumed run
-        shows every one of its start-ups.
+        They are added to what this process has counted since `start`, so that a resumed
+        run includes all its start-ups.
         """
-        assert not self._restored, "a second time would count the past twice"
+        assert not self._restored, "a second call would count the past twice"
         with self._lock:
             self._advance()
             for total in (self._chip_s, self._counts):
@@ -174,7 +175,7 @@ class Ledger:
         return sum(self._chip_s[name] for name in charged) / _SECONDS_PER_HOUR
 
     def _advance(self) -> None:
-        """Book the time since the last call; the caller holds the lock."""
+        """Account for the time since the last call; the caller holds the lock."""
         if self._last is None:
             return
         now = self._clock()
@@ -198,7 +199,7 @@ class Ledger:
 
 
 def _running(active: Counter[str]) -> list[str]:
-    """Return the kinds of activity that chips are split among, evenly.
+    """Return the kinds of activity among which a pool's chips are split evenly.
 
     `verify` is a wait for verdicts: it counts only while nothing else runs.
     """
@@ -208,10 +209,9 @@ def _running(active: Counter[str]) -> list[str]:
 
 @contextlib.contextmanager
 def kept_on_disk(ledger: Ledger, directory: Path) -> Iterator[None]:
-    """Write the ledger's state while the block runs, and once more at its end.
+    """Write the ledger's state periodically during the block, and once at its end.
 
-    The file is replaced in one go.  One that cannot be written is told in the log; the
-    run goes on.
+    The file is replaced atomically.  A failure to write is logged; the run continues.
     """
     path = directory / LEDGER_FILE
 
@@ -220,8 +220,8 @@ def kept_on_disk(ledger: Ledger, directory: Path) -> Iterator[None]:
             write_json(path, ledger.state())
         except OSError as error:
             raise RuntimeError(
-                f"cannot write {path} ({error.strerror or error}): what is lost if "
-                f"this process is killed will be in no ledger"
+                f"cannot write {path} ({error.strerror or error}): if this process is "
+                f"killed, its lost compute will be missing from the ledger"
             ) from error
 
     with repeated(write, name="ledger", every_s=WRITE_EVERY_S, last_s=_LAST_WRITE_S):

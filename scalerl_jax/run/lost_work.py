@@ -1,14 +1,14 @@
-"""Compute of a run that goes on: what it has cost, and what of that is lost.
+"""Compute of a resumed run: what it has cost, and how much of that is lost.
 
-A run that goes on from a checkpoint has lost what it did after it.  The chip-seconds
-were paid all the same: on a resume they are charged as `lost`, so that the training
-axis never goes back.  Start-ups, evaluations and the writing of checkpoints are not
-undone and stay what they were.  A kill before the first checkpoint loses everything:
-the run begins again at step 0, and at what it has cost so far.
+A run that resumes from a checkpoint has lost its work after the checkpoint.  These
+chip-seconds were paid all the same: on a resume they are charged as `lost`, so that the
+training axis never goes back.  Start-ups, evaluations and writes of checkpoints are not
+undone; their categories stay unchanged.  A kill before the first checkpoint loses all
+work: the run starts again at step 0, with its cost so far.
 
-Tokens and FLOPs are what the method has used, not what was paid: work that is done
-again is counted once, so these counters go on from the checkpoint.  What was lost is
-told apart: `lost_tokens` (generated) and `lost_flops` (of sampler and learner).
+Tokens and FLOPs count what the method has used, not what was paid: repeated work counts
+once, so these counters continue from the checkpoint.  Lost amounts are in separate
+counters: `lost_tokens` (generated) and `lost_flops` (of sampler and learner).
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ from scalerl_jax.run.ledger import CATEGORIES, LEDGER_FILE, Ledger
 from scalerl_jax.run.resume import sound
 
 _NOT_UNDONE = ("startup", "eval", "checkpoint")  # by a kill
-# Categories that a kill adds to, and those whose amounts since the checkpoint it adds.
+# Counter that a kill increases -> those whose amounts since the checkpoint it adds.
 _LOST = {
     "lost": tuple(name for name in CATEGORIES if name not in _NOT_UNDONE),
     "lost_tokens": ("generated_tokens", "lost_tokens"),
@@ -33,11 +33,11 @@ def restore(
 ) -> None:
     """Continue a ledger from `saved`, a checkpoint's state; None: from the start.
 
-    What `latest`, the state that was last written down, has beyond it is lost; the time
-    in between is not counted.
+    The difference between `latest`, the state last written to disk, and `saved` is
+    lost.  Time after `latest` is not counted.
 
     Raises:
-        ValueError: they count the hours of another chip.
+        ValueError: the states count hours of another kind of chip.
     """
     amounts: list[Counter[str]] = []
     for state in (saved, latest):
@@ -52,7 +52,7 @@ def restore(
 
 
 def _resumed(saved: Counter[str], latest: Counter[str]) -> Counter[str]:
-    """Return amounts to go on from at a checkpoint; it may be newer than `latest`."""
+    """Return the amounts to resume from; the checkpoint may be newer than `latest`."""
     past = saved.copy()
     for name in _NOT_UNDONE:
         past[name] = max(saved[name], latest[name])
@@ -62,16 +62,16 @@ def _resumed(saved: Counter[str], latest: Counter[str]) -> Counter[str]:
 
 
 def read_ledger(directory: Path) -> dict[str, Any] | None:
-    """Return the state last written in the directory of a run, if any was.
+    """Return the ledger's state in the directory of a run; None: no file.
 
     Raises:
-        ValueError: the file is no ledger's.
+        ValueError: the file does not hold a ledger's state.
     """
     path = directory / LEDGER_FILE
     if not path.exists():
         return None
     unknown = "what the run has cost since its last checkpoint"
-    with sound(path, else_unknown=unknown, way_out="remove it to go on without that"):
+    with sound(path, else_unknown=unknown, way_out="remove it to resume without it"):
         state = read_value(path)
         if state.keys() != {"chip", "chip_s", "counts"}:
             raise KeyError(f"it holds {sorted(state)}")

@@ -1,9 +1,9 @@
-"""Numbers of a run: the files that it appends to, and TensorBoard.
+"""Metrics of a run: its JSON-lines files, TensorBoard and W&B.
 
-metrics.jsonl, evals.jsonl and rollouts.jsonl hold one JSON object per line, each
-written by one system call, so that a killed run leaves at most one torn line, at the
-end.  Floats are written so that they read back bit for bit; NaN and infinities, which
-JSON lacks, become null.
+metrics.jsonl, evals.jsonl and rollouts.jsonl hold one JSON object per line.  Each line
+is written by one system call, so that a killed run leaves at most one incomplete line,
+at the end.  Floats are written so that they read back bit for bit; NaN and infinities,
+which JSON lacks, become null.
 """
 
 import contextlib
@@ -32,13 +32,13 @@ from scalerl_jax.run.resume import rows_until
 from scalerl_jax.run.tracking import Wandb
 from scalerl_jax.run.writing import open_to_append, replace_file
 
-# Message classes are made at import, where a type checker cannot see them.
+# Message classes are created at import, which type checkers cannot see.
 SessionLog = event_pb2.SessionLog  # pyright: ignore[reportAttributeAccessIssue]
 Summary = summary_pb2.Summary  # pyright: ignore[reportAttributeAccessIssue]
 
 TENSORBOARD_DIRECTORY = "tensorboard"
-# The figures that matter, by the metric that each shows again, under one heading.  The
-# capital makes it the first one: TensorBoard sorts by code, and "R" is before "a".
+# Metric -> name of its copy under the heading "Run", for the most important metrics.
+# TensorBoard sorts by character code, so the capital R puts the heading first.
 OVERVIEW = {
     "eval/pass_rate": "Run/pass_rate",
     "reward/mean": "Run/reward",
@@ -49,7 +49,7 @@ OVERVIEW = {
 
 
 class MetricsWriter(contextlib.AbstractContextManager["MetricsWriter"]):
-    """Writes the numbers of a run, and goes on with the files of one that resumes."""
+    """Writer of a run's metrics, which continues the files of a resumed run."""
 
     def __init__(
         self,
@@ -61,9 +61,9 @@ class MetricsWriter(contextlib.AbstractContextManager["MetricsWriter"]):
     ) -> None:
         """Open the files in `directory` to append to.
 
-        Rows after optimizer step `after` (-1: all) are dropped, and so is a torn last
-        line: they will be written again.  `settings`, by dotted name, are what
-        TensorBoard and W&B call hyper-parameters.
+        Rows after optimizer step `after` (-1: all rows) and an incomplete last line are
+        removed: they will be written again.  `settings`, by dotted name, are the
+        hyper-parameters in TensorBoard and W&B.
         """
         self._directory = Path(directory)
         self._files: dict[str, Appender] = {}
@@ -113,7 +113,7 @@ class MetricsWriter(contextlib.AbstractContextManager["MetricsWriter"]):
         self._show(row["step"], numbers)
 
     def has_eval(self, step: int) -> bool:
-        """Return whether the evaluation at a step is on file."""
+        """Return True if the evaluation at a step is in the file."""
         return step in self._evaluated
 
     def write_rollouts(self, rows: Iterable[dict[str, Any]]) -> None:
@@ -130,7 +130,7 @@ class MetricsWriter(contextlib.AbstractContextManager["MetricsWriter"]):
         return row
 
     def _show(self, step: int, values: dict[str, Any]) -> None:
-        """Give numbers to TensorBoard, and to W&B where it is on."""
+        """Send numbers to TensorBoard, and to W&B if it is enabled."""
         shown = {OVERVIEW[tag]: values[tag] for tag in OVERVIEW if tag in values}
         scalars = [
             Summary.Value(tag=tag, simple_value=float(value))
@@ -146,14 +146,14 @@ class MetricsWriter(contextlib.AbstractContextManager["MetricsWriter"]):
 
 
 class _TensorBoard(EventFile):
-    """The events of a run, which may go on with those of an earlier start."""
+    """The events of a run, which may continue those of an earlier start."""
 
     def __init__(
         self, directory: Path, settings: Mapping[str, Any], after: int
     ) -> None:
         super().__init__(directory)
-        # Readers drop what has this step or a later one: all but the first start that
-        # they meet, which is why every file has one.
+        # At a START event readers discard earlier events of this step or later ones.
+        # They ignore the first START that they read, so every file has one.
         start = SessionLog(status=SessionLog.START)
         self.write(step=after + 1, session_log=start)
         plain = {
@@ -165,7 +165,7 @@ class _TensorBoard(EventFile):
 
 
 def _json_values(value: Any) -> Any:
-    """Return JSON values for them, NumPy and JAX scalars; what JSON lacks is None."""
+    """Convert to JSON values, NumPy and JAX scalars too; NaN and inf become None."""
     if isinstance(value, dict):
         return {str(name): _json_values(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
@@ -177,21 +177,21 @@ def _json_values(value: Any) -> Any:
 
 
 def _markdown(row: dict[str, Any]) -> str:
-    """Return a row to be read: texts as they stand, line by line."""
+    """Return a row as Markdown, with texts unchanged, in indented lines."""
     parts = [
         f"{name}: {value}\n"
         if not isinstance(value, str)
         else f"{name}:\n\n{textwrap.indent(value, ' ' * 4, lambda _: True)}\n"
         for name, value in row.items()
     ]
-    # Half of a character, which a policy may write, is none for TensorBoard.
+    # TensorBoard needs valid UTF-8, but a policy may write lone surrogates.
     return "\n".join(parts).encode(errors="replace").decode()
 
 
 def _drop_after(path: Path, step: int) -> list[int]:
-    """Keep the rows up to `step`, in one go; return their steps.
+    """Remove the rows after `step` atomically; return the steps of the others.
 
-    A run writes its rows in the order of their steps: those that go are at the end.
+    A run writes its rows in the order of steps, so removed rows are usually at the end.
     """
     try:
         steps, pieces = rows_until(step, path)

@@ -1,4 +1,4 @@
-"""Progress of a command: a line at the foot of a terminal, plain lines elsewhere."""
+"""Progress of a command: a bar at the bottom of a terminal, plain lines elsewhere."""
 
 import contextlib
 import sys
@@ -14,10 +14,10 @@ from rich.text import Text
 from scalerl_jax.process.common_flags import is_quiet
 from scalerl_jax.process.printing import shown
 
-_AVERAGE_S = 3600.0  # over which the time that is left is estimated
-_PROGRAM_S = 5.0  # between two plain lines that name a program
+_AVERAGE_S = 3600.0  # window for the estimate of the remaining time
+_PROGRAM_S = 5.0  # between two plain lines about compiled programs
 _LEAST_BAR = 2  # columns
-_SHORT = {  # where the line would be too long
+_SHORT = {  # abbreviations for a line that is too long
     "sampler waiting for the learner": "sampler waits",
     "pass rate": "pass",
     "length": "len",
@@ -28,11 +28,11 @@ _SHORT = {  # where the line would be too long
 
 
 class Progress(progress.Progress):
-    """Shows the newest bar of a command, and notes above it."""
+    """The newest progress bar of a command, with notes above it."""
 
     def __init__(self, console: Console | None = None) -> None:
         """Draw on standard error, unless another console is given."""
-        # Variables of the environment that ask for colours make no terminal of a file.
+        # Environment variables that force colours must not make a file a terminal.
         interactive = None if sys.stderr.isatty() else False
         console = console or Console(stderr=True, force_interactive=interactive)
         super().__init__(
@@ -48,13 +48,13 @@ class Progress(progress.Progress):
         self._program_due_s = 0.0
 
     def start(self) -> None:
-        """Begin to draw, where there is a terminal."""
+        """Start drawing, if there is a terminal."""
         super().start()
         if not self.disable:
-            self.console.show_cursor()  # a process that is killed cannot give it back
+            self.console.show_cursor()  # a killed process could not restore it
 
     def note(self, text: str) -> None:
-        """Write a line that stays; with --quiet only if it is a warning."""
+        """Write a permanent line; with --quiet only if it is a warning."""
         if is_quiet() and not text.startswith("warning: "):
             return
         self.console.print(
@@ -70,9 +70,9 @@ class Progress(progress.Progress):
         done: int = 0,
         every_s: float = 0.0,
     ) -> Iterator[progress.TaskID]:
-        """Show something that lasts as long as the block; a plain line, if not counted.
+        """Show a bar during the block; without a terminal or `total`, a plain line.
 
-        Plain lines of `show` come after `every_s` seconds at the earliest.
+        `show` writes plain lines at least `every_s` seconds apart.
         """
         if self.disable and total is None:
             self.note(text)
@@ -85,7 +85,7 @@ class Progress(progress.Progress):
             self.remove_task(task)
 
     def show(self, facts: dict[str, str], *, done: int) -> None:
-        """Go on with the newest bar; a plain line where no bar can be seen."""
+        """Update the newest bar; without a terminal, write a plain line."""
         task = self.tasks[-1]
         shown = "  ".join(f"{name} {value}" for name, value in facts.items())
         self.update(task.id, completed=done, facts=shown, compiling="")
@@ -95,10 +95,10 @@ class Progress(progress.Progress):
             self.note(_line(task))
 
     def program(self, number: int, total: int) -> None:
-        """Show which program of `total` is compiled now.
+        """Show that program `number` of `total` is being compiled.
 
-        The count is the bar itself if nothing else is counted.  Where no bar can be
-        seen, a plain line is written now and then.
+        A bar without a count of its own shows this count.  Without a terminal, plain
+        lines are written, `_PROGRAM_S` seconds apart.
         """
         said = f"compiling program {number}/{total}"
         for task in self.tasks[-1:]:
@@ -111,15 +111,15 @@ class Progress(progress.Progress):
             self.note(said)
 
     def get_renderables(self) -> Iterator[RenderableType]:
-        """The newest bar alone."""
+        """Yield only the newest bar."""
         yield self.make_tasks_table(self.tasks[-1:])
 
 
 class _Line(progress.ProgressColumn):
-    """The line of a bar, in as many words as there is room for."""
+    """The text of a bar, abbreviated if the terminal is narrow."""
 
     def __init__(self, console: Console) -> None:
-        super().__init__(Column(no_wrap=True))  # the bar gets what is left
+        super().__init__(Column(no_wrap=True))  # the bar gets the remaining columns
         self._console = console
 
     def render(self, task: progress.Task) -> Text:
@@ -131,10 +131,10 @@ class _Line(progress.ProgressColumn):
 
 
 def _line(task: progress.Task) -> str:
-    """Return all that is known of a bar."""
+    """Return the full text of a bar."""
     count = f" {task.completed:.0f}/{task.total:.0f}" if task.total else ""
     time = _duration(task.elapsed or 0.0)
-    if task.time_remaining is not None:  # it can be told
+    if task.time_remaining is not None:  # it can be estimated
         time = f"left {_duration(task.time_remaining)}"
     facts = [task.fields["compiling"], task.fields["facts"]]
     said = "  ".join(filter(None, [f"{task.description}{count}", time, *facts]))

@@ -18,7 +18,7 @@ _PACKAGES += ("reasoning_gym",)  # of an extra
 
 
 def new_record(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the record of a run that begins now; `settings` are by section."""
+    """Return the record of a run that starts now; `settings` are by section."""
     return {
         "config": settings,
         "versions": versions(),
@@ -40,9 +40,9 @@ def flatten(settings: dict[str, Any], *, prefix: str = "") -> dict[str, Any]:
 
 
 def with_own_assets(values: Any) -> Any:
-    """Return JSON values whose paths of files that the package ships are of this one.
+    """Return JSON values, with paths of shipped files moved to this installation.
 
-    A run, or a study, that was begun in another checkout goes on in this one.
+    So a run or study that was started in another checkout can be resumed in this one.
     """
     if isinstance(values, dict):
         return {name: with_own_assets(value) for name, value in values.items()}
@@ -53,7 +53,7 @@ def with_own_assets(values: Any) -> Any:
 
 
 def versions() -> dict[str, str | None]:
-    """Return versions of Python, of this package and of what it computes with."""
+    """Return the versions of Python, of this package and of its main dependencies."""
     found: dict[str, str | None] = {
         "python": platform.python_version(),
         "scalerl_jax": scalerl_jax.__version__,
@@ -67,9 +67,9 @@ def versions() -> dict[str, str | None]:
 
 
 def git_revision() -> str | None:
-    """Return the source tree's commit, "+dirty" with changes; None: no checkout."""
+    """Return the source tree's commit, with "+dirty" if changed; None: no checkout."""
     root = Path(scalerl_jax.__file__).resolve().parent.parent
-    if not (root / ".git").exists():  # an install, perhaps inside somebody's checkout
+    if not (root / ".git").exists():  # installed, perhaps inside another checkout
         return None
     revision = _git(root, "rev-parse", "HEAD")
     changes = _git(root, "status", "--porcelain")

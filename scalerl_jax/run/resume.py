@@ -1,4 +1,4 @@
-"""Checks of the files that a run finds when it goes on."""
+"""Checks of a run's existing files when it is resumed."""
 
 import contextlib
 import re
@@ -13,14 +13,14 @@ from scalerl_jax.run.record import flatten, with_own_assets
 
 _MOST_DIFFERENCES_SHOWN = 5
 _ABSENT = "absent"
-_BEGINNING = b'{"step": '  # of a row; inside of a text the quotes are escaped
+_BEGINNING = b'{"step": '  # of a row; within a text its quotes would be escaped
 _ROW = re.compile(_BEGINNING + rb"(0|[1-9][0-9]{0,17})[,}]")
 _MEND = "put the file right, or choose another --workdir"
 
 
 @contextlib.contextmanager
 def sound(file: Path, *, else_unknown: str, way_out: str) -> Iterator[None]:
-    """Name a file of the run that does not hold what a run writes there."""
+    """Turn an error of reading a run's file into a ValueError that names the file."""
     try:
         yield
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
@@ -30,7 +30,7 @@ def sound(file: Path, *, else_unknown: str, way_out: str) -> Iterator[None]:
 
 
 def find_settings(workdir: str) -> Path | None:
-    """Return the config.json of a run, from a bucket a copy; None: there is no run.
+    """Return the path of a run's config.json, or of its local copy; None: no run.
 
     Raises:
         ValueError: the bucket cannot be used.
@@ -50,13 +50,13 @@ def check_record(
     *,
     begun: bool,
 ) -> dict[str, Any] | None:
-    """Return the record brought up to date; None: it need not be written again.
+    """Return the updated record; None: it is up to date.
 
-    `new` is the record that a new run would have; settings that are not free may
+    `new` is the record that a new run would have.  Settings that are not free may
     differ from it only if the run has not `begun` to write its files.
 
     Raises:
-        ValueError: the file is broken, or is the record of other settings.
+        ValueError: the file is broken, or records other settings.
     """
     unknown = "whether this run may be resumed"
     with sound(config_file, else_unknown=unknown, way_out=_MEND):
@@ -95,10 +95,10 @@ def check_record(
 
 
 def check_report(file: Path, report: dict[str, dict[str, Any]]) -> None:
-    """Refuse other prompts than those that the run's `data.json` tells of.
+    """Check that the prompts are those recorded in the run's `data.json`.
 
     Raises:
-        ValueError: the file is broken, or tells of other prompts.
+        ValueError: the file is broken, or records other prompts.
     """
     unknown = "whether this run's prompts are still the same"
     with sound(file, else_unknown=unknown, way_out=_MEND):
@@ -118,10 +118,11 @@ def check_report(file: Path, report: dict[str, dict[str, Any]]) -> None:
 
 
 def last_row(path: Path) -> dict[str, Any]:
-    """Return the last whole row of a file of rows; empty without one.
+    """Return the last complete row of a JSON-lines file; {} if it has none.
 
     Raises:
-        TypeError: it is no JSON object; ValueError: it is no JSON, or cannot be read.
+        TypeError: the row is no JSON object.
+        ValueError: the row is no JSON, or the file cannot be read.
     """
     if not path.exists():
         return {}
@@ -134,11 +135,11 @@ def last_row(path: Path) -> dict[str, Any]:
 
 
 def rows_until(step: int, path: Path) -> tuple[list[int], list[tuple[int, int]]]:
-    """Find the rows up to optimizer step `step` in JSON lines, less a torn last one.
+    """Find the rows up to optimizer step `step`; ignore an incomplete last line.
 
     Returns:
-        Their steps, and where they are in the file: the first byte and the end of each
-        piece.
+        The steps of the rows, and the contiguous pieces of the file with these rows:
+        first byte and end of each.
 
     Raises:
         ValueError: a line is no row of a run.
@@ -149,8 +150,8 @@ def rows_until(step: int, path: Path) -> tuple[list[int], list[tuple[int, int]]]
     for number, line in enumerate(read_lines(path)):
         start, end = end, end + len(line)
         if not line.endswith(b"\n"):
-            break  # a kill came in the middle of it
-        if broken is not None:  # and it is not the last line, which a kill leaves
+            break  # a kill interrupted its write
+        if broken is not None:  # a malformed line that is not the last one
             raise ValueError(
                 f"line {number} of {path} is not a row of a run ({broken!r}); "
                 f"remove it, or move the file away to lose its rows"
@@ -173,8 +174,8 @@ def rows_until(step: int, path: Path) -> tuple[list[int], list[tuple[int, int]]]
 def _step_of(line: bytes) -> int:
     """Return the step of a row.
 
-    A line that has the form of a row of ours is not parsed, which takes 50 times as
-    long: it begins with its step, ends with its object, and no other row begins in it.
+    A line in the form that we write is not parsed, which would take 50 times as long:
+    it begins with its step, ends with its object, and no other row begins in it.
     """
     begins = _ROW.match(line)
     if (

@@ -1,4 +1,4 @@
-"""Places to look at a run that `tracking` switches on: W&B, and a profiler's trace."""
+"""Tracking of a run that `tracking` settings enable: W&B, and a profiler trace."""
 
 import importlib
 from collections.abc import Mapping
@@ -9,15 +9,15 @@ from scalerl_jax.formats.reading import read_json
 
 
 class Wandb:
-    """A run at Weights & Biases, which goes on when the run does.
+    """A run at Weights & Biases, which is resumed with the run.
 
-    WANDB_MODE=offline keeps it in the run directory.
+    WANDB_MODE=offline stores it in the run directory.
     """
 
     def __init__(
         self, project: str, directory: Path, settings: Mapping[str, Any]
     ) -> None:
-        """Begin the run there, or go on with it; `settings` are by dotted name."""
+        """Start or resume the run at W&B; `settings` are by dotted name."""
         wandb = importlib.import_module("wandb")  # of an extra
         begun = read_json(directory / "config.json")["started"]
         self._run = wandb.init(
@@ -29,7 +29,8 @@ class Wandb:
             config=dict(settings),
             settings=wandb.Settings(console="off"),
         )
-        # A step of its own does not come twice: what a kill undid would be missing.
+        # W&B ignores a repeated step of its own counter, so steps repeated after a kill
+        # would be missing; "step" is our own.
         self._run.define_metric("*", step_metric="step")
         self.close = self._run.finish
 
@@ -39,26 +40,26 @@ class Wandb:
 
 
 class StepProfile:
-    """A profiler's trace of the optimizer steps from the first to the last of two."""
+    """A profiler trace of the optimizer steps from a first to a last one."""
 
     def __init__(self, steps: tuple[int, ...], directory: Path) -> None:
-        """Take the first and the last step; TensorBoard looks in `directory`."""
+        """Store (first, last) step; the trace is written to TensorBoard's directory."""
         self._first, self._last = steps
         self._directory = directory
         self._running = False
 
     def reached(self, version: int) -> None:
-        """Begin, or end, before the step that follows on a version."""
+        """Start or stop the trace, before the step that trains params of `version`."""
         if self._running and version >= self._last:
             self.close()
         elif version == self._first - 1 and not self._running:
-            import jax  # what reads and writes metrics does without
+            import jax  # readers and writers of metrics do not need it
 
             jax.profiler.start_trace(self._directory)
             self._running = True
 
     def close(self) -> None:
-        """End and write the trace, if there is one under way."""
+        """Stop and write the trace, if it is running."""
         if self._running:
             import jax
 

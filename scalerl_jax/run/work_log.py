@@ -1,7 +1,7 @@
-"""Work of pools in other processes, which tell the ledger of it afterwards.
+"""Work of pools in other processes, which report it to the ledger later.
 
-The ledger's clock counts such a pool as idle, or as waiting for another pool, until the
-pool's process sends what its log holds.
+The ledger counts such a pool as idle, or as waiting for another pool, until the pool's
+process sends the content of its log.
 """
 
 import time
@@ -18,24 +18,23 @@ from scalerl_jax.run.ledger import (
 
 
 class RemoteLedger(Ledger):
-    """A ledger with `remote` pools, whose work is told afterwards, by `book`."""
+    """A ledger with `remote` pools, whose work `book` adds afterwards."""
 
     def __init__(self, *, remote: Collection[str], **how: Any) -> None:
-        """Begin as a `Ledger` with arguments `how`; `remote` are among its pools."""
+        """Create a `Ledger` with arguments `how`; `remote` are some of its pools."""
         super().__init__(**how)
-        # Chip-seconds of a remote pool that no work has been told of, by category.
+        # Chip-seconds of remote pools without reported work, by category.
         self._untold: dict[str, dict[str, float]] = {
             pool: dict.fromkeys(CATEGORIES, 0.0) for pool in remote
         }
-        self._charged = 0.0  # chip-hours, as they were reported
+        self._charged = 0.0  # chip-hours, the greatest value reported so far
 
     def book(self, pool: str, seconds: Mapping[str, float]) -> None:
-        """Take in what a remote pool has done: seconds of all its chips, by activity.
+        """Add work of a remote pool: seconds of all its chips, by activity.
 
-        They are taken from what the clock has counted there as idle, then from what it
-        has counted as a wait for another pool; an evaluation the other way round, for
-        another pool waits for it.  What is more than both is left out: a clock that
-        runs faster than ours.
+        The seconds are moved from the pool's idle time, then from its waits for other
+        pools.  For an evaluation the order is reversed, as other pools wait for it.
+        Seconds beyond both are ignored: the remote clock runs faster than ours.
         """
         with self._lock:
             self._advance()
@@ -58,24 +57,25 @@ class RemoteLedger(Ledger):
             self._untold[pool][category] += chip_s
 
     def _charged_chip_hours(self) -> float:
-        """Return the charged hours, which never fall.
+        """Return the charged hours, which never decrease.
 
-        A remote pool may tell later that it has evaluated and was not idle.
+        Without this they could: a remote pool may report later that idle time was an
+        evaluation, which is not charged.
         """
         self._charged = max(self._charged, super()._charged_chip_hours())
         return self._charged
 
 
 class WorkLog(Ledger):
-    """Busy seconds and counts of one pool, for a ledger that is elsewhere.
+    """Busy seconds and counts of one pool, for a ledger in another process.
 
-    Idle time is not told: that is what its ledger's clock has beyond it.
+    Idle time is not reported: the ledger derives it from its own clock.
     """
 
     def __init__(
         self, pool: str, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Begin with none."""
+        """Start an empty log."""
         super().__init__(pools={pool: 1}, chip="", clock=clock)
         self.start()
 

@@ -1,9 +1,8 @@
-"""The writing of files into directories that others may write into, too.
+"""Write files into directories to which other users may write too.
 
-A link that somebody has put where a file is to be must not have us write to what it
-points at.  A file that is written whole is written beside and renamed, which replaces a
-link; one that is added to is opened without following a link.  Neither is done with a
-plain `open`.
+If another user put a link at a file's path, we must not write to the link's target.  A
+whole file is written under another name and renamed, which replaces a link; a file to
+append to is opened without following links.  A plain `open` does neither.
 """
 
 import contextlib
@@ -22,14 +21,15 @@ _NEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Give a file that replaces `path` at the end: a reader sees the old or the new.
+    """Yield a file that replaces `path` atomically at the end of the block.
 
-    The file is on the disk then.  After an error it is gone, and `path` as it was.
+    The file is synced to disk first.  After an error it is removed, and `path` stays
+    unchanged.
 
     Raises:
-        OSError: names `path`, which cannot be written.
+        OSError: `path` cannot be written.
     """
-    # Nobody can foresee the name and put a link there.
+    # The random name is unpredictable, so that a link cannot be put there.
     partial = path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}.tmp")
     try:
         descriptor = os.open(partial, _NEW | os.O_WRONLY, 0o666)
@@ -47,26 +47,26 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Replace the file in one go: a reader sees the old one or the new one."""
+    """Replace a file atomically: a reader sees the old or the new content."""
     with replacing(path) as file:
         file.write(data)
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
-    """Replace the file by a JSON object, in one go."""
+    """Replace a file atomically by a JSON object."""
     replace_file(path, (json.dumps(values, indent=2) + "\n").encode())
 
 
 def open_to_append(path: Path, *, new: bool = False) -> io.FileIO:
-    """Open a file to read it and to add to it, without a buffer; make it if need be.
+    """Open or create a file to read it and append to it, unbuffered.
 
-    With `new`, a file that is there already is an error.
+    With `new`, the file must not exist yet.
 
     Raises:
-        OSError: names the path; also where it is a link or no regular file.
+        OSError: the path cannot be opened, or is a link or no regular file.
     """
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    flags |= os.O_NONBLOCK  # a pipe without a reader would hold us
+    flags |= os.O_NONBLOCK  # opening a pipe without a reader would block
     try:
         descriptor = os.open(path, flags | (os.O_EXCL if new else 0), 0o666)
     except OSError as error:

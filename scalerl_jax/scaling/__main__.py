@@ -41,11 +41,10 @@ from scalerl_jax.scaling.flags import (
     NAME,
     PATH,
     PATHS,
+    PORT,
     POSITIVE,
     POSITIVES,
     RATES,
-    READABLE,
-    RUN_DIR,
     SHARE,
     SHARES,
     SIZE_LAWS,
@@ -60,6 +59,7 @@ from scalerl_jax.scaling.flags import (
 )
 from scalerl_jax.scaling.live import BOARD_DIRECTORY, Watch
 from scalerl_jax.scaling.live import watch as follow
+from scalerl_jax.scaling.live_page import find_runs, follow_on_page
 from scalerl_jax.scaling.load import load_columns, when_enough
 from scalerl_jax.scaling.power import plan_power
 from scalerl_jax.scaling.recipes import compare_recipes, group_runs
@@ -128,8 +128,7 @@ def make_parser() -> Parser:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     for name, (run, short, table) in COMMANDS.items():
-        first = "RUN_DIR" if name == "watch" else "PATH [PATH ...]"
-        usage, says = f"%(prog)s {first} [flags]", inspect.getdoc(run)
+        usage, says = "%(prog)s PATH [PATH ...] [flags]", inspect.getdoc(run)
         added = commands.add_parser(name, help=short, description=says, usage=usage)
         add_flags(added, table)
     return parser
@@ -604,24 +603,45 @@ def plan(flags: Flags) -> Answer:
         "for TensorBoard (default for a run directory: tensorboard/scaling in it)",
     ),
     Flag("--no-tensorboard", SWITCH, "show it in the terminal only"),
-    path=Flag("path", RUN_DIR, READABLE),
+    Flag("--port", PORT, "follow runs and studies on a page at http://localhost:PORT"),
+    path=ALL_PATHS,
     shared=INPUT,
 )
 def watch(flags: Flags) -> int:
     """Follow a run: fit, forecast, and compare each evaluation with its forecast.
 
     The forecast is made from the first half of the run.  Ends with the run, with
-    status 3 if there was an alarm.
+    status 3 if there was an alarm; with --port at Ctrl-C.
     """
-    if flags.no_tensorboard:
-        flags.logdir = None
-    elif flags.logdir is None and flags.path.is_dir():
-        flags.logdir = flags.path / BOARD_DIRECTORY
     flags.selection = _from_flags(scaling.Selection, flags)
     try:
+        if flags.port is not None:
+            return _watch_on_page(flags)
+        if len(flags.paths) > 1:
+            raise CurveError(
+                f"{len(flags.paths)} runs: a terminal follows one; --port=8080 shows "
+                f"several on a page"
+            )
+        (flags.path,) = flags.paths
+        if flags.no_tensorboard:
+            flags.logdir = None
+        elif flags.logdir is None and flags.path.is_dir():
+            flags.logdir = flags.path / BOARD_DIRECTORY
         return follow(_from_flags(Watch, flags), every_s=flags.every, once=flags.once)
     except KeyboardInterrupt:
         return 0
+
+
+def _watch_on_page(flags: Flags) -> int:
+    """Follow runs on a page until Ctrl-C; nothing is written into them."""
+    if flags.once or flags.logdir:
+        unread = "--once" if flags.once else "--logdir"
+        raise CurveError(f"--port does not read {unread}: leave it out")
+    watches = {}
+    for name, path in find_runs(flags.paths).items():
+        flags.path = path
+        watches[name] = _from_flags(Watch, flags)
+    return follow_on_page(watches, port=flags.port, every_s=flags.every)
 
 
 @command(

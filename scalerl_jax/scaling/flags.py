@@ -99,7 +99,6 @@ SWITCH: Takes = {"action": "store_true"}
 COLUMN: Takes = {"metavar": "COLUMN"}
 NAME: Takes = {"metavar": "NAME"}
 PATH: Takes = {"metavar": "PATH", "type": Path}
-RUN_DIR: Takes = {"metavar": "RUN_DIR", "type": Path}
 PATHS: Takes = {"metavar": "PATH", "type": Path, "nargs": "+"}
 NUMBER: Takes = {"metavar": "X", "type": float}
 POSITIVE = number("X", "a number above 0", lambda value: value > 0)
@@ -113,6 +112,12 @@ K = number(
     "K",
     f"a whole number of at least 1, and {MOST:,} at most",
     lambda value: 1 <= value <= MOST and value == int(value),
+    int,
+)
+PORT = number(
+    "PORT",
+    "a port from 0 (a free one) to 65535",
+    lambda value: 0 <= value <= 65_535 and value == int(value),
     int,
 )
 CONDITION: Takes = {

@@ -69,7 +69,7 @@ class Watch:
         if curve.x.size == self.seen:
             return None
         self.seen = curve.x.size
-        end, last = _num_steps(path), curve.last_step
+        end, last = num_steps_of(path), curve.last_step
         self.at_end = end is not None and last is not None and last >= end
         horizon = self.horizon
         if horizon is None and end and last and last < end:
@@ -118,7 +118,7 @@ class Watch:
             self.board.close()
 
 
-def _num_steps(path: Path) -> int | None:
+def num_steps_of(path: Path) -> int | None:
     """Read the number of optimizer steps that a run will make; None: unknown."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return int(read_json(path / "config.json")["config"]["train"]["num_steps"])

@@ -88,11 +88,13 @@ def read_details(folder: Path, *, x_name: str) -> RunDetails:
     config = record.get("config")
     settings = flatten(config) if isinstance(config, dict) else {}
     settings.pop("seed", None)
+    columns = {name: name for name in (*TRAINING_CURVES, STEP_COLUMN)}
+    columns["x"] = training_x(x_name)
     return RunDetails(
         settings=settings,
         origin=_origin(record, ledger),
-        training=_read_training(folder / METRICS_FILE, x_name, notes),
-        rollouts=_read_rollouts(folder / ROLLOUTS_FILE, notes),
+        training=read_training(folder / METRICS_FILE, columns, notes),
+        rollouts=read_rollouts(folder / ROLLOUTS_FILE, notes),
         notes=tuple(notes),
     )
 
@@ -173,10 +175,15 @@ def _origin(record: dict[str, Any], ledger: dict[str, Any]) -> dict[str, str]:
     return {name: str(value) for name, value in named.items() if value is not None}
 
 
-def _read_training(path: Path, x_name: str, notes: list[str]) -> dict[str, Array]:
-    """Return columns of metrics.jsonl; of a long file, rows at even distances."""
-    columns = {name: name for name in (*TRAINING_CURVES, STEP_COLUMN)}
-    columns["x"] = _x_column(x_name)
+def read_training(
+    path: Path, columns: Mapping[str, str], notes: list[str]
+) -> dict[str, Array]:
+    """Read columns of metrics.jsonl; of a long file, rows at even distances.
+
+    Args:
+        columns: the column of each name in the result; one without numbers is dropped.
+        notes: gets a line on whatever could not be read.
+    """
     found: dict[str, list[float]] = {name: [] for name in columns}
     unread, looked_at = 0, 0
     try:
@@ -205,7 +212,7 @@ def _read_training(path: Path, x_name: str, notes: list[str]) -> dict[str, Array
     return {name: each for name, each in arrays.items() if np.isfinite(each).any()}
 
 
-def _x_column(x_name: str) -> str:
+def training_x(x_name: str) -> str:
     """Return the column of metrics.jsonl that holds the fit's x."""
     if is_step(x_name) or x_name == "policy_version":
         return STEP_COLUMN
@@ -244,7 +251,7 @@ def _number(value: object) -> float:
     return float(value) if abs(value) < LARGEST else math.nan
 
 
-def _read_rollouts(path: Path, notes: list[str]) -> tuple[RolloutRow, ...]:
+def read_rollouts(path: Path, notes: list[str]) -> tuple[RolloutRow, ...]:
     """Return right and wrong rollouts of the first and of the last evaluation."""
     try:
         if not path.exists():

@@ -1,1 +1,1 @@
-"""A simulator of asynchronous RL: what a setting costs before a machine is paid for."""
+"""A simulator of asynchronous RL: costs of settings before machines are paid for."""

@@ -1,8 +1,8 @@
-"""Predict what a run costs, and who waits for whom, before there is a machine:
+"""Predict a run's cost and idle time before machines are paid for:
 
     scalerl simulate --config=configs/8b.py --topology=v5p:4x4x4
 
-A sweep is many simulations of one run with other settings, the cheapest step first.
+A sweep simulates a run with several values of its settings, the cheapest step first.
 Exit status: 0 simulated, 2 a mistake in a setting or a flag.
 """
 
@@ -34,8 +34,8 @@ from scalerl_jax.simulate.run import Simulation
 from scalerl_jax.simulate.scenario import Failures, Scenario, scenario_of
 from scalerl_jax.wiring.learning import make_architecture
 
-_MOST_WORK = 5_000_000  # rollouts of a simulation: a minute
-COLUMNS = {  # of a sweep's table: headings by figure
+_MOST_WORK = 5_000_000  # rollouts of a simulation, which takes a minute
+COLUMNS = {  # figure -> heading of its column in a sweep's table
     "chip_hours_per_step": "chip-hours a step",
     "step_s": "s a step",
     "learner_idle": "learner idle",
@@ -45,7 +45,7 @@ COLUMNS = {  # of a sweep's table: headings by figure
     "staleness_queued": "queued",
 }
 _HOUR_S = 3600.0
-# Settings that a sweep may go over -> the field of a scenario.
+# Settings that a sweep may vary -> the field of a scenario.
 SWEPT = {
     "batch.num_prompts": "num_prompts",
     "batch.group_size": "group_size",
@@ -59,7 +59,7 @@ _MOST_POINTS = 500  # of a sweep
 
 
 def run(argv: Sequence[str]) -> int:
-    """Simulate what the flags name, print the answer, and return the exit status."""
+    """Run the simulation of the flags, print its result, and return the exit status."""
     return answer(lambda: _run(list(argv)))
 
 
@@ -67,24 +67,24 @@ def _define(values: flags.FlagValues) -> None:
     for name, meaning in {
         "topology": "TPUs of the run: v5p:4x4x4.",
         "rates": "JSON file of measured rates, in place of a topology.",
-        "lengths": "A run's directory, whose mean and spread --mean_tokens and --tail "
-        "are then; or a file, with the lengths of a group in each line, a JSON list.",
+        "lengths": "A run's directory, whose lengths replace --mean_tokens and --tail; "
+        "or a file with a JSON list of a group's lengths on each line.",
         "sweep": "Settings and values: 'generators.count=2,4 sampler.slots=64,128'.",
         "picture": "File for a picture.",
     }.items():
         flags.DEFINE_string(name, None, meaning, flag_values=values)
     for name, (default, meaning) in {
-        "mean_tokens": (0.0, "Mean of a completion; 0: half of the longest."),
+        "mean_tokens": (0.0, "Mean tokens of a completion; 0: half of the longest."),
         "tail": (4.0, "99th percentile of the lengths over their median."),
         "alike": (0.5, "Share of the variance of lengths that is between prompts."),
         "drift": (1.0, "Mean length at the end of the run over that at its start."),
-        "prompt_tokens": (200.0, "Mean of a prompt."),
+        "prompt_tokens": (200.0, "Mean tokens of a prompt."),
         "zero_variance": (0.0, "Share of the groups without a gradient."),
         "replica_mtbf_h": (0.0, "Hours between two losses of a replica; 0: never."),
         "learner_mtbf_h": (0.0, "Hours between two losses of the learner; 0: never."),
         "replica_start_s": (180.0, "Seconds until a lost replica samples again."),
         "learner_start_s": (240.0, "Seconds until a lost learner is back."),
-        "price": (0.0, "Money a chip-hour."),
+        "price": (0.0, "Price of a chip-hour."),
     }.items():
         flags.DEFINE_float(name, default, meaning, flag_values=values)
     flags.DEFINE_integer(
@@ -129,7 +129,7 @@ def _run(argv: list[str]) -> int:
 
 
 def _check(said: dict[str, Any]) -> None:
-    """Refuse flags that contradict each other, and numbers that nobody means."""
+    """Raise ValueError for contradicting flags and numbers out of range."""
     if (said["topology"] is None) == (said["rates"] is None):
         raise ValueError(
             "one of --topology and --rates is needed: --topology=v5p:4x4x4, or "
@@ -160,7 +160,7 @@ def _check(said: dict[str, Any]) -> None:
 
 
 class World:
-    """Config, machine and lengths, which stay as they are over a sweep's points."""
+    """Config, machine and lengths, which all points of a sweep share."""
 
     def __init__(self, config: config_lib.Config, said: dict[str, Any]) -> None:
         """Read the files that the flags name."""
@@ -173,8 +173,8 @@ class World:
             self._rates_of = lambda _: measured_rates
             if not config.sampler.slots:
                 raise ValueError(
-                    "sampler.slots = 0 is chosen for a --topology; with --rates set it "
-                    "to the number of the replicas that they are of"
+                    "sampler.slots = 0 needs a --topology; with --rates set it to the "
+                    "slots of a replica to which the rates apply"
                 )
         else:
             topology = self._topology = parse_topology(said["topology"])
@@ -206,7 +206,7 @@ class World:
         """Return the outcome with these fields of the scenario changed.
 
         Raises:
-            ValueError: there is no such run.
+            ValueError: the changed scenario is not valid.
         """
         scenario = self._scenario(fields)
         return Simulation(scenario, self._rates_of(scenario), self._lengths).run()
@@ -254,10 +254,10 @@ class World:
 
 
 def parse_sweep(text: str) -> dict[str, list[int]]:
-    """Return the values of each setting: `generators.count=1,2,4 sampler.slots=64`.
+    """Parse the values of each setting: `generators.count=1,2,4 sampler.slots=64`.
 
     Raises:
-        ValueError: it is not written so, or names another setting.
+        ValueError: the text is malformed, or names a setting that cannot be swept.
     """
     found: dict[str, list[int]] = {}
     for word in text.split():
@@ -286,12 +286,12 @@ class Point:
     """One combination of a sweep."""
 
     settings: dict[str, int]
-    figures: dict[str, float]  # empty if it cannot be
-    reason: str = ""  # then
+    figures: dict[str, float]  # empty if the settings are not valid
+    reason: str = ""  # why they are not valid
 
 
 def sweep(world: World, values: dict[str, list[int]]) -> list[Point]:
-    """Return every combination, the cheapest step first, those that cannot be last."""
+    """Return every combination, the cheapest step first, invalid ones last."""
     points = []
     for each in itertools.product(*values.values()):
         settings = dict(zip(values, each, strict=True))
@@ -324,7 +324,7 @@ def _sweep(world: World, values: dict[str, list[int]], *, as_json: bool) -> int:
     points = sweep(world, values)
     best = points[0]
     if not best.figures:
-        raise ValueError(f"no combination of --sweep can be: {best.reason}")
+        raise ValueError(f"no combination of --sweep is valid: {best.reason}")
     if as_json:
         answer = [{**point.settings, **point.figures} for point in points]
         to_stdout(json.dumps(answer) + "\n")

@@ -1,4 +1,4 @@
-"""Figures that a simulation rests on: those measured, and those assumed."""
+"""`Basis`: which inputs of a simulation were measured, and which were assumed."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -12,13 +12,13 @@ from scalerl_jax.simulate.rates import HOSTS_S, Rates
 
 @dataclasses.dataclass(frozen=True)
 class Basis:
-    """Phrases about figures, for text and JSON."""
+    """Phrases that describe measured and assumed inputs, for text and JSON."""
 
     measured: list[str]
     assumed: list[str]
 
     def text(self) -> str:
-        """Return a line for each phrase."""
+        """Return the phrases as lines of text."""
         lines = []
         for kind, said in dataclasses.asdict(self).items():
             lines += [f"{kind}:", *(f"  - {each}" for each in said or ["nothing"])]
@@ -28,7 +28,13 @@ class Basis:
 def basis_of(
     said: Mapping[str, Any], rates: Rates | None, lengths: SimulatedLengths
 ) -> Basis:
-    """Return it of the command's flags, the rates of a file, and the lengths."""
+    """Return the basis of a simulation.
+
+    Args:
+        said: the command's flags.
+        rates: those of a file; None: closed forms.
+        lengths: those of completions.
+    """
     found = Basis([], [])
     _of_machine(said, rates, found)
     _of_lengths(said, lengths, found)
@@ -59,7 +65,7 @@ def _of_machine(said: Mapping[str, Any], rates: Rates | None, found: Basis) -> N
     there = [each.name for each in fields if each.name not in absent]
     found.measured.append(f"{', '.join(there)}, as {said['rates']} says")
     if absent:
-        found.assumed.append(f"0 s for what it does not say: {', '.join(absent)}")
+        found.assumed.append(f"0 s for rates that it omits: {', '.join(absent)}")
 
 
 def _of_lengths(

@@ -1,7 +1,7 @@
-"""Lengths of completions: drawn from a law, or taken from what was measured.
+"""Simulated lengths of completions, drawn from a law or from measured groups.
 
-A group's lengths depend on seed and ticket alone, and not on who samples it or when:
-two settings are compared on the same groups.
+A group's lengths depend only on seed and ticket, not on the replica or the time: two
+settings are compared on the same groups.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ _P99 = NormalDist().inv_cdf(0.99)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SimulatedLengths:
-    """Tokens of completions, lognormal and cut off at a limit, or as measured.
+    """Token counts of completions: lognormal and cut off at a limit, or measured.
 
         log(tokens) = mu + sigma * (sqrt(r) * x[prompt] + sqrt(1 - r) * y[completion])
 
@@ -32,17 +32,17 @@ class SimulatedLengths:
     mean_tokens: float = 0.0
     tail: float = 4.0  # p99 over the median, before the cut
     alike: float = 0.5  # share of the variance (of logs) that is between prompts
-    limit: int  # tokens of the longest
-    drift: float = 1.0  # mean at the last step over that at the first
-    num_steps: int = 1  # over which it drifts, evenly
-    measured: tuple[tuple[int, ...], ...] = ()  # groups to draw from, in place of it
+    limit: int  # tokens of the longest completion
+    drift: float = 1.0  # mean at the last step over mean at the first
+    num_steps: int = 1  # steps over which the mean drifts exponentially
+    measured: tuple[tuple[int, ...], ...] = ()  # groups to draw from instead of the law
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be drawn.
+        """Check the parameters of the law.
 
         Raises:
-            ValueError: names the number.
+            ValueError: a parameter is out of range.
         """
         if self.measured:
             return
@@ -64,7 +64,7 @@ class SimulatedLengths:
         return math.log(self.tail) / _P99
 
     def mu(self) -> float:
-        """Return the mean of the logarithm that leads to `mean_tokens`."""
+        """Return the mean of the logarithm that yields `mean_tokens`."""
         low, high = math.log(self.mean_tokens), math.log(self.limit) + 20 * self.sigma
         low -= self.sigma**2
         for _ in range(60):
@@ -76,7 +76,7 @@ class SimulatedLengths:
         return (low + high) / 2
 
     def of_block(self, block: int, group_size: int) -> np.ndarray:
-        """Tokens of the groups of a block, int [groups, group_size], before drift."""
+        """Return tokens of a block's groups, int [groups, group_size], before drift."""
         random = np.random.default_rng([self.seed, block])
         if self.measured:
             rows = random.integers(0, len(self.measured), _BLOCK)
@@ -93,15 +93,15 @@ class SimulatedLengths:
 
 
 class Drawn:
-    """Groups' lengths by ticket, drawn as they are asked for."""
+    """Lengths of groups by ticket, drawn on request."""
 
     def __init__(self, lengths: SimulatedLengths, *, group_size: int) -> None:
-        """Begin without any."""
+        """Store the law; draw nothing."""
         self._lengths, self._group_size = lengths, group_size
         self._blocks: dict[int, np.ndarray] = {}
 
     def tokens(self, ticket: int, version: int = 0) -> list[int]:
-        """Tokens of each completion of a group that begins at a version."""
+        """Return tokens of each completion of a group that begins at `version`."""
         block, place = divmod(ticket, _BLOCK)
         if block not in self._blocks:
             self._blocks = {
@@ -127,20 +127,20 @@ def _cut_mean(mu: float, sigma: float, limit: int) -> float:
 
 
 def law_of(completions: Sequence[int]) -> tuple[float, float]:
-    """Return mean and tail (99th percentile over median) of a lognormal law for these.
+    """Return mean and tail (99th percentile over median) of a lognormal fit.
 
-    The tail is that of the logarithms' standard deviation, so that a few lengths do.
+    The tail follows from the logarithms' standard deviation, so few lengths suffice.
     """
     logs = np.log(np.asarray(completions, np.float64))
     return float(np.mean(completions)), math.exp(_P99 * float(logs.std()))
 
 
 def read_lengths(path: str) -> tuple[tuple[int, ...], ...]:
-    """Return measured groups: a line of a file has the tokens of one, a JSON list.
+    """Read measured groups; each line of the file is a JSON list of one group's tokens.
 
     Raises:
-        ValueError: a line holds something else.
-        OSError: it cannot be read.
+        ValueError: a line is not such a list.
+        OSError: the file cannot be read.
     """
     rows = []
     for number, line in enumerate(read_lines(Path(path)), 1):

@@ -1,4 +1,4 @@
-"""Figures of a simulated run: chip-hours, idle shares, staleness, losses; a picture."""
+"""Results of a simulated run: chip-hours, idle shares, staleness, losses, a picture."""
 
 import collections
 import dataclasses
@@ -12,7 +12,7 @@ from scalerl_jax.simulate.replica import SimulatedGroup, SimulatedReplica
 from scalerl_jax.simulate.scenario import Scenario
 
 _S_PER_HOUR = 3600.0
-# Columns of the record, a row per optimizer step; seconds and tokens are sums so far.
+# Columns of `SimulationNotes`, which has a row per optimizer step.
 _LEVELS = ("buffered", "sampled", "running")
 _ACTIVITIES = ("waiting", "assemble", "train", "publish", "checkpoint", "eval", "down")
 BLUE, ORANGE, GREY, GREEN = "#1f5fa8", "#c9541a", "#b0b0b0", "#2e8b57"
@@ -22,18 +22,17 @@ _COLOURS = (BLUE, GREEN, "#8a4fbf", "#b8860b", ORANGE, "#e4e4e4", "#c0182b")
 
 @dataclasses.dataclass(frozen=True)
 class SimulationOutcome:
-    """All that a simulated run has to say."""
+    """Records of a simulated run, from which `figures` computes its results."""
 
     scenario: Scenario
-    columns: dict[str, np.ndarray]  # a value per step
+    columns: dict[str, np.ndarray]  # a value per step; seconds and tokens accumulate
     staleness: dict[tuple[int, int, int], int]  # groups by (step, in flight, queued)
     counts: dict[str, int]
 
     def figures(self, *, first_step: int | None = None) -> dict[str, float]:
-        """Return means from `first_step` on; by default the first tenth is left out.
+        """Return means from `first_step` on; None skips the first tenth of the steps.
 
-        Chip-hours and step_s are of all that happens, evaluations included, but those
-        before the first step.
+        Chip-hours and step_s include evaluations, except those before the first step.
         """
         scenario, columns = self.scenario, self.columns
         steps = len(columns["time_s"]) - 1
@@ -55,7 +54,7 @@ class SimulationOutcome:
             "step_s": time_s / count,
             "chip_hours_per_step": scenario.chips * time_s / count / _S_PER_HOUR,
             "eval_share": eval_s / time_s,
-            # Of the time in which no evaluation is made, as the ledger has it.
+            # Shares of the time without evaluations, as in the ledger.
             "learner_idle": spent["learner/waiting"] / (time_s - eval_s),
             "generators_idle": 1
             - (busy_s + spent["down_s"]) / (replicas_s - spent["eval_s"]),
@@ -86,10 +85,10 @@ class SimulationOutcome:
 
 
 class SimulationNotes:
-    """Notes that a simulation takes as it goes."""
+    """Recorder of a simulation in progress."""
 
     def __init__(self, scenario: Scenario) -> None:
-        """Begin empty."""
+        """Start with empty records."""
         self._scenario = scenario
         self._rows: list[dict[str, float]] = []
         self._staleness: collections.Counter[tuple[int, int, int]] = (
@@ -100,7 +99,7 @@ class SimulationNotes:
         self.trained = self.refilled = 0  # groups
 
     def used(self, version: int, batch: Iterable[SimulatedGroup]) -> None:
-        """Note a step on a batch, from this version."""
+        """Record the staleness of a batch that is trained on at `version`."""
         for group in batch:
             flight = group.finished_version - group.oldest_version
             queued = version - group.finished_version
@@ -108,7 +107,7 @@ class SimulationNotes:
             self.trained += 1
 
     def waste(self, groups: Iterable[SimulatedGroup]) -> None:
-        """Note groups without a gradient that were refilled."""
+        """Record groups without a gradient that were refilled."""
         for group in groups:
             self.refilled += 1
             self.useless_tokens += group.total
@@ -121,9 +120,13 @@ class SimulationNotes:
         spent: dict[str, float],
         levels: dict[str, int],
     ) -> None:
-        """Note how all stands after a step.
+        """Append a row after an optimizer step.
 
-        `spent` are the learner's seconds by activity, `levels` counts of groups.
+        Args:
+            now_s: time of the simulation, in seconds.
+            replicas: all replicas, whose counters are read.
+            spent: the learner's seconds by activity so far.
+            levels: numbers of groups by state.
         """
         since = [
             max(0.0, now_s - each.time_s) if each.up and not each.paused else 0.0
@@ -152,7 +155,7 @@ class SimulationNotes:
     def outcome(
         self, events: int, replicas: Sequence[SimulatedReplica]
     ) -> SimulationOutcome:
-        """Return the figures of a run that is over, after so many events."""
+        """Return the outcome of a finished run that took `events` events."""
         return SimulationOutcome(
             scenario=self._scenario,
             columns={
@@ -175,11 +178,11 @@ class SimulationNotes:
 
 
 def draw(outcome: SimulationOutcome, path: Path) -> None:
-    """Write the picture of a run; the format is that of the name.
+    """Write a picture of a run; the suffix of `path` gives its format.
 
     Raises:
-        ValueError: Matplotlib knows no such format.
-        OSError: it cannot be written.
+        ValueError: Matplotlib does not support the format.
+        OSError: the file cannot be written.
     """
     import matplotlib
 

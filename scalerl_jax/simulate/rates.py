@@ -1,7 +1,7 @@
-"""Seconds that the parts of a run take: of the machine, and not of the schedule.
+"""`Rates`: seconds that each part of a run takes on its machines.
 
-`Rates` come from closed forms of a TPU topology (`planning.rates`), from a file, or
-from measurements of a run.  Nothing here knows who does what when.
+They come from closed forms for a TPU topology (`planning.rates`), from a file, or from
+measurements of a run.  Scheduling is in `simulate.run`.
 """
 
 import dataclasses
@@ -25,13 +25,13 @@ from scalerl_jax.planning.rates import (
 )
 from scalerl_jax.simulate.scenario import Scenario
 
-# What closed forms do not have: seconds of programs and hosts, as runs have shown.
+# Seconds without a closed form, as seen in runs.
 HOSTS_S = {
     "publish_s": 0.1,  # of the learner's programs that cast and offer the params
     "verify_s": 0.5,
     "exchange_s": 0.05,
     "assemble_s": 0.3,
-    "checkpoint_s": 2.0,  # to copy the state to the host; it is written beside the loop
+    "checkpoint_s": 2.0,  # to copy the state to the host; writing is in the background
 }
 
 
@@ -39,32 +39,32 @@ HOSTS_S = {
 class Rates:
     """Seconds of each part of a run.
 
-    A decode call makes `sampler.tokens_per_call` tokens for each of n sequences, whose
-    contexts have c tokens together:
+    A decode call samples `sampler.tokens_per_call` tokens for each of n sequences.  If
+    their contexts have c tokens together, it takes
 
         seconds = decode_s(n) + decode_context_s * c
 
-    where `decode_s` are pairs (n, seconds), with straight lines between them.
+    where `decode_s` are pairs (n, seconds), with linear interpolation between them.
     """
 
     decode_s: tuple[tuple[float, float], ...]
-    decode_context_s: float = 0.0  # of a token of context, in each call
-    prefill_s: float = 0.0  # of a chunk of sampler.prefill_tokens
-    train_s: float = 0.0  # of an optimizer step, beside its tokens
-    train_token_s: float = 0.0  # of a token of prompt or completion
-    assemble_s: float = 0.0  # of the loop's own work between two steps
-    publish_s: float = 0.0  # for which the learner is busy
-    transfer_s: float = 0.0  # from then on, until a replica has the params
-    place_s: float = 0.0  # in which a replica stands still for new params
+    decode_context_s: float = 0.0  # per token of context and call
+    prefill_s: float = 0.0  # per chunk of sampler.prefill_tokens
+    train_s: float = 0.0  # per optimizer step, independent of its tokens
+    train_token_s: float = 0.0  # per token of prompt or completion
+    assemble_s: float = 0.0  # the loop's own work between two steps
+    publish_s: float = 0.0  # the learner is busy with a publication
+    transfer_s: float = 0.0  # after publish_s, until a replica has the params
+    place_s: float = 0.0  # pause of a replica that swaps in new params
     verify_s: float = 0.0  # from the last token of a group to its verdicts
     exchange_s: float = 0.0  # for a message between controller and replica
-    checkpoint_s: float = 0.0  # for which the learner is busy
+    checkpoint_s: float = 0.0  # the learner is busy with a checkpoint
 
     def __post_init__(self) -> None:
-        """Refuse decode calls that no machine has.
+        """Check `decode_s`.
 
         Raises:
-            ValueError: names `decode_s`.
+            ValueError: `decode_s` is empty, unordered, or 0 everywhere.
         """
         pairs = self.decode_s
         ordered = all(a[0] < b[0] for a, b in zip(pairs, pairs[1:], strict=False))
@@ -84,11 +84,11 @@ class Rates:
 
 
 def read_rates(path: str) -> Rates:
-    """Return the rates of a JSON file, an object with the fields of `Rates`.
+    """Read rates from a JSON file, an object with the fields of `Rates`.
 
     Raises:
-        ValueError: it holds something else.
-        OSError: it cannot be read.
+        ValueError: the file holds something else.
+        OSError: the file cannot be read.
     """
     file = f"--rates={path}"
     try:
@@ -116,9 +116,9 @@ def closed_rates(
     *,
     reached: Reached = EXPECTED,
 ) -> Rates:
-    """Return the rates of a policy on `scenario`'s chips of this kind.
+    """Return the rates of a policy on the scenario's chips, by closed forms.
 
-    Rows are taken to be full: a token of a batch costs its part of a row.
+    Rows of a batch are assumed full: a token costs its share of a row.
     """
     itemsize = value_bytes(config.model.sampler_dtype)
 
@@ -169,7 +169,7 @@ def closed_rates(
 def _training(
     config: Config, arch: Architecture, chip: Chip, scenario: Scenario, reached: Reached
 ) -> tuple[float, float]:
-    """Return the seconds of a step beside its tokens, and those of a token."""
+    """Return seconds per step independent of its tokens, and seconds per token."""
     row = config.batch.row_tokens
     step = {
         rows: train_seconds(

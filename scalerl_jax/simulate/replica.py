@@ -1,11 +1,11 @@
-"""A generator replica in simulated time: slots, a queue of samples, one rate for all.
+"""A generator replica in simulated time: slots and a queue of samples.
 
 Between two events all sequences advance together, a call of `tokens_per_call` tokens
-at a time, so that a replica is moved from the end of one completion to the next and
-not from token to token.  As in `sampler.scheduler`, a call is dispatched before the one
-before it is read.  So a slot is taken for a call after its sequence has ended, and from
-a boundary to the next passes the call that was dispatched before it: none in a replica
-that stood still.
+at a time.  The replica moves from the end of one completion to the next, not from token
+to token.  As in `sampler.scheduler`, a call is dispatched before the previous call is
+read.  So a slot stays taken for one call after its sequence has ended, and the time
+between two boundaries starts with the call that was dispatched before the first one
+(no call in a replica that was idle).
 """
 
 import collections
@@ -13,11 +13,11 @@ import heapq
 import math
 from typing import NamedTuple
 
-LAG_CALLS = 1  # that a slot is taken for after the last token of its sequence
+LAG_CALLS = 1  # calls for which a slot stays taken after its sequence's last token
 
 
 class SimulatedGroup:
-    """A group under way; what `RolloutQueue` asks of a finished one is here."""
+    """A group in flight, with the attributes of a group that `RolloutQueue` reads."""
 
     __slots__ = (
         "finished_version",
@@ -33,29 +33,29 @@ class SimulatedGroup:
     )
 
     def __init__(self, ticket: int, tokens: list[int], *, useful: bool = True) -> None:
-        """Begin with nothing sampled."""
+        """Create a group of which nothing is sampled."""
         self.ticket = ticket
         self.tokens = tokens  # of each completion
         self.total = sum(tokens)
         self.unfinished = len(tokens)
         self.has_reward_variance = useful
-        self.oldest_version = -1  # that of its first token
+        self.oldest_version = -1  # of the first token
         self.finished_version = -1
         self.sampled = False
-        self.told = False  # of that, the queue
-        self.lost = False  # with its replica: whatever is said of it is refused
+        self.told = False  # the queue has been notified that it is sampled
+        self.lost = False  # with its replica: later events about it are ignored
 
 
 class Machine(NamedTuple):
-    """Sizes and rates that all replicas have alike."""
+    """Sizes and rates that all replicas share."""
 
     slots: int
     tokens_per_call: int
-    cache_tokens: int  # 0: every slot at its limit
+    cache_tokens: int  # 0: room for every slot at its limit
     prompt_tokens: int
     prefill_tokens: int
-    call_s: list[float]  # by sequences
-    context_s: float  # of each token of context, in each call
+    call_s: list[float]  # by number of sequences
+    context_s: float  # per token of context and call
     prefill_s: float
     place_s: float
 
@@ -64,59 +64,60 @@ class SimulatedReplica:
     """Slots and samples of one replica, from one boundary between calls to the next.
 
     Times are seconds of the simulation.  `place` puts samples into free slots, `plan`
-    says when the next of them ends, `advance` moves there; `interrupt` makes the next
-    boundary come earlier, for something has changed.
+    computes when the next of them ends, `advance` moves there.  `interrupt` moves the
+    next boundary to an earlier time, after a change.
     """
 
     def __init__(self, machine: Machine, number: int = 0, group_size: int = 1) -> None:
-        """Begin empty, at time 0."""
+        """Create an empty replica at time 0."""
         self.machine, self.number, self._group_size = machine, number, group_size
         self.version = self._version_before = -1
         self._received_s = 0.0
         self.clear(0.0)
         self.up = True
-        self.token = 0  # of what is planned: an older plan is void
+        self.token = 0  # number of the current plan; events of older plans are void
         self.busy_s = self.slot_s = self.eval_s = self.down_s = 0.0
         self.generated = self.suspended = 0
 
     def clear(self, time_s: float) -> None:
-        """Forget all that is under way."""
+        """Discard everything in progress."""
         self.time_s = time_s
         self.calls = 0  # so far
-        self.running = 0  # sequences
+        self.running = 0  # sequences in slots
         self.held = 0  # tokens of their contexts
-        # (call of its end, order of placing, context less tokens since, group, tokens)
+        # Heap of (call at which the sequence ends, order of placing, context less the
+        # tokens of all calls before its placing, group, tokens to sample).
         self._ends: list[tuple[int, int, int, SimulatedGroup, int]] = []
         self._order = 0
-        # Groups with samples that have no slot yet: how many tokens each is to get, and
-        # the context that it begins with.
+        # Groups with samples that wait for a slot: (group, tokens to sample for each
+        # sample, context with which they begin).
         self._waiting: collections.deque[tuple[SimulatedGroup, list[int], int]] = (
             collections.deque()
         )
         self.waiting_samples = 0
         self.inbox: list[tuple[int, SimulatedGroup]] = []  # with the version they need
-        self._to_come = 0  # samples of these
-        self.open: dict[int, SimulatedGroup] = {}  # until handed in
-        self._extra_s = 0.0  # of prefills and new params, in the next call
-        self._read_s = time_s  # when the call that is dispatched will be over
-        self._planned = 0  # calls
+        self._to_come = 0  # samples of the groups in `inbox`
+        self.open: dict[int, SimulatedGroup] = {}  # by ticket, until delivered
+        self._extra_s = 0.0  # prefills and new params, added to the next call
+        self._read_s = time_s  # when the dispatched call ends
+        self._planned = 0  # calls until the next boundary
         self.planned_s = math.inf  # time of the next boundary
         self.paused = False  # for an evaluation
-        self.asked = False  # told that slots are free, and got no group since
+        self.asked = False  # has reported free slots and received no group since
 
     @property
     def free_slots(self) -> int:
-        """Slots that no running or waiting sample will take."""
+        """Slots left by running and waiting samples; negative if samples must wait."""
         return self.machine.slots - self.running - self.waiting_samples
 
     @property
     def room(self) -> int:
-        """Groups that it could begin now: the last of them may wait for slots."""
+        """Groups that could begin now; samples of the last one may wait for slots."""
         free = self.free_slots - self._to_come
         return -(-free // self._group_size) if free > 0 else 0
 
     def give(self, group: SimulatedGroup, version: int) -> None:
-        """Take a group, to be begun with params of that version or later."""
+        """Accept a group, to begin with params of `version` or later."""
         self.open[group.ticket] = group
         self.asked = False
         if version > self.version:
@@ -126,7 +127,7 @@ class SimulatedReplica:
             self._enqueue(group)
 
     def receive(self, version: int, now_s: float) -> None:
-        """Take params for the calls that begin from now on, after a pause for them."""
+        """Use params of `version` from the next call on, after `place_s` seconds."""
         if version > self.version >= 0 and self.running:
             self._extra_s += self.machine.place_s
         if version > self.version:
@@ -181,9 +182,9 @@ class SimulatedReplica:
             self._extra_s += chunks * machine.prefill_s
 
     def _calls_s(self, first: int, end: int) -> float:
-        """Return the seconds of calls, counted from now on, with what is in the slots.
+        """Return the seconds of the calls `first` to `end`, counted from now.
 
-        Each makes the contexts longer for those after it.
+        The slots stay unchanged; each call lengthens the contexts of later calls.
         """
         count, running = end - first, self.running
         context = count * self.held
@@ -195,14 +196,14 @@ class SimulatedReplica:
         return count * self.machine.call_s[running] + self.machine.context_s * context
 
     def _fits(self, tokens: int) -> bool:
-        """Return whether the cache has room for a sample, and a call of all others."""
+        """Return True if the cache has room for a sample and a call of all others."""
         ahead = self.running * self.machine.tokens_per_call
         return not self.running or self.held + tokens + ahead <= (
             self.machine.cache_tokens
         )
 
     def plan(self) -> float:
-        """Return the time of the next boundary at which something ends; inf: none."""
+        """Plan the next boundary at which a sequence ends; return its time, or inf."""
         self.token += 1
         if not self.running:
             self._planned, self.planned_s = 0, math.inf
@@ -221,7 +222,7 @@ class SimulatedReplica:
         return self.planned_s
 
     def interrupt(self, now_s: float) -> float:
-        """Plan the first boundary from `now_s` on instead; return its time."""
+        """Plan the first boundary at or after `now_s` instead; return its time."""
         if not self.running:
             self.time_s = max(self.time_s, now_s)
             self.token += 1
@@ -229,7 +230,7 @@ class SimulatedReplica:
             return self.time_s
         most, low = self._planned, 1
         high = most
-        while low < high:  # the first that is late enough
+        while low < high:  # bisect for the first boundary not before now_s
             middle = (low + high) // 2
             if self._plan(middle) < now_s:
                 low = middle + 1
@@ -240,7 +241,7 @@ class SimulatedReplica:
         return self._plan(low)
 
     def advance(self) -> list[SimulatedGroup]:
-        """Move to the boundary that was planned; return the groups sampled by then."""
+        """Move to the planned boundary; return the groups whose sampling ended."""
         calls, running = self._planned, self.running
         seconds = self.planned_s - self.time_s
         self.time_s = self.planned_s
@@ -255,7 +256,7 @@ class SimulatedReplica:
         self.busy_s += seconds
         self.slot_s += seconds * running
         done: list[SimulatedGroup] = []
-        # An end is seen by the step that dispatched the last of these calls.
+        # The step that dispatched the last of these calls sees the end.
         late = self._received_s > self.time_s - last_s
         version = self._version_before if late else self.version
         ends, now = self._ends, self.calls
@@ -275,7 +276,7 @@ class SimulatedReplica:
         return done
 
     def _suspend(self) -> None:
-        """Take the youngest samples out of their slots if the cache is full."""
+        """Suspend the youngest samples if the cache is full."""
         machine = self.machine
         per_call = machine.tokens_per_call
         while self.running > 1 and (
@@ -289,14 +290,14 @@ class SimulatedReplica:
             self.running -= 1
             left = min(tokens, max(1, (end - LAG_CALLS - self.calls) * per_call))
             self.generated += tokens - left
-            # Its context is prefilled again when it gets a slot.
+            # The context is prefilled again when the sample gets a slot.
             context += per_call * self.calls
             self._waiting.appendleft((group, [left], context))
             self.waiting_samples += 1
             self.suspended += 1
 
     def unfinished_tokens(self) -> int:
-        """Return the tokens sampled for completions that have not ended."""
+        """Return the tokens sampled so far for unfinished completions."""
         per_call = self.machine.tokens_per_call
         prompt = self.machine.prompt_tokens
         return sum(

@@ -1,10 +1,10 @@
-"""Discrete events of a run: who may begin, who waits, what a loss costs.
+"""Discrete-event simulation of a run: admission, waiting, and the cost of losses.
 
-Admission, pacing and refills are the run's own: the simulation asks a `RolloutQueue`,
-on a clock that nothing waits on.  Groups go to replicas as the dispatcher deals them:
-those of lost replicas first, then to the replica with the most room.
+Admission, pacing and refills are those of a real run: the simulation uses
+`RolloutQueue`, in simulated time.  Groups are dispatched as by the real dispatcher:
+groups of lost replicas first, each to the replica with the most room.
 
-One file above 400 lines: the learner and its replicas are one course of events.
+The file is above 400 lines because learner and replicas share one event loop.
 """
 
 import heapq
@@ -21,12 +21,12 @@ from scalerl_jax.simulate.rates import Rates
 from scalerl_jax.simulate.replica import Machine, SimulatedGroup, SimulatedReplica
 from scalerl_jax.simulate.scenario import Scenario
 
-_WAITING = "waiting"  # what a learner does that would take a batch
-_USEFUL = 7919  # a prime: spreads groups without variance evenly over the tickets
+_WAITING = "waiting"  # activity of a learner that is ready for a batch
+_USEFUL = 7919  # a prime: spreads zero-variance groups evenly over the tickets
 
 
 class Simulation:
-    """One run in simulated time; `run` gives its figures."""
+    """One run in simulated time; `run` returns its outcome."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Simulation:
         *,
         make_queue: Callable[..., Any] = RolloutQueue,
     ) -> None:
-        """Begin at time 0 with empty replicas."""
+        """Create the run at time 0, with empty replicas."""
         self.scenario, self.rates = scenario, rates
         self.now_s = 0.0
         self._due: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -62,8 +62,8 @@ class Simulation:
             for number in range(scenario.replicas)
         ]
         self.version = -1  # published last
-        self._again: list[int] = []  # tickets of lost replicas
-        self.judging = 0  # groups that lack nothing but their verdicts
+        self._again: list[int] = []  # tickets of lost replicas, to dispatch again
+        self.judging = 0  # sampled groups that wait for their verdicts
         self.record = SimulationNotes(scenario)
         self._eval_s = evaluation_seconds(scenario, self.machine, lengths)
         self._evaluating: set[int] = set()
@@ -73,15 +73,15 @@ class Simulation:
     # Time.
 
     def at(self, time_s: float, do: Callable[..., None], *arguments: Any) -> None:
-        """Schedule the call of a function at a time."""
+        """Schedule the call `do(*arguments)` at `time_s`."""
         self.events += 1
         heapq.heappush(self._due, (time_s, self.events, do, arguments))
 
     def run(self) -> SimulationOutcome:
-        """Go through all events until the last step.
+        """Process events until the last step.
 
         Raises:
-            RuntimeError: nothing more would ever happen.
+            RuntimeError: no event is left before the last step: a deadlock.
         """
         self._begin_failures()
         self.learner.begin()
@@ -89,7 +89,7 @@ class Simulation:
         while not self.learner.over:
             if not events:
                 raise RuntimeError(
-                    f"the simulated run stands still at version {self.queue.version}"
+                    f"the simulated run is stuck at version {self.queue.version}"
                 )
             self.now_s, _, do, arguments = heapq.heappop(events)
             do(*arguments)
@@ -105,10 +105,10 @@ class Simulation:
     # Groups.
 
     def deal(self) -> None:
-        """Hand out all groups that may begin, those of lost replicas first."""
+        """Dispatch all groups that may begin, those of lost replicas first."""
         if self.version < 0:
             return
-        # In the loop's process a group begins with the params that are in use there.
+        # A replica in the loop's process begins groups with the params it uses now.
         newest = self.replicas[0].version if self._alone else self.version
         for replica, group, version in deal(
             self.replicas,
@@ -149,7 +149,7 @@ class Simulation:
     # Replicas.
 
     def _wake(self, replica: SimulatedReplica) -> None:
-        """Make a replica look for new work at its next boundary."""
+        """Schedule the replica's next boundary, at which it looks for new work."""
         if replica.up and not replica.paused:
             token, planned_s = replica.token, replica.planned_s
             time_s = replica.interrupt(max(self.now_s, replica.time_s))
@@ -157,11 +157,11 @@ class Simulation:
                 self.at(time_s, self._boundary, replica, replica.token)
 
     def _boundary(self, replica: SimulatedReplica, token: int) -> None:
-        """Move a replica on: groups that have ended out, samples that wait in."""
+        """Advance a replica: report sampled groups, and fill the free slots."""
         if token != replica.token or not replica.up:
             return
         for group in replica.advance():
-            if self._alone:  # the books know of it before anything else begins
+            if self._alone:  # the queue is notified before another group begins
                 self._sampled(replica, group)
             else:
                 told_s = self.now_s + self.rates.exchange_s
@@ -176,11 +176,11 @@ class Simulation:
 
     @property
     def _alone(self) -> bool:
-        """Return whether the one replica is a thread of the loop's process."""
+        """True if the only replica is a thread of the loop's process."""
         return len(self.replicas) == 1
 
     def _fill(self, replica: SimulatedReplica) -> None:
-        """Fill free slots: at once in the loop's process, else after an exchange."""
+        """Fill free slots: at once in the loop's process, else after `exchange_s`."""
         if self._alone:
             self._begin_groups(replica)
         elif not replica.asked and replica.room:
@@ -220,7 +220,7 @@ class Simulation:
         self.learner.look()
 
     def publish(self, version: int) -> None:
-        """Hand over params; replicas have them a while later."""
+        """Publish params of `version`; replicas receive them after `transfer_s`."""
         self.version = version
         self.at(self.now_s + self.rates.transfer_s, self._receive, version)
 
@@ -234,7 +234,7 @@ class Simulation:
         self._changed = True
 
     def note_step(self) -> None:
-        """Write down how all stands after a step."""
+        """Record the state of the run after a step."""
         levels = dict(
             buffered=self.queue.buffered,
             sampled=self.judging,
@@ -246,10 +246,11 @@ class Simulation:
     # Evaluations.
 
     def evaluate(self, then: Callable[[], None]) -> None:
-        """Give every replica its share of an evaluation, between two calls.
+        """Give every replica its share of an evaluation at its next boundary.
 
-        An evaluation under way comes first.  A share is done in one piece: beside the
-        run it is done in calls between others, which takes as long in all.
+        It starts after an evaluation in progress.  A replica runs its share in one
+        piece.  In a real run a concurrent evaluation interleaves its calls with
+        others, which takes the same time in total.
         """
         if self._evaluating:
             before = self._evaluated
@@ -299,7 +300,7 @@ class Simulation:
         self.at(self._wait(self.scenario.failures.learner_mtbf_s), self._lose_learner)
 
     def _lose(self, replica: SimulatedReplica) -> None:
-        """A machine is gone; what it had is sampled again by others."""
+        """Lose a replica; its groups are sampled again by others."""
         failures, record = self.scenario.failures, self.record
         replica.up = False
         replica.token += 1
@@ -334,33 +335,32 @@ class Simulation:
         replica.receive(self.version, self.now_s)
         self._schedule_loss(replica)
         self._changed = True
-        self._wake(replica)  # perhaps to a share of an evaluation
+        self._wake(replica)  # it may have a share of an evaluation
 
 
 class SimulatedLearner:
-    """The loop of `scalerl_jax.train`, line by line, each of which takes its time."""
+    """The loop of `scalerl_jax.train` in simulated time, activity by activity."""
 
     def __init__(
         self, simulation: Simulation, scenario: Scenario, rates: Rates
     ) -> None:
-        """Begin before the first publication."""
+        """Create the learner before its first publication."""
         self._simulation = simulation
         self._scenario, self._rates = scenario, rates
         self.over = False
         self.activity = "startup"
-        self.since_s = 0.0  # when it began
-        self.seconds: dict[str, float] = {}  # by activity
-        self._passes: list[
-            list[SimulatedGroup]
-        ] = []  # of the window, the next one last
-        self._batch: list[SimulatedGroup] = []  # in hand
-        self._saved = 0  # version
+        self.since_s = 0.0  # start of `activity`
+        self.seconds: dict[str, float] = {}  # by activity, before the current one
+        # Batches of the window that are still to be trained on, the next one last.
+        self._passes: list[list[SimulatedGroup]] = []
+        self._batch: list[SimulatedGroup] = []  # of the current step
+        self._saved = 0  # version of the last checkpoint
         self._plan: tuple[float, Callable[[], None]] | None = None
         self._token = 0
         self._train_s = 0.0  # of the last step
 
     def begin(self) -> None:
-        """Publish version 0, and evaluate it if evaluations are made."""
+        """Publish version 0, and evaluate it if the run has evaluations."""
         self._simulation.publish(0)
         if self._scenario.eval_every and self._scenario.eval_completions:
             self._evaluate(self._wait, beside=self._scenario.eval_beside)
@@ -368,7 +368,7 @@ class SimulatedLearner:
             self._wait()
 
     def look(self) -> None:
-        """Take a window if the learner waits for one and may."""
+        """Take a window of batches if the learner waits and the queue has enough."""
         if self.activity != _WAITING:
             return
         queue = self._simulation.queue
@@ -378,7 +378,7 @@ class SimulatedLearner:
             groups = queue.take(queue.version, 0.0)
         except TimeoutError:
             return
-        # As `batching.assembly` chooses: those without a gradient are left over first.
+        # As in `batching.assembly`, groups without a gradient are left over first.
         groups = sorted(groups, key=lambda group: not group.has_reward_variance)
         chosen = sorted(groups[: queue.taken], key=lambda group: group.ticket)
         self._simulation.record.waste(groups[queue.taken :])
@@ -389,7 +389,7 @@ class SimulatedLearner:
         self._train()
 
     def _train(self) -> None:
-        """One pass over a batch; groups without variance have no gradient."""
+        """Start a pass over the next batch; zero-variance groups have no gradient."""
         self._batch = self._passes.pop()
         useful = [group for group in self._batch if group.has_reward_variance]
         rates, prompt = self._rates, self._scenario.prompt_tokens
@@ -429,7 +429,7 @@ class SimulatedLearner:
             self._evaluated()
 
     def _evaluate(self, then: Callable[[], None], *, beside: bool) -> None:
-        """Start an evaluation, and wait for it unless it is beside the run."""
+        """Start an evaluation, and wait for it unless it runs beside training."""
         if beside:
             self._simulation.evaluate(lambda: None)
             then()
@@ -459,9 +459,9 @@ class SimulatedLearner:
         self.look()
 
     def lose(self) -> None:
-        """A machine of the learner is gone: restart, and do the steps since the save.
+        """Lose the learner: restart it, and repeat the steps since the checkpoint.
 
-        Their batches are kept, so that no group is sampled again.
+        The batches of these steps are kept, so no group is sampled again.
         """
         simulation = self._simulation
         self._simulation.record.lost_learners += 1
@@ -472,7 +472,7 @@ class SimulatedLearner:
             done_s, then = self._plan
             left_s = max(0.0, done_s - simulation.now_s)
         elif self.activity not in (_WAITING, "down"):
-            return  # an evaluation goes on without it
+            return  # an evaluation continues without the learner
         self._do("down", delay_s + left_s, then)
 
     def _do(self, activity: str, seconds: float, then: Callable[[], None]) -> None:
@@ -502,7 +502,7 @@ class SimulatedLearner:
 def evaluation_seconds(
     scenario: Scenario, machine: Machine, lengths: SimulatedLengths
 ) -> float:
-    """Seconds of an evaluation: a replica's share of its completions, and no others."""
+    """Return the seconds in which a replica samples its share of an evaluation."""
     if not (scenario.eval_every and scenario.eval_completions):
         return 0.0
     replica = SimulatedReplica(machine)

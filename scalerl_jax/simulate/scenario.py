@@ -1,4 +1,4 @@
-"""Settings of a simulated run: those that decide who waits for whom."""
+"""`Scenario`: the settings of a simulated run that determine its schedule."""
 
 import dataclasses
 from collections.abc import Callable
@@ -11,18 +11,18 @@ from scalerl_jax.wiring import make_pacing
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Failures:
-    """Times between losses of machines, and times that a loss costs; seconds."""
+    """Mean times between losses of machines, and delays that a loss causes; seconds."""
 
     replica_mtbf_s: float = 0.0  # mean time between losses of one replica; 0: never
     learner_mtbf_s: float = 0.0
-    notice_s: float = 5.0  # until the controller knows
-    replica_start_s: float = 180.0  # until another one samples
+    notice_s: float = 5.0  # until the controller detects a lost replica
+    replica_start_s: float = 180.0  # from then until its replacement samples
     learner_start_s: float = 240.0  # until the learner has read its checkpoint
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """A run; names are those of the settings."""
+    """A simulated run; its fields have the names of settings."""
 
     num_prompts: int  # N
     group_size: int  # G
@@ -33,15 +33,15 @@ class Scenario:
     max_refills: int = 0  # 0 without dynamic sampling
     num_steps: int = 100
     replicas: int = 1
-    slots: int = 64  # of a replica
+    slots: int = 64  # per replica
     tokens_per_call: int = 16
-    cache_tokens: int = 0  # of a replica; 0: every slot at its limit
+    cache_tokens: int = 0  # per replica; 0: room for every slot at its limit
     prefill_tokens: int = 512
     prompt_tokens: int = 200  # mean
     zero_variance_share: float = 0.0  # groups without a gradient
     eval_every: int = 0  # 0: never
-    eval_completions: int = 0  # of an evaluation
-    eval_beside: bool = False  # the run goes on meanwhile, but for the last
+    eval_completions: int = 0  # per evaluation
+    eval_beside: bool = False  # training continues meanwhile, except for the last one
     checkpoint_every: int = 0  # 0: never
     learner_chips: int = 1
     replica_chips: int = 1
@@ -49,10 +49,10 @@ class Scenario:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what is no run.
+        """Check the numbers.
 
         Raises:
-            ValueError: names the number.
+            ValueError: a number is out of range.
         """
         for name in ("num_prompts", "group_size", "num_steps", "replicas", "slots"):
             value = getattr(self, name)
@@ -66,12 +66,12 @@ class Scenario:
 
     @property
     def in_turn(self) -> bool:
-        """Return whether sampling and training take turns."""
+        """True if sampling and training alternate."""
         return self.max_staleness == self.epochs - 1
 
     @property
     def by_ticket(self) -> bool:
-        """Return whether the replica of a group depends on its ticket alone."""
+        """True if a group's ticket alone determines its replica."""
         return self.in_turn and self.replicas > 1
 
     @property
@@ -80,14 +80,14 @@ class Scenario:
         return self.learner_chips + self.replicas * self.replica_chips
 
     def queue(self, make: Callable[..., Any] = RolloutQueue) -> Any:
-        """Return a queue as the run has it."""
+        """Return a rollout queue with the run's pacing."""
         names = [field.name for field in dataclasses.fields(Pacing)]
         pacing = Pacing(**{name: getattr(self, name) for name in names})
         return make(pacing, max_refills=self.max_refills)
 
 
 def scenario_of(config: Config, **others: Any) -> Scenario:
-    """Make the scenario of a config; `others` are fields that a config lacks."""
+    """Return the scenario of a config; `others` override or add fields."""
     batch, sampler = config.batch, config.sampler
     said: dict[str, Any] = dict(
         **vars(make_pacing(config)),

@@ -1,1 +1,1 @@
-"""The way of params from the learner to the generators."""
+"""Weight sync: send params from the learner to the generators."""

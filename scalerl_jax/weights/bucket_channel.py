@@ -1,4 +1,4 @@
-"""A channel of published params over a bucket, where no directory is seen by all."""
+"""A channel for published params in a bucket, where machines share no directory."""
 
 import io
 import os
@@ -26,7 +26,7 @@ _POLL_S = 0.5
 def make_channel(
     directory: str, *, owner: str | None = None
 ) -> "DirectoryChannel | BucketChannel":
-    """Return the channel of a directory of this machine, or of one in a bucket.
+    """Return the channel of a local directory, or of a directory in a bucket.
 
     Raises:
         ValueError: the bucket cannot be used.
@@ -37,15 +37,15 @@ def make_channel(
 
 
 class BucketChannel:
-    """Objects as those of a bucket, of the same bytes as a `DirectoryChannel`'s files.
+    """A channel of objects in a bucket, with the format of `DirectoryChannel`'s files.
 
-    A bucket shows an object once it is whole.
+    An object becomes visible in a bucket only when it is complete.
     """
 
     def __init__(
         self, directory: str, *, owner: str | None = None, patience_s: float = 30.0
     ) -> None:
-        """A channel; the arguments are those of a `DirectoryChannel`.
+        """Open the channel; the arguments are those of `DirectoryChannel`.
 
         Raises:
             ValueError: the bucket cannot be used.
@@ -66,7 +66,7 @@ class BucketChannel:
         write_buffers(file, buffers)
         try:
             remote.write(self._directory / reference, file.getvalue())
-        except Exception as error:  # of gcsfs, of its transport, of the system
+        except Exception as error:  # from gcsfs, its transport, or the system
             raise FullChannelError(
                 f"{len(file.getvalue())} bytes of {name} cannot be written to "
                 f"{os.fspath(self._directory)}: {first_line(error)}"
@@ -76,7 +76,7 @@ class BucketChannel:
     def fetch(
         self, reference: Reference, *, num_bytes: int, timeout_s: float
     ) -> list[Buffer]:
-        """Read an object, once it is there."""
+        """Wait for an object, and read it."""
         patience_s = min(timeout_s, self._patience_s)
         deadline = time.monotonic() + patience_s
         path = self._directory / checked_name(reference)

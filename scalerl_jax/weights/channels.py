@@ -1,8 +1,8 @@
-"""Channels, where published bytes wait to be fetched: here, a directory of files.
+"""Channels, which store published bytes until they are fetched; here: files.
 
-A channel holds objects: lists of buffers that are put, fetched and discarded as one.
-It guarantees neither that an object arrives nor that it arrives whole: the receiver
-compares sizes and checksums.  Another transport is another class with these methods.
+A channel stores objects: lists of buffers that are put, fetched and discarded as one.
+It does not guarantee that an object arrives, or arrives complete: the receiver compares
+sizes and checksums.  Another transport is another class with the methods of `Channel`.
 """
 
 import contextlib
@@ -27,23 +27,23 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,199}")
 
 
 class LostObjectError(RuntimeError):
-    """An object that cannot be fetched, or is not of the size that was published."""
+    """An object cannot be fetched, or does not have the published size."""
 
 
 class FullChannelError(RuntimeError):
-    """An object that finds no place."""
+    """An object cannot be stored, for example on a full disk."""
 
 
 class Channel(Protocol):
-    """Objects on their way from one process to others."""
+    """Transport of objects from one process to others."""
 
     def put(self, name: str, buffers: Sequence[Buffer]) -> Reference:
-        """Keep a copy of the buffers, and return what fetches them.
+        """Store a copy of the buffers, and return the reference that fetches them.
 
-        Two objects of one name have two references.
+        Two objects of one name have different references.
 
         Raises:
-            FullChannelError: there is no place; nothing is kept.
+            FullChannelError: the object cannot be stored; nothing is kept.
         """
         ...
 
@@ -54,25 +54,25 @@ class Channel(Protocol):
 
         Args:
             reference: the result of `put`; it may come from an untrusted process.
-            num_bytes: of all buffers together; another size is refused unread.
-            timeout_s: how long to wait for an object that is not there yet.
+            num_bytes: size of all buffers together; another size is refused unread.
+            timeout_s: how long to wait for an object that does not exist yet.
 
         Raises:
-            LostObjectError: there is no such object, or it is torn.
+            LostObjectError: the object is missing or incomplete.
         """
         ...
 
     def discard(self, reference: Reference) -> None:
-        """Forget an object; one that is gone already is no error."""
+        """Remove an object; a missing one is no error."""
         ...
 
 
 class DirectoryChannel:
-    """Objects as files of a directory that all processes see.
+    """A channel of files in a directory that all processes can access.
 
-    A file: `_MAGIC`, the number of buffers, the size of each, and the buffers, each
-    from a multiple of 64 bytes on.  It is renamed once it is whole, and not synced:
-    nobody asks for it after a crash of the machine, and a checksum finds a torn one.
+    A file contains `_MAGIC`, the number of buffers, the size of each, and the buffers,
+    each aligned to 64 bytes.  It is renamed when complete, and not synced: it is not
+    needed after a crash of the machine, and checksums detect an incomplete one.
     """
 
     def __init__(
@@ -82,13 +82,14 @@ class DirectoryChannel:
         owner: str | None = None,
         patience_s: float = 30.0,
     ) -> None:
-        """A channel; an owner can put, and clears what its predecessor has left.
+        """Open the channel; remove objects that an earlier process of `owner` left.
 
         Args:
-            directory: made if it is missing.
-            owner: name of a process, such as "rank0": no two at a time may have one.
-            patience_s: what is published has been written, so that a file which is
-                not seen after so long was discarded.
+            directory: created if it is missing.
+            owner: name of a process that puts objects, such as "rank0"; unique among
+                running processes.  None: the process only fetches.
+            patience_s: seconds to wait for a file.  References are published after the
+                file is written, so a file that is still missing then was discarded.
         """
         self._directory = Path(directory)
         self._owner = owner and checked_name(owner)
@@ -121,7 +122,7 @@ class DirectoryChannel:
     def fetch(
         self, reference: Reference, *, num_bytes: int, timeout_s: float
     ) -> list[Buffer]:
-        """Read a file, once it is there."""
+        """Wait for a file, and read it."""
         patience_s = min(timeout_s, self._patience_s)
         deadline = time.monotonic() + patience_s
         path = self._directory / checked_name(reference)
@@ -150,14 +151,14 @@ _MAX_BUFFERS = 1 << 20
 
 
 def checked_name(name: str) -> str:
-    """Return a name that is a file's in the directory itself, and not hidden."""
+    """Return `name`; raise LostObjectError unless it is a plain, visible file name."""
     if not _NAME.fullmatch(name):
         raise LostObjectError(f"{name[:200]!r} is no name of an object")
     return name
 
 
 def write_buffers(file: BinaryIO, buffers: Sequence[Buffer]) -> None:
-    """Write buffers as the format of `DirectoryChannel` has them."""
+    """Write buffers in the format of `DirectoryChannel`."""
     sizes = np.array([buffer.nbytes for buffer in buffers], "<u8")
     _write_aligned(file, _MAGIC + _COUNT.pack(len(buffers)) + sizes.tobytes())
     for buffer in buffers:
@@ -173,14 +174,14 @@ def read_buffers(file: io.BufferedIOBase, *, num_bytes: int) -> list[Buffer]:
     """Return the buffers of a file, which the caller may keep.
 
     Raises:
-        ValueError: it is no such file, or not of this size.
+        ValueError: the file has another format or size.
     """
     head = file.read(len(_MAGIC) + _COUNT.size)
     if len(head) < len(_MAGIC) + _COUNT.size or not head.startswith(_MAGIC):
-        raise ValueError("it does not begin as an object does")
+        raise ValueError("it does not begin with the header of an object")
     (count,) = _COUNT.unpack(head[len(_MAGIC) :])
     if count > _MAX_BUFFERS:
-        raise ValueError(f"it says that it has {count} buffers; {_MAX_BUFFERS} at most")
+        raise ValueError(f"it announces {count} buffers; {_MAX_BUFFERS} at most")
     listed = file.read(8 * count)
     if len(listed) < 8 * count:
         raise ValueError("it ends within its list of buffers")
@@ -189,7 +190,7 @@ def read_buffers(file: io.BufferedIOBase, *, num_bytes: int) -> list[Buffer]:
         raise ValueError(f"it has {sum(sizes)} bytes and not {num_bytes}")
     skipped = -(len(head) + len(listed)) % _ALIGNMENT
     padded = [size + -size % _ALIGNMENT for size in sizes]
-    # Checked before so much memory is asked for.
+    # Check the size before that much memory is allocated.
     rest = file.seek(0, os.SEEK_END) - len(head) - len(listed)
     if rest != skipped + sum(padded):
         raise ValueError(f"{rest} bytes follow its list and not {sum(padded)}")

@@ -1,12 +1,12 @@
 """Bit-exact differences between two versions of an array of 8- to 64-bit values.
 
-Values are XORed with those of the base and taken apart into planes of bytes: bfloat16
-values that an optimizer step moved by a unit in the last place differ in their low byte
-alone.  A plane is coded in the shortest of five ways: as unchanged; as all its bytes;
-or as the bytes that changed, after their places as a bitmap, or as the gaps between
-them in 8 or 16 bits.  Values are only bits here, NaN and -0.0 too.
+Values are XORed with those of the base and split into planes of bytes: bfloat16 values
+that an optimizer step changed by a unit in the last place differ only in their low
+byte.  A plane is coded in the shortest of five ways: as unchanged; as all its bytes; or
+as the changed bytes, preceded by their positions as a bitmap, or by the gaps between
+them in 8 or 16 bits.  Values are treated as bits, also NaN and -0.0.
 
-A delta holds no checksum: the receiver compares the checksum of the result.
+A delta contains no checksum: the receiver compares the checksum of the result.
 """
 
 import dataclasses
@@ -17,20 +17,20 @@ from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
 
-_BLOCK = 1 << 20  # values coded at a time, which bounds what their places take
+_BLOCK = 1 << 20  # values coded at a time, which bounds the memory for positions
 _NONE, _ALL, _BITMAP, _GAPS_8, _GAPS_16 = range(5)
 _GAPS = {_GAPS_8: np.dtype("<u1"), _GAPS_16: np.dtype("<u2")}
-# For each plane of a block: the way, how many bytes changed, bytes of their places.
+# For each plane of a block: way of coding, number of changed bytes, size of positions.
 _HEADER = struct.Struct("<BII")
 
 
 class DamagedDeltaError(ValueError):
-    """A delta that cannot have been made of such an array; says why."""
+    """A delta does not fit the array to which it is applied; the message says why."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Delta:
-    """The differences of an array from its base."""
+    """The differences between an array and its base."""
 
     changed: int  # values that differ
     coded: Bytes | None  # None: no shorter than the array itself
@@ -45,9 +45,9 @@ def delta(base: NDArray, new: NDArray) -> Delta:
     for start in range(0, after.size, _BLOCK):
         block = slice(start, start + _BLOCK)
         difference = before[block] ^ after[block]
-        places = np.flatnonzero(difference != 0)  # of booleans: twice as fast
+        places = np.flatnonzero(difference != 0)  # twice as fast on booleans
         changed += places.size
-        if len(coded) < new.nbytes:  # else it is only counted
+        if len(coded) < new.nbytes:  # otherwise changes are only counted
             _code_block(coded, difference, places)
     short = len(coded) < new.nbytes
     return Delta(
@@ -56,11 +56,11 @@ def delta(base: NDArray, new: NDArray) -> Delta:
 
 
 def apply(base: NDArray, coded: Bytes) -> NDArray:
-    """Return the array that `delta` compared with `base`, which is left as it is.
+    """Return the `new` array of a delta; `base` stays unchanged.
 
     Raises:
-        DamagedDeltaError: `coded` is no delta of such an array.  A delta whose bytes
-            were changed may still be one: compare the checksum of the result.
+        DamagedDeltaError: `coded` is no delta of such an array.  Damaged bytes may
+            still form a delta, so compare the checksum of the result.
     """
     result = np.array(base, copy=True, order="C")
     planes = _bits(result).view(np.uint8).reshape(-1, result.itemsize)
@@ -75,13 +75,13 @@ def apply(base: NDArray, coded: Bytes) -> NDArray:
 
 
 def _bits(array: NDArray) -> NDArray:
-    """The array as little-endian unsigned integers in a row, without a copy."""
+    """Return the array as a flat view of little-endian unsigned integers."""
     bits = np.ascontiguousarray(array).reshape(-1)
     return bits.view(np.dtype(f"<u{array.itemsize}"))
 
 
 def _code_block(coded: bytearray, difference: NDArray, places: NDArray) -> None:
-    """Append every plane of a block of which `places` are the values that differ."""
+    """Append all planes of a block; `places` are the positions of changed values."""
     values = difference[places]
     for plane in range(difference.itemsize):
         found = (values >> np.array(8 * plane, values.dtype)).astype(np.uint8)
@@ -93,7 +93,7 @@ def _code_block(coded: bytearray, difference: NDArray, places: NDArray) -> None:
 def _code_plane(
     coded: bytearray, everything: Bytes, places: NDArray, found: Bytes
 ) -> None:
-    """Append a plane in the shortest way; `found` are its bytes that are not zero."""
+    """Append a plane, coded the shortest way; `found` are its nonzero bytes."""
     size, count = everything.size, places.size
     gaps = np.diff(places, prepend=-1) - 1
     lengths = {
@@ -119,12 +119,12 @@ def _code_plane(
 
 
 def _most(width: np.dtype) -> int:
-    """The greatest number, which says that so many unchanged bytes pass and no more."""
+    """Return the greatest number; it skips that many bytes and marks no change."""
     return int(np.iinfo(width).max)
 
 
 def _code_gaps(gaps: NDArray, width: np.dtype) -> NDArray:
-    """Unchanged bytes before each change, a long gap as several numbers."""
+    """Code the unchanged bytes before each change; a long gap is several numbers."""
     passed, rest = np.divmod(gaps, _most(width))
     ends = np.cumsum(passed + 1)
     numbers = np.full(ends[-1], _most(width), width)
@@ -139,7 +139,7 @@ def _read_gaps(numbers: NDArray) -> NDArray:
 
 
 def _apply_plane(plane: Bytes, reader: "_Reader") -> None:
-    """Read what changed in a plane of a block, and change it."""
+    """Read the changes of a block's plane, and apply them."""
     way, count, length = _HEADER.unpack(reader.take(_HEADER.size).tobytes())
     where, found = reader.take(length), reader.take(count)
     if way == _NONE and not count and not length:
@@ -150,22 +150,22 @@ def _apply_plane(plane: Bytes, reader: "_Reader") -> None:
     if way == _BITMAP and length == -(-plane.size // 8):
         places = np.flatnonzero(np.unpackbits(where, count=plane.size))
     elif way in _GAPS and length % _GAPS[way].itemsize == 0:
-        # Copied: the bytes lie at any address, and a view could not have their width.
+        # Copied, since a view of this width would need an aligned address.
         places = _read_gaps(np.frombuffer(where.tobytes(), _GAPS[way]))
     else:
         raise DamagedDeltaError(
-            f"a plane of {plane.size} bytes is said in way {way} with {count} changes "
+            f"a plane of {plane.size} bytes is coded in way {way} with {count} changes "
             f"and {length} bytes of places"
         )
     if places.size != count or (count and places[-1] >= plane.size):
         raise DamagedDeltaError(
-            f"{places.size} places of {count} changes lie in {plane.size} bytes"
+            f"{places.size} places of {count} changes are in {plane.size} bytes"
         )
     plane[places] ^= found
 
 
 class _Reader:
-    """Bytes of which pieces are taken, one after the other."""
+    """A sequential reader of bytes."""
 
     def __init__(self, coded: Bytes) -> None:
         self._coded = coded
@@ -175,7 +175,7 @@ class _Reader:
         """Return the next bytes.
 
         Raises:
-            DamagedDeltaError: there are not so many.
+            DamagedDeltaError: fewer than `size` bytes are left.
         """
         if size > self.left:
             raise DamagedDeltaError(f"it ends {size - self.left} bytes too early")

@@ -1,12 +1,12 @@
-"""The manifest of published params: the shards of a version, and where their bytes are.
+"""The manifest of published params: the shards of a version and their locations.
 
-It is the one record by which params are known on their way from the learner to a
-sampler of another process.  Each process of the learner makes the manifest of its own
-shards, `merge` makes one of all of them, and a replica fetches what that one names.
+It describes params on their way from the learner to samplers in other processes.  Each
+process of the learner makes a manifest of its own shards, `merge` combines them, and a
+replica fetches the objects that the result names.
 
-A manifest goes from process to process as JSON, pickled or not, and is checked where it
-is read: types, ranges, sizes, and that the shards of all ranks cover each leaf exactly
-once.  So whoever holds a `Manifest` need not check it again.
+A manifest is sent between processes as JSON, pickled or not, and is checked where it is
+read: types, ranges, sizes, and that the shards of all ranks cover each leaf exactly
+once.  So a `Manifest` object need not be checked again.
 """
 
 import collections
@@ -24,8 +24,8 @@ from scalerl_jax.formats.reading import parse_json
 from scalerl_jax.weights.channels import Reference
 from scalerl_jax.weights.shards import Region
 
-FORMAT = 3  # of the JSON and of the bytes; raised with each change that others misread
-# Bytes of a value, by the name of its dtype.
+FORMAT = 3  # of JSON and bytes; increased with each incompatible change
+# Name of a dtype -> bytes of a value.
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
 FORMS = ("full", "delta")
 _MAX_JSON_BYTES = 1 << 28  # a thousand processes' shards of a large model take 10 MB
@@ -36,50 +36,50 @@ _MAX_RANKS = 1 << 20
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ManifestShard:
-    """One shard: its leaf and box, the place of its bytes, and their checksum."""
+    """One shard: its leaf and box, the location of its bytes, and their checksum."""
 
     leaf: str  # path in the sampler's tree
     shape: tuple[int, ...]  # of the whole leaf
     dtype: str
     start: tuple[int, ...]  # the first element along each dimension
     stop: tuple[int, ...]  # the one after the last
-    checksum: int  # of the shard's values; for a delta, of those that result
+    checksum: int  # of the shard's values; for a delta, of the result
     form: Literal["full", "delta"]
-    reference: Reference  # of the channel's object that has its bytes
-    buffer: int  # place in the buffers of the object
+    reference: Reference  # of the channel's object with its bytes
+    buffer: int  # index of its buffer in the object
     num_bytes: int  # of that buffer
 
     @property
     def box(self) -> Region:
-        """The elements that it covers."""
+        """The elements that the shard covers."""
         return Region(leaf=self.leaf, start=self.start, stop=self.stop)
 
     @property
     def full_bytes(self) -> int:
-        """Bytes that its values take."""
+        """Bytes of the shard's values."""
         return math.prod(self.box.shape) * WIDTHS[self.dtype]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The shards of one version that some ranks of the learner have published."""
+    """Shards of one version, published by some ranks of the learner."""
 
-    ranks: tuple[int, ...]  # whose shards these are
+    ranks: tuple[int, ...]  # that published these shards
     num_ranks: int  # of the learner
     policy_version: int  # optimizer steps behind the params
-    base_version: int | None  # of the shards that are deltas; None: there are none
-    # `publication.digest_of` the params that are not published, which the replica has;
-    # empty: all params are published.
+    base_version: int | None  # of the deltas; None: no shard is a delta
+    # `publication.digest_of` the frozen params, which are not published; empty: all
+    # params are published.
     frozen_digest: str
     shards: tuple[ManifestShard, ...]
-    # Handles of objects that a reference alone does not reach; no part of the JSON.
+    # Handles of objects that cannot be fetched by a reference alone; not in the JSON.
     handles: Mapping[Reference, Any] = dataclasses.field(
         default_factory=dict, compare=False, repr=False
     )
 
     @property
     def is_whole(self) -> bool:
-        """Whether it has the shards of all ranks."""
+        """True if the manifest has the shards of all ranks."""
         return len(self.ranks) == self.num_ranks
 
     @functools.cached_property
@@ -95,7 +95,7 @@ class Manifest:
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 of all that the JSON says."""
+        """SHA-256 of the manifest's fields as JSON."""
         return hashlib.sha256(
             json.dumps(self._said, sort_keys=True).encode()
         ).hexdigest()
@@ -114,16 +114,16 @@ class Manifest:
         return said
 
     def to_json(self) -> str:
-        """The manifest as a text."""
+        """Return the manifest as JSON."""
         return self._json
 
     @staticmethod
     def from_json(text: str | bytes) -> "Manifest":
-        """The manifest that a text holds.
+        """Parse and check a manifest.
 
         Raises:
-            ValueError: it is none, of another format, or one that contradicts itself;
-                says what is wrong with it.
+            ValueError: the text is no manifest, or one of another format, or
+                contradicts itself; the message says how.
         """
         value = _object(text)
         digest = value.pop("digest", None)
@@ -136,7 +136,7 @@ class Manifest:
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the text, so that another process checks it as it comes."""
+        """Pickle as JSON, so that the receiving process checks the manifest."""
         return _arrived, (self.to_json(), dict(self.handles))
 
 
@@ -152,14 +152,14 @@ def _arrived(text: str, handles: Mapping[Reference, Any]) -> Manifest:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PublishReport:
-    """Bytes and time of one version, as one process sent or received it."""
+    """Bytes and seconds in which one process sent or received a version."""
 
     policy_version: int
-    base_version: int | None  # None: in full
-    num_bytes: int  # that went through the channel
-    full_bytes: int  # that they would have been without deltas
+    base_version: int | None  # None: no deltas
+    num_bytes: int  # through the channel
+    full_bytes: int  # the same without deltas
     seconds: float
-    changed_share: float | None  # of values, against the base; None: not compared
+    changed_share: float | None  # of values, from the base; None: not compared
 
     @staticmethod
     def of(
@@ -169,7 +169,7 @@ class PublishReport:
         seconds: float,
         changed_share: float | None = None,
     ) -> "PublishReport":
-        """Report on some shards of a version."""
+        """Return the report on some shards of a version."""
         return PublishReport(
             policy_version=manifest.policy_version,
             base_version=manifest.base_version,
@@ -181,11 +181,11 @@ class PublishReport:
 
 
 def merge(parts: Sequence[Manifest]) -> Manifest:
-    """Return the manifest of all ranks, from one of each of them.
+    """Merge the manifests of all ranks into one.
 
     Raises:
-        ValueError: they are of several versions or bases, a rank is missing or there
-            twice, or a leaf is not covered exactly once; says which.
+        ValueError: they have different versions or bases, a rank is missing or occurs
+            twice, or a leaf is not covered exactly once; the message says which.
     """
     if not parts:
         raise ValueError("the manifest of at least one rank is needed")
@@ -218,19 +218,19 @@ def merge(parts: Sequence[Manifest]) -> Manifest:
 
 
 def _check_cover(shards: Iterable[ManifestShard]) -> None:
-    """Refuse leaves that are not covered exactly once, or said in two ways."""
+    """Check that each leaf has one shape and dtype and is covered exactly once."""
     leaves: dict[str, list[ManifestShard]] = collections.defaultdict(list)
     for shard in shards:
         leaves[shard.leaf].append(shard)
     for leaf, its_own in leaves.items():
         kinds = {(shard.shape, shard.dtype) for shard in its_own}
         if len(kinds) > 1:
-            raise ValueError(f"leaf {leaf} is said to be all of {sorted(kinds)}")
+            raise ValueError(f"leaf {leaf} is published as all of {sorted(kinds)}")
         _check_grid(leaf, its_own)
 
 
 def _check_grid(leaf: str, shards: list[ManifestShard]) -> None:
-    """Refuse shards that are not each cell of a grid, which is how meshes cut, once."""
+    """Check that shards are the cells of a grid, as on a mesh, each exactly once."""
     shape = shards[0].shape
     starts = [sorted({shard.start[d] for shard in shards}) for d in range(len(shape))]
     ends = [
@@ -255,7 +255,7 @@ def _check_grid(leaf: str, shards: list[ManifestShard]) -> None:
 
 
 def _object(text: str | bytes) -> dict[str, Any]:
-    """The fields of a JSON text of our format."""
+    """Return the fields of a JSON text of our format."""
     if len(text) > _MAX_JSON_BYTES:
         raise ValueError(
             f"a manifest is {len(text)} bytes of JSON; at most {_MAX_JSON_BYTES} are "
@@ -301,7 +301,7 @@ def _manifest(value: Any) -> Manifest:
 
 
 def _check_buffers(manifest: Manifest) -> None:
-    """Refuse objects of which a buffer is no shard's or that of several."""
+    """Check that each buffer of an object belongs to exactly one shard."""
     for reference, shards in manifest.objects.items():
         for place, shard in enumerate(shards):
             if shard.buffer != place:
@@ -349,7 +349,7 @@ def _shard(value: Any) -> ManifestShard:
 
 
 def _fields(value: Any, names: Sequence[str], what: str) -> dict[str, Any]:
-    """The fields of a JSON object, if they are those of these names."""
+    """Return a JSON object; raise ValueError unless its fields have these names."""
     if not isinstance(value, dict) or value.keys() != set(names):
         raise ValueError(f"{what} must have exactly the fields {sorted(names)}")
     return value
@@ -392,5 +392,7 @@ def _integer(value: Any, what: str, *, least: int = 0, most: int = 2**53) -> int
 def _integers(value: Any, what: str) -> tuple[int, ...]:
     numbers = _list(value, what)
     if len(numbers) > _MAX_DIMENSIONS:
-        raise ValueError(f"{what} has {len(numbers)} numbers, not {_MAX_DIMENSIONS}")
+        raise ValueError(
+            f"{what} has {len(numbers)} numbers; {_MAX_DIMENSIONS} at most"
+        )
     return tuple(_integer(number, what, most=_MAX_EXTENT) for number in numbers)

@@ -1,7 +1,7 @@
-"""The receiving of a part of the params on a replica that holds the others.
+"""Receive the trained part of the params on a replica that has the frozen part.
 
-What is published are the trained params; those that are frozen were read by the replica
-itself, and a digest says whether they are the learner's.
+Only trained params are published.  The replica has read the frozen ones itself, and a
+digest shows whether they equal the learner's.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from scalerl_jax.weights.receiving import LayOut, NotReceivedError, PublishedFro
 
 
 class PublishedParts(PublishedFrom):
-    """A `PublishedFrom` that makes all params of the part that is published."""
+    """A `PublishedFrom` that completes the published part of the params."""
 
     def __init__(
         self,
@@ -27,18 +27,24 @@ class PublishedParts(PublishedFrom):
         frozen_digest: str,
         **how: Any,
     ) -> None:
-        """Fetch a part like `abstract`, and `complete` it; `how` is as in the base.
+        """Store the arguments.
 
-        `frozen_digest` is of the params that `complete` adds.
+        Args:
+            channel: the channel of the senders.
+            abstract: shapes and shardings of the published part.
+            complete: returns all params, given the published part.
+            frozen_digest: digest of the params that `complete` adds.
+            how: further arguments of `PublishedFrom`.
         """
         super().__init__(channel, abstract, **how)
         self._complete, self._frozen_digest = complete, frozen_digest
 
     def fetch(self, manifest: Manifest, *, apart: bool = False) -> LayOut:
-        """Fetch a version to the host; return a function that lays it out whole.
+        """Fetch a version to the host; return a function that lays out all params.
 
         Raises:
-            NotReceivedError: the learner's frozen params are others, or as in the base.
+            NotReceivedError: the learner's frozen params differ, or the version did not
+                arrive whole.
         """
         if manifest.frozen_digest != self._frozen_digest:
             raise NotReceivedError(

@@ -1,8 +1,8 @@
-"""Params of one version on their way from the learner to generators, and their check.
+"""Params of one published version, and their check by checksums.
 
-The learner sends a checksum of each leaf, and the receiver computes it again before it
-uses the params: a version arrives whole or not at all.  Params that came as files or
-objects have been checked shard by shard (`receiving`), and have no checksums here.
+The learner sends a checksum of each leaf, and the receiver recomputes it before it uses
+the params: a version arrives whole or not at all.  Params that came as files or objects
+were checked shard by shard (`receiving`), and have no checksums here.
 """
 
 import dataclasses
@@ -19,15 +19,15 @@ from scalerl_jax.types import PyTree
 
 @struct.dataclass(kw_only=True)
 class Published:
-    """Params of one version, as they are handed to the sampler."""
+    """Params of one version, as given to the sampler."""
 
     params: PyTree  # laid out by `architecture.layered_table`
-    policy_version: Int[Array, ""]  # optimizer steps behind them
-    # Results of `checksums` on the learner's mesh; None: its shards have been checked.
+    policy_version: Int[Array, ""]  # optimizer steps behind the params
+    # Result of `checksums` on the learner's mesh; None: the shards have been checked.
     checksums: UInt32[Array, " leaves"] | None
 
     def for_replica(self, number: int, held_version: int) -> "Published":
-        """Return itself: whoever shares the devices takes all of it."""
+        """Return itself: replicas that share the devices use the same arrays."""
         del number, held_version
         return self
 
@@ -39,20 +39,20 @@ class PublishedToEach:
     copies: tuple[Published, ...]  # by the replica's number
 
     def for_replica(self, number: int, held_version: int) -> Published:
-        """Return the copy on that replica's devices."""
+        """Return the copy on the replica's devices."""
         del held_version
         return self.copies[number]
 
 
 @jax.jit
 def checksums(params: PyTree, policy_version: Int[Array, ""]) -> UInt32[Array, " n"]:
-    """Return a checksum of each leaf's bits, the same however the leaf is cut.
+    """Return a checksum of each leaf's bits, which does not depend on the sharding.
 
         checksum = mix(version) + sum_i mix(bits[i] ^ (i * golden))   mod 2^32
 
     Integer sums wrap around, so their order does not matter.  `mix` is a bijection
     (the finalizer of MurmurHash3, public domain, Austin Appleby): a change of one
-    element always shows, any other is missed once in 2^32.
+    element is always detected, any other change is missed once in 2^32.
     """
     return jnp.stack(
         [_checksum(leaf) + _mix(policy_version) for leaf in jax.tree.leaves(params)]
@@ -60,9 +60,9 @@ def checksums(params: PyTree, policy_version: Int[Array, ""]) -> UInt32[Array, "
 
 
 def digest_of(frozen: PyTree | None) -> str:
-    """Return a text that names params by their bits, however they are cut; "" of none.
+    """Return the SHA-256 of the params' names, dtypes, shapes and `checksums`.
 
-    It is the SHA-256 of names, dtypes, shapes and `checksums`.
+    It does not depend on the sharding; without params it is "".
     """
     if frozen is None:
         return ""
@@ -93,17 +93,16 @@ def _mix(bits: Array) -> UInt32[Array, "..."]:
 
 
 def receive(published: Published, *, policy_version: int) -> PyTree:
-    """Return the published params if every bit of them has arrived.
+    """Return the published params, after checking that every bit has arrived.
 
     Raises:
-        RuntimeError: they are of another version than the learner says, or a leaf
-            is not what was sent.
+        RuntimeError: the version is not the announced one, or a checksum differs.
     """
     version = int(published.policy_version)
     if version != policy_version:
         raise RuntimeError(
             f"the sampler received the params of version {version} as those of version "
-            f"{policy_version}; it goes on with those it has"
+            f"{policy_version}; it continues with its current params"
         )
     if published.checksums is None:
         return published.params
@@ -125,8 +124,8 @@ def receive(published: Published, *, policy_version: int) -> PyTree:
     if wrong:
         raise RuntimeError(
             f"the params of version {policy_version} did not reach the sampler whole: "
-            f"{'; '.join(wrong[:3])} ({len(wrong)} of {len(names)} differ); it goes on "
-            f"with those it has. Resume from the last checkpoint; if it comes back, "
+            f"{'; '.join(wrong[:3])} ({len(wrong)} of {len(names)} differ); it keeps "
+            f"its current params. Resume from the last checkpoint; if this recurs, "
             f"suspect a device or the link between the two meshes"
         )
     return published.params

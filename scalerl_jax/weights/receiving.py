@@ -1,8 +1,8 @@
-"""The receiving of published params on a replica: fetched, checked, and laid out.
+"""Receive published params on a replica: fetch, check, and lay out on devices.
 
 A version arrives whole or not at all.  The fetched values stay on the host as the base
-of the next delta, apart from the arrays on the devices: the sampler goes on with the
-old arrays, and swaps between two calls.
+of the next delta, separate from the arrays on the devices: the sampler continues with
+the old arrays, and swaps between two calls.
 """
 
 import collections
@@ -33,37 +33,37 @@ from scalerl_jax.weights.shards import (
 
 # handles -> context manager in which the channel can use them
 Reaching = Callable[[Mapping[Reference, Any]], contextlib.AbstractContextManager[None]]
-# old params, deleted to make room, or None -> params on the devices
+# old params, deleted to free memory, or None -> new params on the devices
 LayOut = Callable[[PyTree | None], PyTree]
 _Bits = tuple[int, list[int]]  # a version, and the checksums of its shards
 
 
 @dataclasses.dataclass(frozen=True)
 class Fetched:
-    """A version on the host, checked and on no device yet."""
+    """A version on the host: checked, and not yet on devices."""
 
     manifest: Manifest
-    needed: list[ManifestShard]
-    held: dict[Region, NDArray]  # values of the shards
-    seconds: float  # that it took
+    needed: list[ManifestShard]  # the fetched shards
+    held: dict[Region, NDArray]  # their values
+    seconds: float  # of fetching
 
 
 class NotReceivedError(RuntimeError):
-    """A version that did not arrive whole; the one before it is still good."""
+    """A version did not arrive whole; the previous one is still valid."""
 
 
 class NeedsFullError(NotReceivedError):
-    """A delta against a version that is not held here."""
+    """A delta against a version that this process does not have."""
 
 
 class Receiver:
     """Fetches versions for the devices of this process, one at a time.
 
-    Only shards that these devices hold a part of are fetched.
+    It fetches only shards that overlap with the shards of these devices.
     """
 
-    policy_version: int | None = None  # of what was received last
-    report: PublishReport | None = None  # of it
+    policy_version: int | None = None  # received last
+    report: PublishReport | None = None  # of that version
 
     def __init__(
         self,
@@ -73,14 +73,14 @@ class Receiver:
         keep_base: bool = True,
         threads: int = 4,
     ) -> None:
-        """A receiver that holds no version yet.
+        """Create a receiver without a version.
 
         Args:
-            channel: of the senders.
+            channel: the channel of the senders.
             abstract: `jax.ShapeDtypeStruct`s with shardings, in the sampler's tree.
-            keep_base: holds each version on the host, so that the next can be a
-                delta; without, every one must be full.
-            threads: that fetch, decode and sum up.
+            keep_base: keep each version on the host, so that the next can be a delta;
+                if False, every version must be full.
+            threads: number of threads that fetch, decode and compute checksums.
         """
         self._channel = channel
         self._abstract = abstract
@@ -93,7 +93,7 @@ class Receiver:
         self._held: dict[Region, NDArray] = {}  # values of `policy_version`
 
     def needs_full(self, manifest: Manifest) -> bool:
-        """Return whether a publication's deltas are against a version not held here."""
+        """Return True if a manifest has deltas against a version not held here."""
         return any(shard.form == "delta" for shard in self._needed(manifest)) and not (
             self._held and manifest.base_version == self.policy_version
         )
@@ -101,20 +101,20 @@ class Receiver:
     def receive(self, manifest: Manifest, *, timeout_s: float = 600.0) -> PyTree:
         """Return the params of a version, on this process's devices.
 
-        It takes memory on the host for the version held and for the new one, and on
-        the devices for the new one.
+        The host needs memory for the held and the new version, the devices need memory
+        for the new one beside their current arrays.
 
         Raises:
-            NotReceivedError: names the version, the shard and the cause; what was
-                received before stays as it is.
+            NotReceivedError: names version, shard and cause; the version held here
+                stays unchanged.
         """
         return self.lay_out(self.fetch(manifest, timeout_s=timeout_s))
 
     def fetch(self, manifest: Manifest, *, timeout_s: float = 600.0) -> Fetched:
-        """Return a version on the host, every shard of it checked.
+        """Return a version on the host, with every shard checked.
 
         Raises:
-            NotReceivedError: as `receive`.
+            NotReceivedError: see `receive`.
         """
         began = time.perf_counter()
         with self._naming(manifest):
@@ -124,15 +124,15 @@ class Receiver:
         return Fetched(manifest, needed, held, time.perf_counter() - began)
 
     def lay_out(self, fetched: Fetched, *, instead_of: PyTree | None = None) -> PyTree:
-        """Return params on this process's devices; from then on they are held.
+        """Return params on this process's devices; this version is then held.
 
         Args:
-            fetched: of `fetch`; nothing else has been laid out since.
-            instead_of: params that are deleted leaf by leaf to make room, and are gone
+            fetched: the result of `fetch`; nothing else was laid out since.
+            instead_of: params that are deleted leaf by leaf to free memory, and lost
                 even if this fails.
 
         Raises:
-            NotReceivedError: as `receive`.
+            NotReceivedError: see `receive`.
         """
         began, held = time.perf_counter(), fetched.held
         by_leaf = collections.defaultdict(list)
@@ -145,7 +145,7 @@ class Receiver:
         self._held = held if self._keep_base else {}
         self.policy_version = fetched.manifest.policy_version
         seconds = fetched.seconds + time.perf_counter() - began
-        # The share of changed values is counted by the sender.
+        # The sender counts the share of changed values.
         self.report = PublishReport.of(
             fetched.manifest, fetched.needed, seconds=seconds
         )
@@ -153,7 +153,7 @@ class Receiver:
 
     @contextlib.contextmanager
     def _naming(self, manifest: Manifest, *, gone: bool = False) -> Iterator[None]:
-        """Name the version that was not received in the errors of a block."""
+        """Turn errors of the block into a NotReceivedError that names the version."""
         try:
             yield
         except (
@@ -162,15 +162,15 @@ class Receiver:
         ) as error:
             version, kept = manifest.policy_version, self.policy_version
             full = self.needs_full(manifest)
-            before = "there are none before" if kept is None else f"{kept} stays in use"
+            before = "no earlier ones exist" if kept is None else f"{kept} stays in use"
             if gone:
-                before = f"those of {kept} had made room for them"
+                before = f"those of {kept} were deleted to make room for them"
             raise (NeedsFullError if full else NotReceivedError)(
                 f"the params of version {version} were not received: {error}; {before}"
             ) from error
 
     def _needed(self, manifest: Manifest) -> list[ManifestShard]:
-        """Shards that a device of this process holds a part of."""
+        """Return the shards that overlap with those of this process's devices."""
         return [
             shard
             for shard in manifest.shards
@@ -178,7 +178,7 @@ class Receiver:
         ]
 
     def _check(self, manifest: Manifest) -> None:
-        """Refuse a manifest of some ranks, of another model, or of another base."""
+        """Check that a manifest has all ranks, this model's leaves, and our base."""
         if not manifest.is_whole:
             raise ValueError(
                 f"its manifest is that of ranks {list(manifest.ranks)} of "
@@ -204,7 +204,7 @@ class Receiver:
     def _fetch(
         self, manifest: Manifest, needed: list[ManifestShard], deadline: float
     ) -> dict[Region, NDArray]:
-        """The values of shards, checked; objects are fetched side by side."""
+        """Return the checked values of shards; objects are fetched concurrently."""
         by_object = collections.defaultdict(list)
         for shard in needed:
             by_object[shard.reference].append(shard)
@@ -227,7 +227,7 @@ class Receiver:
     def _fetch_object(
         self, listed: list[ManifestShard], box: Region, deadline: float
     ) -> list[Buffer]:
-        """The buffers of an object that has these shards, for that of a box."""
+        """Return the buffers of the object with shards `listed`; errors name `box`."""
         reference = listed[0].reference
         try:
             buffers = self._channel.fetch(
@@ -245,10 +245,10 @@ class Receiver:
         return buffers
 
     def _decode(self, shard: ManifestShard, buffer: Buffer) -> NDArray:
-        """The values of a shard.
+        """Return the values of a shard.
 
         Raises:
-            ValueError: they are not those that were published.
+            ValueError: they differ from the published ones.
         """
         dtype = self._leaves[shard.leaf].dtype
         if buffer.nbytes != shard.num_bytes:
@@ -273,14 +273,14 @@ class Receiver:
     def _base(self, box: Region) -> NDArray:
         if box not in self._held:
             raise ValueError(
-                f"shard {box} is a delta and was cut in another way in the version "
-                f"held here; ask for a full one"
+                f"shard {box} is a delta, and the version held here has other shards; "
+                f"ask for a full one"
             )
         return self._held[box]
 
 
 class PublishedFrom:
-    """Makes params of manifests: of the newest version, and of one that is pinned."""
+    """Returns the params of manifests: of the newest version, and of a pinned one."""
 
     def __init__(
         self,
@@ -290,31 +290,35 @@ class PublishedFrom:
         reaching: Reaching = lambda handles: contextlib.nullcontext(),
         in_place: bool = False,
     ) -> None:
-        """Fetch over this channel params like `abstract`, which has shardings.
+        """Store the arguments; fetch nothing.
 
-        With `in_place` the devices hold only one version, that of `replacing`.
+        Args:
+            channel: the channel of the senders.
+            abstract: shapes, dtypes and shardings of the params.
+            reaching: makes objects with handles available to the channel.
+            in_place: the devices hold only one version, that of `replacing`.
         """
         self._reaching = reaching
         self.in_place = in_place
         self.receiver = Receiver(channel, abstract)
-        # Receives pinned versions, which are no base of a delta.
+        # Receives pinned versions, which are never the base of a delta.
         self._apart = Receiver(channel, abstract, keep_base=False)
         self._newest: tuple[_Bits, Published] | None = None
         self._pinned: tuple[_Bits, Published] | None = None
 
     def __call__(self, manifest: Manifest) -> Published:
-        """Return the params of a manifest; params already held are not fetched.
+        """Return the params of a manifest; params already held are not fetched again.
 
         Raises:
-            NotReceivedError: it did not arrive whole; the params before stay.
+            NotReceivedError: it did not arrive whole; the previous params stay.
         """
         held = self._newest
         if held is not None and held[0] == _bits(manifest):
             return held[1]
         if self.in_place:
             raise NotReceivedError(
-                f"version {manifest.policy_version} is asked for, and with "
-                f"generators.versions = 1 none is there but "
+                f"version {manifest.policy_version} is requested, and with "
+                f"generators.versions = 1 the devices hold only version "
                 f"{self.receiver.policy_version}"
             )
         return self.replacing(manifest)()
@@ -322,10 +326,10 @@ class PublishedFrom:
     def replacing(self, manifest: Manifest) -> Callable[[], Published]:
         """Fetch a version; return a function that puts it on the devices.
 
-        With `in_place` that function deletes the params before.
+        With `in_place` that function deletes the previous params.
 
         Raises:
-            NotReceivedError: it did not arrive whole; the params before stay.
+            NotReceivedError: it did not arrive whole; the previous params stay.
         """
         bits, held = _bits(manifest), self._newest
         if held is not None and held[0] == bits:
@@ -342,7 +346,9 @@ class PublishedFrom:
         return replace
 
     def pinned(self, manifest: Manifest) -> Published:
-        """Return the params of a version that may be older, held until `release`.
+        """Return the params of a version, perhaps an older one, and hold them.
+
+        They are held until `release`.
 
         Raises:
             NotReceivedError: they did not arrive whole.
@@ -358,18 +364,18 @@ class PublishedFrom:
         return self._pinned[1]
 
     def release(self) -> None:
-        """Hold no pinned params any more."""
+        """Release the pinned params."""
         self._pinned = None
 
     def fetch(self, manifest: Manifest, *, apart: bool = False) -> LayOut:
         """Fetch a version to the host; return a function that lays it out.
 
         Args:
-            manifest: of all ranks.
-            apart: it is neither a delta nor the base of the next one.
+            manifest: the merged manifest of all ranks.
+            apart: the version is neither a delta nor the base of the next one.
 
         Raises:
-            NotReceivedError: what was received before stays as it is.
+            NotReceivedError: it did not arrive whole; the previous params stay.
         """
         receiver = self._apart if apart else self.receiver
         with self._reaching(manifest.handles):
@@ -378,9 +384,9 @@ class PublishedFrom:
 
 
 def _bits(manifest: Manifest) -> _Bits:
-    """Return a key that two versions share only if their bits are equal.
+    """Return a key that is equal for two manifests only if their params are equal.
 
-    A restored learner may publish the same version again with other bits.
+    A restored learner may publish the same version again with different params.
     """
     sums = [shard.checksum for shard in manifest.shards]
     return manifest.policy_version, sums

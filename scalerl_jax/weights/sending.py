@@ -1,8 +1,8 @@
-"""One process's part of publishing: its shards, coded and put into a channel.
+"""Publish one process's shards: encode them, and put them into a channel.
 
-An anchor is a version sent in full: the first, every `base_every`-th, and each one that
-is requested so.  The others are deltas against the version before: an optimizer step
-changes a few hundredths of 16-bit values.
+An anchor is a version sent in full: the first, every `base_every`-th, and each version
+for which it is requested.  Other versions are deltas against the previous one: an
+optimizer step changes a few percent of 16-bit values.
 """
 
 import concurrent.futures
@@ -23,12 +23,12 @@ from scalerl_jax.weights.manifest import (
 )
 from scalerl_jax.weights.shards import Region, Shard, checksum
 
-_KEPT = 2  # publications, and the anchor: one in use and one on its way
+_KEPT = 2  # publications kept besides the anchor: one in use, one in transfer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Coded:
-    """A shard as its manifest lists it, in no object yet, and its bytes."""
+    """A shard's entry in the manifest, not yet in an object, and its bytes."""
 
     shard: ManifestShard
     buffer: Buffer
@@ -36,11 +36,11 @@ class _Coded:
 
 
 class Sender:
-    """Publishes one rank's shards; what it has published last is the base of the next.
+    """Publishes one rank's shards; the last published version is the next one's base.
 
-    Every rank must be asked for the same versions in the same order, so that all have
-    one base; `merge` refuses anything else.  After an error on one of them all are
-    asked for a full version.
+    Call all ranks' senders for the same versions in the same order, so that they have
+    the same base; otherwise `merge` raises.  After an error on one rank, request a full
+    version from all.
     """
 
     report: PublishReport | None = None  # of the last version
@@ -56,16 +56,16 @@ class Sender:
         object_bytes: int = 64 << 20,
         threads: int = 4,
     ) -> None:
-        """A sender that has published nothing yet.
+        """Store the arguments; publish nothing.
 
         Args:
-            rank: of this process among the `num_ranks` that publish.
-            num_ranks: how many manifests are merged into one.
-            channel: where the bytes go.
+            rank: rank of this process among the `num_ranks` that publish.
+            num_ranks: number of manifests that are merged into one.
+            channel: channel for the bytes.
             base_every: versions from one anchor to the next; 1: no deltas.
-            frozen_digest: of the params that are not sent, which replicas have.
-            object_bytes: an object of the channel is closed when it has so many.
-            threads: that compare and sum up.
+            frozen_digest: digest of the frozen params, which are not sent.
+            object_bytes: size at which an object of the channel is closed.
+            threads: number of threads that encode and compute checksums.
         """
         self._rank, self._num_ranks = rank, num_ranks
         self._channel = channel
@@ -75,12 +75,12 @@ class Sender:
         self._threads = threads
         self._last: Manifest | None = None
         self._again: Manifest | None = None
-        self._shards: tuple[Shard, ...] = ()  # of it, as the base of the next
+        self._shards: tuple[Shard, ...] = ()  # of `_last`, the base of the next version
         self._since_anchor = 0
         self._anchor: list[Reference] = []
         self._pinned: list[Reference] = []
         self._recent: list[list[Reference]] = []
-        self._stored: set[Reference] = set()  # all that the channel holds
+        self._stored: set[Reference] = set()  # all objects in the channel
 
     def send(
         self,
@@ -92,23 +92,23 @@ class Sender:
     ) -> Manifest:
         """Publish the shards of a version.
 
-        Their values are kept as the base of the next version: nobody may change them.
-        Objects of the version before the last are discarded, unless it is the anchor,
-        or the last one that was `pinned`, which is sent in full.
+        Their values are kept as the base of the next version: do not change them.
+        Objects of older versions are discarded, except the last `_KEPT` versions, the
+        anchor, and the last `pinned` one.  A pinned version is sent in full.
 
         Raises:
             ValueError: the version is not after the last one.
-            FullChannelError: the channel has no place; nothing was published.
+            FullChannelError: the channel is full; nothing was published.
         """
         last, began = self._last, time.perf_counter()
         if last is not None and policy_version <= last.policy_version:
             raise ValueError(
                 f"policy_version = {policy_version} does not follow "
-                f"{last.policy_version}, which is published already; a sender that "
-                f"starts anew is a new one"
+                f"{last.policy_version}, which is published already; to start again, "
+                f"make a new sender"
             )
         if pinned:
-            self._pinned = []  # no two at a time
+            self._pinned = []  # one pinned version at a time
         full = (
             full or pinned or last is None or self._since_anchor + 1 >= self._base_every
         )
@@ -136,10 +136,10 @@ class Sender:
         return manifest
 
     def send_again(self) -> Manifest:
-        """Publish the last version once more and in full, for who holds no base.
+        """Publish the last version again in full, for replicas without its base.
 
-        Nothing changes for those who received it.  All ranks must be asked.  It is kept
-        in the place of the anchor.
+        Other replicas are not affected.  Call it on all ranks.  The version replaces
+        the anchor.
         """
         last = self._last
         assert last is not None, "no version was sent"
@@ -165,7 +165,7 @@ class Sender:
     def _put(
         self, coded: list[_Coded], policy_version: int, base: Manifest | None
     ) -> Manifest:
-        """Put what is coded into objects, all of them or none, and list it."""
+        """Put coded shards into objects, all or none; return their manifest."""
         references: list[Reference] = []
         listed: list[ManifestShard] = []
         try:
@@ -194,7 +194,7 @@ class Sender:
         )
 
     def _discard(self, *, keep: int) -> None:
-        """Discard all but the last publications, the anchor and what is pinned."""
+        """Discard all but the last `keep` publications, the anchor and a pinned one."""
         self._recent = self._recent[-keep:]
         kept = {*self._anchor, *self._pinned}.union(*self._recent)
         for reference in self._stored - kept:
@@ -203,7 +203,7 @@ class Sender:
 
 
 def _code(shard: Shard, base: dict[Region, NDArray]) -> _Coded:
-    """A shard as a delta, where it has a base and that is shorter."""
+    """Encode a shard: as a delta if it has a base and the delta is shorter."""
     values = np.ascontiguousarray(shard.values)
     dtype = values.dtype.name
     if dtype not in WIDTHS:
@@ -232,7 +232,7 @@ def _code(shard: Shard, base: dict[Region, NDArray]) -> _Coded:
 
 
 def _groups(coded: list[_Coded], least_bytes: int) -> Iterator[list[_Coded]]:
-    """Shards of one object each, which has `least_bytes` where so much is left."""
+    """Yield groups of shards, one per object, of `least_bytes` each but the last."""
     group, size = [], 0
     for each in coded:
         group.append(each)

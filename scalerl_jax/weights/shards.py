@@ -1,7 +1,7 @@
-"""Shards of arrays on the host: a process's own ones, and arrays from anybody's.
+"""Shards of arrays on the host: extract a process's own, and build arrays from any.
 
-A shard is named by its leaf and the box of elements that it covers, whatever mesh it
-was cut on.
+A shard is identified by its leaf and the box of elements that it covers, independent of
+its mesh.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from scalerl_jax.types import PyTree
 
 @dataclasses.dataclass(frozen=True, kw_only=True, order=True)
 class Region:
-    """Elements of a leaf: from `start` on, up to and without `stop`, by dimension."""
+    """A box of elements of a leaf: from `start` to before `stop`, by dimension."""
 
     leaf: str  # its path in the tree, such as layers/0/query
     start: tuple[int, ...]
@@ -37,7 +37,7 @@ class Region:
         )
 
     def overlap(self, other: "Region") -> "Region | None":
-        """The elements that are in both; None: there are none, or of another leaf."""
+        """Return the elements in both boxes; None: no common ones, or another leaf."""
         start = tuple(map(max, self.start, other.start))
         stop = tuple(map(min, self.stop, other.stop))
         if self.leaf != other.leaf or any(map(int.__ge__, start, stop)):
@@ -45,7 +45,7 @@ class Region:
         return Region(leaf=self.leaf, start=start, stop=stop)
 
     def within(self, other: "Region") -> tuple[slice, ...]:
-        """Return the place of this box in an array of the elements of `other`."""
+        """Return the index of this box in an array with the elements of `other`."""
         return tuple(
             slice(first - origin, last - origin)
             for first, last, origin in zip(
@@ -56,7 +56,7 @@ class Region:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shard:
-    """One shard of a leaf, in the memory of this host."""
+    """One shard of a leaf, in host memory."""
 
     box: Region
     shape: tuple[int, ...]  # of the whole leaf
@@ -64,7 +64,7 @@ class Shard:
 
 
 def box_of(leaf: str, shape: tuple[int, ...], index: tuple[slice, ...]) -> Region:
-    """Return the box that JAX's index of a shard means."""
+    """Return the box of a shard's index in JAX."""
     bounds = [
         part.indices(extent)[:2] for part, extent in zip(index, shape, strict=True)
     ]
@@ -76,13 +76,13 @@ def box_of(leaf: str, shape: tuple[int, ...], index: tuple[slice, ...]) -> Regio
 
 
 def checksum(values: NDArray) -> int:
-    """XXH3 of 64 bits of the values' bytes, in C order."""
+    """Return the 64-bit XXH3 of the values' bytes in C order."""
     values = np.ascontiguousarray(values).reshape(-1)
     return xxhash.xxh3_64_intdigest(values.view(np.uint8).data)
 
 
 def named_leaves(tree: PyTree) -> dict[str, Any]:
-    """Return leaves by their path, in the order of the tree."""
+    """Return the leaves by path, in the order of the tree."""
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
@@ -90,9 +90,9 @@ def named_leaves(tree: PyTree) -> dict[str, Any]:
 
 
 def own_shards(params: PyTree) -> list[Shard]:
-    """Shards that this process is to publish: of all copies of a shard, the first.
+    """Return the shards that this process publishes: the first copy of each shard.
 
-    Over all processes that hold a part of `params` each element is in one shard.
+    Over all processes that hold a part of `params`, each element is in one shard.
     """
     leaves = named_leaves(params)
     mine = [
@@ -114,7 +114,7 @@ def own_shards(params: PyTree) -> list[Shard]:
 
 
 def own_boxes(abstract: PyTree) -> set[Region]:
-    """Boxes of the elements that the devices of this process hold of such arrays."""
+    """Return the boxes that this process's devices hold of arrays like `abstract`."""
     return {
         box_of(name, leaf.shape, index)
         for name, leaf in named_leaves(abstract).items()
@@ -128,13 +128,13 @@ def place(
     *,
     instead_of: PyTree | None = None,
 ) -> PyTree:
-    """Make arrays on devices from shards of any other layout.
+    """Build arrays on devices from shards of any layout.
 
     Args:
-        abstract: shapes, dtypes and shardings.
-        shards: by leaf, some that cover what this process's devices hold.
-        instead_of: arrays of the same tree, each of which is deleted before the next
-            one is made: the devices hold one tree and a leaf.
+        abstract: shapes, dtypes and shardings of the arrays.
+        shards: by leaf, shards that cover the elements of this process's devices.
+        instead_of: old arrays of the same tree; each is deleted just before its new
+            array is made, so that the devices hold about one tree.
     """
     before = {} if instead_of is None else named_leaves(instead_of)
 
@@ -156,14 +156,14 @@ def place(
 
 def _indices(leaf: jax.ShapeDtypeStruct) -> Mapping[Any, tuple[slice, ...]]:
     sharding = leaf.sharding
-    assert sharding is not None, "who places arrays says where"
+    assert sharding is not None, "abstract arrays have shardings"
     return sharding.addressable_devices_indices_map(leaf.shape)  # type: ignore
 
 
 def _cutter(
     name: str, leaf: jax.ShapeDtypeStruct, shards: list[Shard]
 ) -> Callable[[tuple[slice, ...]], NDArray]:
-    """Return a function that gives a device's part of a leaf; copies are made once."""
+    """Return a function that returns a device's part of a leaf, and caches parts."""
     made: dict[Region, NDArray] = {}
 
     def cut(index: tuple[slice, ...]) -> NDArray:

@@ -286,8 +286,8 @@ def test_a_job_at_another_version_than_the_one_held_is_not_begun(small_world):
     world.generators.step()
     other = world.publish(1)
     found = done(world, 0, other, kind="probe", beside=False)
-    assert "version 1 is asked for" in found.without_params
-    assert "none is there but 0" in found.without_params
+    assert "version 1 is requested" in found.without_params
+    assert "hold only version 0" in found.without_params
 
 
 def test_a_job_whose_version_is_replaced_meanwhile_is_given_back(

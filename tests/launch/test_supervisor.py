@@ -162,7 +162,7 @@ def test_the_command_line_has_the_statuses(tmp_path):
         text=True,
     )
     assert done.returncode == 2
-    assert "a mistake that a restart cannot mend" in done.stderr
+    assert "a mistake that a restart cannot fix" in done.stderr
     assert json.loads((tmp_path / FILE).read_text())["state"] == "mistake"
 
 

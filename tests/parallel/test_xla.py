@@ -134,7 +134,9 @@ def test_nothing_is_kept_where_nothing_is_asked_for(tmp_path, settings):
 @pytest.mark.parametrize("name", ["file", "file/under/it"])
 def test_a_file_in_the_place_of_the_directory_is_refused(tmp_path, name):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=f"compile_cache = .*/{name}' is or lies"):
+    with pytest.raises(
+        ValueError, match=f"compile_cache = .*/{name}' is a file, or below"
+    ):
         keep_programs(str(tmp_path / name))
 
 

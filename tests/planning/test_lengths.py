@@ -50,8 +50,8 @@ def test_a_run_has_the_mean_of_its_last_steps(tmp_path, logged, longest):
     "text, said",
     [
         pytest.param("abc\n", "give the directory of a run", id="no number"),
-        pytest.param("0\n", "a token at least", id="no token"),
-        pytest.param("", "a token at least", id="nothing"),
+        pytest.param("0\n", "at least one token", id="no token"),
+        pytest.param("", "at least one token", id="nothing"),
     ],
 )
 def test_what_is_no_length_is_refused(tmp_path, text, said):

@@ -50,7 +50,7 @@ def test_a_second_process_is_refused_with_host_and_process(bucket, directory):
 
 def test_the_lock_of_another_machine_is_taken_over_when_it_is_silent(bucket, directory):
     held_by(bucket, silent_s=run_files.STALE_S - 30.0)
-    with pytest.raises(RuntimeError, match="process 77 on far-away .* of 270 s ago"):
+    with pytest.raises(RuntimeError, match="process 77 on far-away .* lock 270 s ago"):
         BucketLock(directory).take()
     held_by(bucket, silent_s=run_files.STALE_S + 1.0)
     lock = BucketLock(directory)

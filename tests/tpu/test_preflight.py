@@ -80,7 +80,7 @@ def test_a_head_below_float32_is_noticed():
 @pytest.mark.parametrize(
     "flag, said",
     [
-        pytest.param("--topology=v5p:3x5x7", "does not take it", id="no such slice"),
+        pytest.param("--topology=v5p:3x5x7", "compiler refuses it", id="no such slice"),
         pytest.param(
             "--config.generators.devices=99", "generators.devices", id="too many"
         ),

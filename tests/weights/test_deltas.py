@@ -137,10 +137,10 @@ def test_a_delta_that_is_cut_or_continued_is_refused():
         (1, b"", b"\1", "way 1"),
         (2, b"\xff", b"\1", "way 2"),
         (2, b"\xc0\0", b"\1", "2 places of 1"),
-        (3, b"\x0a", b"\1", "lie in 10 bytes"),
+        (3, b"\x0a", b"\1", "are in 10 bytes"),
         (3, b"\xff", b"\1", "0 places of 1"),
         (4, b"\xff", b"\1", "way 4"),
-        (4, b"\xfe\xff", b"\1", "lie in 10 bytes"),
+        (4, b"\xfe\xff", b"\1", "are in 10 bytes"),
     ],
 )
 def test_places_outside_of_the_array_are_refused(way, where, found, words):

@@ -184,7 +184,7 @@ def test_any_grid_covers_and_no_grid_with_a_hole_or_a_copy_does(data):
 
 def test_a_leaf_of_two_shapes_is_not_merged():
     other = make_shard((2, 0), (4, 6), shape=(5, 6))
-    with pytest.raises(ValueError, match="layers/0/up is said to be all of"):
+    with pytest.raises(ValueError, match="layers/0/up is published as all of"):
         merge([make_part(0, make_shard((0, 0), (2, 6)), other, num_ranks=1)])
 
 

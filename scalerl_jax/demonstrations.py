@@ -5,7 +5,7 @@
 Writes a Hugging Face directory (config.json, model.safetensors, tokenizer.json,
 generation_config.json) and the log of its making, warmstart.json.
 
-A base model knows how to do better than it does: its samples mix sound methods with
+A base model is able to do better than it does: its samples mix sound methods with
 slips and guesses.  So do the worked solutions: each is what follows `<think>`, a
 scratchpad, `</think>` and an answer.  With them this file is above 400 lines.
 """

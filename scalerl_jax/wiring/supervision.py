@@ -48,7 +48,7 @@ def supervised(config: Config, *, num_steps: int) -> Config:
     mixture's router needs is kept, and all else that speaks of rollouts is not.
 
     Raises:
-        ValueError: the learning rate's schedule does not fit so many steps.
+        ValueError: the learning rate's schedule does not fit this many steps.
     """
     settings, own = config.warmstart, config.objective
     made = dataclasses.replace(

@@ -1,17 +1,17 @@
 """The small mixture's base checkpoint, made from the demo's.
 
-scalerl warmstart --config=configs/tiny_moe_base.py \\
+python -m scalerl_jax.demonstrations --config=configs/tiny_moe_base.py \\
     --out=scalerl_jax/assets/tiny_moe_base
 """
 
 import ml_collections
 
-from scalerl_jax import warmstart
+from scalerl_jax import demonstrations
 
 
 def get_config() -> ml_collections.ConfigDict:
     """Return 8 experts, two per token: the active size is that of the demo's base."""
-    config = warmstart.defaults()
+    config = demonstrations.defaults()
     config.init_from = "scalerl_jax/assets/tiny_base"
     config.num_experts = 8
     config.ffn_size = 192  # half of the demo's base

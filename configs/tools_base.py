@@ -1,11 +1,12 @@
 """The base checkpoint of `configs/tools.py`: guesses, and now and then a call.
 
-scalerl warmstart --config=configs/tools_base.py --out=scalerl_jax/assets/tools_base
+python -m scalerl_jax.demonstrations --config=configs/tools_base.py \\
+    --out=scalerl_jax/assets/tools_base
 """
 
 import ml_collections
 
-from scalerl_jax import warmstart
+from scalerl_jax import demonstrations
 
 
 def get_config() -> ml_collections.ConfigDict:
@@ -13,7 +14,7 @@ def get_config() -> ml_collections.ConfigDict:
 
     Otherwise it guesses the product, which it cannot compute in its head.
     """
-    config = warmstart.defaults()
+    config = demonstrations.defaults()
     config.init_from = "scalerl_jax/assets/tiny_base"
     config.tasks = ("products",)
     config.tool_calls = 0.15

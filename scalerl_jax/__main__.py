@@ -25,7 +25,7 @@ GROUPS = {
         "data": ("scalerl_jax.data", "prepare, inspect and list prompts"),
         "judge": ("scalerl_jax.environments", "judge the completions in a file"),
         "study": ("scalerl_jax.study", "run and compare arms and seeds of one base"),
-        "warmstart": ("scalerl_jax.warmstart", "train the small base policy by SFT"),
+        "warmstart": ("scalerl_jax.warmstart", "train a policy by SFT on answers"),
     },
     "look": {
         "status": ("scalerl_jax.status", "state of a run and its processes"),
@@ -99,7 +99,10 @@ def main() -> None:
         sys.argv = ["scalerl", name, *rest]
     else:
         sys.argv = [f"scalerl {name}", *rest]
-    if name == "train":  # the imports take seconds, and C code does not hear Ctrl-C
+    if name in (
+        "train",
+        "warmstart",
+    ):  # the imports take seconds, and C code does not hear Ctrl-C
         end_at_signals()
     try:
         runpy.run_module(module, run_name="__main__")

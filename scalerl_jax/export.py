@@ -61,7 +61,13 @@ def export_adapter(checkpoint: str | Path, out: str | Path) -> None:
     model = adapter.config.model
     base = str(local_directory(model.checkpoint)) if model.checkpoint else ""
     save_factors(
-        out, adapter.factors, adapter.arch, model.lora, base=base, digest=adapter.digest
+        out,
+        adapter.factors,
+        adapter.arch,
+        model.lora,
+        base=base,
+        digest=adapter.digest,
+        base_dtype=model.param_dtype,
     )
 
 

@@ -7,7 +7,6 @@ enough.  `--help` lists every setting.  On a TPU VM `--distributed` lets the run
 itself before the machine is preempted.
 """
 
-import itertools
 import logging
 import sys
 from collections.abc import Sequence
@@ -49,7 +48,6 @@ from scalerl_jax.run.directory import (
     open_run_directory,
 )
 from scalerl_jax.run.progress import Progress
-from scalerl_jax.run.resume import find_settings
 from scalerl_jax.train import RunOutcome, train
 from scalerl_jax.wiring import loading
 
@@ -155,10 +153,7 @@ def main(argv: Sequence[str]) -> None:
     if not flags.FLAGS["config"].present:
         why = f"--workdir={workdir} has no run to resume, and " if workdir else ""
         _end(f"{why}--config is missing: --config=configs/tiny.py")
-    try:
-        config = config_lib.resolve(_CONFIG.value)
-    except ValueError as error:
-        _end(str(error))
+    config = _resolved()
     if _DESCRIBE.value:
         to_stdout(describe(config))
         return
@@ -176,6 +171,21 @@ def main(argv: Sequence[str]) -> None:
         _say(outcome, workdir)
         if outcome.preempted:
             sys.exit(INTERRUPTED if outcome.interrupted else PREEMPTED)
+
+
+def _resolved() -> config_lib.Config:
+    """Return the checked settings, or end the process."""
+    try:
+        config = config_lib.resolve(_CONFIG.value)
+    except ValueError as error:
+        _end(str(error))
+    if rows := config.warmstart.rows:
+        _end(
+            f"warmstart.rows = {rows} are for scalerl warmstart, and scalerl train "
+            f"learns from rollouts of its own; leave them out, and give it another "
+            f"--workdir than a warm start's"
+        )
+    return config
 
 
 def _say(outcome: RunOutcome, workdir: str) -> None:
@@ -249,28 +259,10 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
         to_stdout(f"{__doc__}\n{own}\n\n{list_settings()}\n")
         sys.exit(0)
     try:
-        argv = _with_settings(argv)
+        argv = loading.with_settings(argv)
         return config_lib.read_flags(flags.FLAGS, argv, settings=config_lib.Config)
     except ValueError as error:
         _end(str(error))
-
-
-def _with_settings(argv: Sequence[str]) -> Sequence[str]:
-    """Return argv with, if --config is missing, the config of the run in --workdir."""
-    words = [word for argument in argv for word in argument.split("=", 1)]
-    given = {
-        name.lstrip("-"): value
-        for name, value in itertools.pairwise(words)
-        if name.startswith("-")
-    }
-    if "config" in given:
-        return argv
-
-    settings = find_settings(given.get("workdir", ""))
-    if settings is None:
-        return argv
-
-    return [argv[0], f"--config={loading.__file__}:{settings.parent}", *argv[1:]]
 
 
 def _end(message: str, *, status: int = _MISTAKE) -> NoReturn:

@@ -53,8 +53,7 @@ def train(config: Config, run: RunState, directory: Path) -> RunOutcome:
     end.  An evaluation that a signal interrupts is made after the resumption, or
     skipped if it was due inside a window.  With `eval.concurrent` training continues
     during an evaluation, up to the next evaluation or the next checkpoint of another
-    version; an interrupted evaluation is then made after the resumption only if the run
-    ends at its version.
+    version; an interrupted one is then made later only if the run ends at its version.
     """
     num_steps, preemption = config.train.num_steps, Preemption()
     with (
@@ -68,6 +67,7 @@ def train(config: Config, run: RunState, directory: Path) -> RunOutcome:
             after=step,
             settings=flatten(to_json(config)),
             wandb_project=config.tracking.wandb_project,
+            train_rollouts=config.tracking.train_rollouts,
         )
         opened.enter_context(writer)
         opened.enter_context(kept_on_disk(run.ledger, directory))

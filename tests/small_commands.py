@@ -18,7 +18,7 @@ import small_run
 from absl import flags, logging
 from small_checkpoints import rewrite_state, save_run
 
-from scalerl_jax import export, main, status, warmstart
+from scalerl_jax import demonstrations, export, main, status, warmstart
 from scalerl_jax.data import __main__ as data
 from scalerl_jax.data import chat_process, judging
 from scalerl_jax.evaluate import __main__ as evaluate
@@ -66,6 +66,7 @@ COMMANDS = {
     "export": lambda *arguments: export.main(list(arguments)),
     "rewards": lambda *arguments: judging.main(arguments),
     "study": lambda *arguments: answer(lambda: study.main([*arguments])),
+    "demonstrations": lambda *arguments: demonstrations.run(["made", *arguments]),
     "warmstart": lambda *arguments: warmstart.run(["warmstart", *arguments]),
 }
 
@@ -267,7 +268,7 @@ TEXTS = {
         "    found.model.architecture = 'tiny'\n    return found\n"
     ),
     "two.py": "def get_config(a, b):\n    return None\n",
-    "warm.py": "from scalerl_jax.warmstart import defaults as get_config\n",
+    "warm.py": "from scalerl_jax.demonstrations import defaults as get_config\n",
     "config.txt": "seed = 1\n",
 }
 

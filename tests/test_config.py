@@ -294,7 +294,7 @@ def test_every_config_file_resolves_and_holds_differences(path):
     given = ("model.gguf",) if path.stem == "smollm2" else ()
     resolved = resolve(module.get_config(*given))
     assert resolved != Config()
-    assert re.search(r"^ *scalerl (train|warmstart) ", module.__doc__, re.MULTILINE)
+    assert re.search(r"^ *scalerl train ", module.__doc__, re.MULTILINE)
 
 
 SOURCES = "\n".join(

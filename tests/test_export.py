@@ -15,12 +15,21 @@ from scalerl_jax import config as config_lib
 from scalerl_jax import export
 from scalerl_jax.data.tokenizer import load_tokenizer
 from scalerl_jax.learner.step import TrainState
+from scalerl_jax.model.architecture import param_shardings
 from scalerl_jax.model.hugging_face import read_architecture
+from scalerl_jax.model.saving import save_params
 from scalerl_jax.model.weights import load_params
 from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.weights.publication import digest_of
-from scalerl_jax.wiring import make_architecture, make_checkpointer
-from scalerl_jax.wiring.learning import abstract_state, start_frozen
+from scalerl_jax.wiring import loading, make_architecture, make_checkpointer
+from scalerl_jax.wiring.learning import (
+    abstract_state,
+    check_trained,
+    split_params,
+    start_frozen,
+    start_params,
+)
+from scalerl_jax.wiring.loading import load_model
 
 BASE = small_run.ROOT / "scalerl_jax" / "assets" / "tiny_base"
 TEXT = "Spell this word backward (example: sun -> nus): mediacy<think>"
@@ -113,7 +122,7 @@ def adapted(tmp_path):
     state = TrainState(params=factors, opt_state={}, policy_version=jax.numpy.int32(3))
     saver = make_checkpointer(config, run)
     base = digest_of(start_frozen(config, arch, mesh))
-    saver.save(3, state=state, host={}, groups=(), base=base)
+    saver.save(3, state=state, host={}, groups=(), beside={"base": base})
     saver.close()
     return run, factors
 
@@ -146,6 +155,119 @@ def test_factors_are_exported_as_peft_reads_them_and_merged(tmp_path, adapted):
     with torch.no_grad():
         found = peft.PeftModel.from_pretrained(model, alone)(torch.tensor([ids]))
     np.testing.assert_allclose(found.logits[0].numpy(), expected, atol=5e-5)
+
+
+@pytest.fixture
+def exported(tmp_path, adapted):
+    """An adapter of that run, in a directory."""
+    alone = tmp_path / "alone"
+    assert (
+        export.main([f"--checkpoint={adapted[0]}", f"--out={alone}", "--adapter"]) == 0
+    )
+    return alone
+
+
+def test_an_adapter_is_served_on_its_base_and_goes_on_in_another_run(exported, adapted):
+    run, factors = adapted
+    served, whole = load_model(BASE, adapter=str(exported)), load_model(run)
+    jax.tree.map(np.testing.assert_array_equal, served.params, whole.params)
+    changes = {
+        "model.lora.rank": 2,
+        "model.lora.alpha": 6.0,
+        "model.lora.adapter": str(exported),
+    }
+    config, mesh = small_run.make_config(changes), make_mesh(jax.devices()[:2], fsdp=2)
+    arch = make_architecture(config)
+    check_trained(config, arch)
+    params = start_params(config, arch, param_shardings(arch, mesh))
+    found, _ = split_params(config, arch, params, mesh)
+    jax.tree.map(np.testing.assert_array_equal, found, factors)
+    for changed, words in (
+        ({"model.lora.rank": 4}, "has rank 2, alpha 6 .* model.lora.rank = 4"),
+        ({"model.lora.targets": ("layers/query",)}, "has rank 2, .*query.* set those"),
+        ({"model.param_dtype": "bfloat16"}, "base of float32, and model.param_dtype"),
+    ):
+        with pytest.raises(ValueError, match=rf"model\.lora\.adapter: .*{words}"):
+            check_trained(small_run.make_config(changes | changed), arch)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # peft's of transformers
+def test_an_adapter_that_peft_wrote_gives_its_logits(tmp_path):
+    torch, transformers, peft = map(
+        pytest.importorskip, ("torch", "transformers", "peft")
+    )
+    ids = load_tokenizer(BASE).encode(TEXT)
+    plain, model = logits_of(transformers, BASE, ids)
+    settings = {"r": 3, "lora_alpha": 7, "target_modules": ["q_proj", "down_proj"]}
+    adapted = peft.get_peft_model(model, peft.LoraConfig(**settings))
+    with torch.no_grad():
+        for name, factor in adapted.named_parameters():
+            if "lora_" in name:
+                factor.normal_(std=0.1)
+        expected = adapted(torch.tensor([ids])).logits[0].numpy()
+    adapted.save_pretrained(tmp_path / "adapter")
+    ours = load_model(BASE, adapter=str(tmp_path / "adapter"))
+    save_params(tmp_path / "merged", ours.params, ours.arch, dtype="float32")
+    found, _ = logits_of(transformers, tmp_path / "merged", ids)
+    np.testing.assert_allclose(found, expected, atol=5e-5)
+    assert np.abs(plain - expected).max() > 0.1
+
+
+def cut(path):
+    content = path.read_bytes()
+    path.write_bytes(content[:-100])
+
+
+def changed_config(**values):
+    def change(path):
+        file = path.parent / "adapter_config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "spoil, words",
+    [
+        (cut, "adapter_model.safetensors is cut short: tensor"),
+        (lambda path: path.unlink(), "is no whole adapter: adapter_model.safetensors"),
+        (lambda path: (path.parent / "adapter_config.json").unlink(), "no whole adapt"),
+        (changed_config(use_dora=True), "use_dora = 'True', which is not read here"),
+        (changed_config(tomorrow={"a": 1}), "has tomorrow = .*, which is not read"),
+        (changed_config(bias="all"), "has bias = 'all', .* only 'none' is"),
+        (changed_config(r=3), "of shape .2, .*, and the base and r = 3 ask for"),
+        (changed_config(r=0), "r = 0 and lora_alpha = 6.0, which must be numbers"),
+    ],
+)
+def test_half_an_adapter_is_refused_before_anything_is_loaded(
+    exported, monkeypatch, spoil, words
+):
+    spoil(exported / "adapter_model.safetensors")
+    monkeypatch.setattr(loading, "load_params", lambda *_, **__: pytest.fail("loaded"))
+    with pytest.raises(ValueError, match=f"--adapter={exported}: .*{words}"):
+        load_model(BASE, adapter=str(exported))
+
+
+def test_an_adapter_beside_another_base_is_refused_by_its_digest(tmp_path, exported):
+    other = shutil.copytree(BASE, tmp_path / "other")
+    tensors = load_file(other / "model.safetensors")
+    tensors["model.norm.weight"] = tensors["model.norm.weight"] * 2
+    save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
+    words = "trained beside a base of digest [0-9a-f]{16}, and this one has"
+    with pytest.raises(ValueError, match=words):
+        load_model(other, adapter=str(exported))
+    config = small_run.make_config(
+        {
+            "model.checkpoint": str(other),
+            "model.lora.rank": 2,
+            "model.lora.alpha": 6.0,
+            "model.lora.adapter": str(exported),
+        }
+    )
+    arch, mesh = make_architecture(config), make_mesh(jax.devices()[:1])
+    params = start_params(config, arch, param_shardings(arch, mesh))
+    with pytest.raises(ValueError, match=rf"model\.lora\.adapter: .*{words}"):
+        split_params(config, arch, params, mesh)
 
 
 def test_factors_of_another_base_or_of_no_run_are_one_line(tmp_path, capsys, adapted):

@@ -17,7 +17,7 @@ import small_run
 from tensorboard.backend.event_processing import plugin_event_accumulator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from scalerl_jax import main, warmstart
+from scalerl_jax import demonstrations, main
 from scalerl_jax.environments import pool as verifier
 from scalerl_jax.learner.checkpoint import UnsavedError
 from scalerl_jax.learner.step import TrainState
@@ -470,12 +470,12 @@ def test_steps_that_stay_not_finite_end_the_run_and_save_nothing(tmp_path, capsy
 
 def test_a_policy_that_never_gets_anything_right_ends_the_run(tmp_path, capsys):
     """And one that gives no answer, made for chats and asked otherwise, is told so."""
-    settings = warmstart.WarmstartConfig()
-    backend = warmstart.make_tokenizer()
-    arch = warmstart.make_architecture(settings, vocab_size=72)
+    settings = demonstrations.DemonstrationsConfig()
+    backend = demonstrations.make_tokenizer()
+    arch = demonstrations.make_architecture(settings, vocab_size=72)
     params = init_params(arch, jax.random.key(0), dtype=np.float32)
     state = TrainState(params=params, opt_state=None, policy_version=0)
-    warmstart.save(
+    demonstrations.save(
         tmp_path / "random", state, config=settings, arch=arch, backend=backend, log=[]
     )
     (tmp_path / "random" / "chat_template.jinja").write_text(small_chat.SMOLLM2)

@@ -1,247 +1,299 @@
-"""The base checkpoint's making: its tokenizer, its texts, and that it can be loaded."""
+"""Supervised steps on rows: their loss beside torch's, their files, and their end."""
 
 import json
-import runpy
-from pathlib import Path
+import shutil
 
 import jax
 import numpy as np
 import pytest
 import small_run
-import task_splits
 
-from scalerl_jax import warmstart
-from scalerl_jax.data import tasks
-from scalerl_jax.data.questions import extract_answer
+from scalerl_jax import warmstart, wiring
+from scalerl_jax.batching.answers import pack_answers
+from scalerl_jax.batching.packing import pack
 from scalerl_jax.data.tokenizer import load_tokenizer
 from scalerl_jax.model.hugging_face import read_architecture
-from scalerl_jax.model.weights import load_params
-from scalerl_jax.warmstart import END_OF_THINKING, Styles, demonstrate
+from scalerl_jax.model.weights import load_params, parameters
+from scalerl_jax.parallel.mesh import make_mesh
+from scalerl_jax.run.progress import Progress
+from scalerl_jax.wiring.sampling import make_tokenizer
+from scalerl_jax.wiring.supervision import load_sequences, supervised
 
-ROOT = Path(warmstart.__file__).parents[1]
-BASE, MIXTURE = (
-    ROOT / "scalerl_jax" / "assets" / name for name in ("tiny_base", "tiny_moe_base")
+BASE = small_run.ROOT / "scalerl_jax" / "assets" / "tiny_base"
+QUESTIONS = [(f"{n} + {n + 3}", f"{n}+{n + 3}={2 * n + 3}") for n in range(3, 23)]
+SIZES = dict(
+    vocab_size=72,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    max_position_embeddings=256,
 )
-# Questions of two lines are not for this tokenizer.
-TASKS = sorted({*tasks.TASKS} - {"needle_haystack"})
-CAREFUL = Styles(careful=1.0, careless=0.0, slip=0.0, hesitation=0.3)
-CARELESS = Styles(careful=0.0, careless=1.0, slip=1.0, hesitation=0.0)
-GUESSING = Styles(careful=0.0, careless=0.0, slip=0.0, hesitation=0.0)
-
-
-@pytest.fixture(scope="module")
-def questions():
-    """200 questions of every task."""
-    return {
-        task: tasks.make_questions(task, count=200, seed=11, exclude=set())
-        for task in TASKS
-    }
-
-
-def solve(question, styles, rng):
-    return demonstrate(
-        question.task,
-        question.text,
-        question.reference,
-        styles=styles,
-        interruption=lambda rng: "hm time is up.</think>",
-        rng=rng,
-    )
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_every_question_and_solution_is_read_back(questions, task):
-    backend = warmstart.make_tokenizer()
-    unknown = backend.token_to_id(warmstart.UNKNOWN)
-    rng = np.random.default_rng(0)
-    for question in questions[task]:
-        for text in (f"{question.text}<think>", solve(question, CAREFUL, rng)):
-            ids = backend.encode(text).ids
-            assert unknown not in ids, text
-            assert backend.decode(ids) == text
-
-
-def test_every_character_and_phrase_is_one_token():
-    backend = warmstart.make_tokenizer()
-    for text in (*warmstart.CHARACTERS, *warmstart.PHRASES, "<think>", "</think>"):
-        assert len(backend.encode(text).ids) == 1, text
-    ids = backend.encode("time is up.</think>12<eos>").ids
-    assert backend.decode(ids, skip_special_tokens=True) == "time is up.</think>12"
-    assert backend.get_vocab_size(with_added_tokens=True) == len(
-        {warmstart.PAD, warmstart.EOS, warmstart.UNKNOWN, "<think>", "</think>"}
-        | {*warmstart.PHRASES, *warmstart.CHARACTERS}
-    )
-
-
-def passes(question, styles, rng):
-    answer = extract_answer(solve(question, styles, rng), answer_after=END_OF_THINKING)
-    assert answer is not None
-    return tasks.score(question.task, answer, question.reference) >= 1.0
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_careful_work_is_always_right_and_the_rest_is_not(questions, task):
-    rng = np.random.default_rng(0)
-    assert all(passes(question, CAREFUL, rng) for question in questions[task])
-    for styles in (CARELESS, GUESSING):
-        assert not all(passes(question, styles, rng) for question in questions[task])
-
-
-def test_questions_of_evaluations_are_never_shown():
-    config = warmstart.WarmstartConfig(questions_per_task=800)
-    shown = {question.text for question in warmstart.make_questions(config)}
-    assert len(shown) == 3 * 800
-    for count in (9, 300):  # of a test's run, of configs/tiny.py
-        for seed in (0, 1):
-            _, held_out = task_splits.make_splits(
-                config.tasks, train_prompts=3, eval_prompts=count, seed=seed
-            )
-            assert len(held_out) == count
-            assert not shown & {question.text for question in held_out}
-
-
-def test_an_interruption_is_as_long_as_in_a_run():
-    config = warmstart.WarmstartConfig(
-        questions_per_task=50, careful=0.0, careless=0.0, hesitation=0.0, skill_steps=0
-    )
-    backend = warmstart.make_tokenizer()
-    stream = warmstart.demonstration_stream(
-        config, warmstart.make_questions(config), backend
-    )
-    phrase = backend.encode(config.phrase).ids
-    hesitation = backend.token_to_id("hm ")
-    thinking = []
-    for sequence in (next(stream) for _ in range(400)):
-        tokens = sequence.tokens[sequence.prompt_length :].tolist()
-        assert tokens[-1] == backend.token_to_id(warmstart.EOS)
-        thought = tokens.count(hesitation)
-        if thought:
-            thinking.append(thought)
-            assert tokens[:thought] == [hesitation] * thought
-            assert tokens[thought : thought + len(phrase)] == phrase
-        else:  # a guess without any thinking
-            assert tokens[0] == backend.token_to_id("</think>")
-    assert (min(thinking), max(thinking)) == (32, 40)
-    assert 40 < len(thinking) < 120  # a fifth of 400
-
-
-@pytest.mark.slow
-def test_a_short_making_writes_a_checkpoint_that_loads(tmp_path):
-    settings = warmstart.defaults()
-    settings.update(
-        dict(
-            questions_per_task=20,
-            num_steps=3,
-            skill_steps=1,
-            warmup_steps=1,
-            demonstrations_per_step=16,
-            hidden_size=32,
-            ffn_size=64,
-            num_layers=2,
-            head_dim=16,
-        )
-    )
-    warmstart.main(settings, tmp_path)
-    arch = read_architecture(tmp_path)
-    assert (arch.family, arch.hidden_size, arch.num_layers) == ("qwen3", 32, 2)
-    params = load_params(tmp_path, arch, dtype=np.float32, shardings=None)
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params))
-    tokenizer = load_tokenizer(tmp_path)
-    assert tokenizer.vocab_size <= arch.vocab_size
-    assert tokenizer.decode_all(list(tokenizer.eos_ids)) == "<eos>"
-    record = json.loads((tmp_path / "warmstart.json").read_text())
-    assert [row["step"] for row in record["log"]] == [3]
-    assert record["num_params"] == sum(leaf.size for leaf in jax.tree.leaves(params))
-    assert record["config"]["num_steps"] == 3
-
-
-def test_a_training_that_is_not_finite_writes_nothing(tmp_path):
-    """The weights decay by 1 - 0.01 * rate: at 1e6 they grow 1e4-fold at a step."""
-    settings = warmstart.defaults()
-    settings.update(
-        dict(
-            questions_per_task=4,
-            held_out_prompts=3,
-            hidden_size=16,
-            ffn_size=16,
-            num_layers=1,
-            num_heads=1,
-            num_kv_heads=1,
-            head_dim=16,
-            skill_steps=20,
-            num_steps=20,
-            demonstrations_per_step=2,
-            warmup_steps=0,
-            learning_rate=1e6,
-        )
-    )
-    with pytest.raises(RuntimeError, match="first 20 steps .* learning_rate = 1e"):
-        warmstart.main(settings, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+FAMILIES = {
+    "llama": ("LlamaConfig", {}),
+    "gemma3": (
+        "Gemma3TextConfig",
+        dict(query_pre_attn_scalar=16, sliding_window=9, sliding_window_pattern=2),
+    ),
+}
 
 
 @pytest.fixture
-def endless():
-    """Settings of a training that no test sees the end of."""
-    settings = warmstart.defaults()
-    settings.update(dict(num_steps=1_000_000))
-    return settings
+def rows(tmp_path):
+    """A file of prompts and completions, and a chat in it."""
+    made = [{"prompt": f"{asked}=?", "completion": said} for asked, said in QUESTIONS]
+    made[3] = {
+        "messages": [
+            {"role": "user", "content": "6 + 9=?"},
+            {"role": "assistant", "content": "6+9=15"},
+        ]
+    }
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in made))
+    return path
 
 
-def test_a_checkpoint_that_is_not_ours_is_not_replaced(tmp_path, endless):
-    foreign, link = tmp_path / "model", tmp_path / "link"
-    foreign.mkdir()
-    (foreign / "config.json").write_text("{}")
-    link.symlink_to(foreign)
-    for out, words in ((foreign, "without a warmstart.json"), (link, "is a link")):
-        with pytest.raises(ValueError, match=f"^--out={out}: {out} .*{words}"):
-            warmstart.main(endless, out)
-    assert [file.name for file in foreign.iterdir()] == ["config.json"]
-    assert link.is_symlink()
+def changed(rows, **changes):
+    """Settings of a warm start on these rows."""
+    defaults = {
+        "warmstart.rows": (str(rows),),
+        "warmstart.batch_rows": 8,
+        "warmstart.learning_rate": 1e-3,
+        "warmstart.warmup_steps": 1,
+        "checkpoint.every": 1,
+        "data.template": "{question}<think>",
+        "batch.row_tokens": 160,
+    }
+    return small_run.make_config(defaults | changes)
 
 
-def test_too_little_room_is_told_before_the_training(tmp_path, endless):
-    with small_run.mounted(tmp_path / "disk", "size=64k") as disk:
-        with pytest.raises(
-            RuntimeError, match=r"it takes [\d,]+ bytes, and 65,536 are"
-        ):
-            warmstart.main(endless, disk / "new" / "model")
-        assert not list(disk.iterdir())
-
-
-def experts_settings(**changes):
-    return warmstart.WarmstartConfig(
-        init_from=str(BASE), num_experts=8, ffn_size=192, **changes
+def start(config, sequences):
+    """The learner of a warm start on one device, its state, and all rows as a batch."""
+    config = supervised(config, num_steps=5)
+    arch = wiring.make_architecture(config)
+    learner, state = wiring.make_local_learner(
+        config,
+        arch,
+        make_mesh(jax.devices()[:1]),
+        to_sampler=None,
+        checkpointer=None,
+        progress=Progress(),
     )
 
+    def lay_out(sequences):
+        size = config.batch.rows_per_microbatch
+        return pack(sequences, row_tokens=160, rows_per_microbatch=size)
 
-def test_a_mixture_begins_as_the_dense_decoder_that_it_is_made_from():
-    config = experts_settings()
-    arch = warmstart.make_architecture(config, vocab_size=72)
-    params = warmstart.make_params(config, arch)
-    dense = load_params(BASE, read_architecture(BASE), dtype=np.float32)
-    np.testing.assert_array_equal(params["embedding"], dense["embedding"])
-    half = params["layers"]["expert_down"][:, :2].reshape(4, 384, 128) / 2
-    for expected, found in zip(dense["layers"]["down"], half, strict=True):
-        rows = {row.tobytes() for row in np.asarray(expected)}
-        assert rows == {row.tobytes() for row in np.asarray(found)}
+    return arch, learner, state, pack_answers(sequences, lay_out)
 
 
-def test_a_mixture_of_another_width_than_the_decoder_it_is_made_from_is_refused():
-    config = experts_settings(hidden_size=64)
-    arch = warmstart.make_architecture(config, vocab_size=72)
-    with pytest.raises(ValueError, match="init_from = .*hidden_size = 64 .*128"):
-        warmstart.make_params(config, arch)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_loss_and_gradient_are_torchs_with_masked_labels(tmp_path, rows, family):
+    torch, transformers = map(pytest.importorskip, ("torch", "transformers"))
+    name, settings = FAMILIES[family]
+    torch.manual_seed(0)
+    plain = getattr(transformers, name)(**SIZES | settings, pad_token_id=None)
+    model = transformers.AutoModelForCausalLM.from_config(plain).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(mean=float(parameter.ndim == 1), std=0.2)
+    model.save_pretrained(tmp_path / "model")
+    for file in ("tokenizer.json", "generation_config.json"):
+        shutil.copy(BASE / file, tmp_path / "model" / file)
+    config = changed(rows, **{"model.checkpoint": str(tmp_path / "model")})
+    tokenizer = load_tokenizer(BASE)
+    sequences = load_sequences(config, tokenizer)
+    arch, learner, state, batch = start(config, sequences)
+    total = learner.train_step.total(state.params, batch, state.frozen)
+
+    losses, count = [], 0
+    for (asked, said), found in zip(QUESTIONS, sequences, strict=True):
+        prompt = tokenizer.encode(f"{asked}=?<think>")
+        answer = [*tokenizer.encode(said), tokenizer.eos_ids[0]]
+        assert found.tokens.tolist() == [*prompt, *answer]
+        logits = model(torch.tensor([prompt + answer])).logits[0, :-1]
+        labels = torch.tensor([*[-100] * (len(prompt) - 1), *answer])
+        losses.append(
+            torch.nn.functional.cross_entropy(logits.float(), labels, reduction="sum")
+        )
+        count += len(answer)
+    loss = sum(losses) / count
+    loss.backward()
+    assert float(total.loss) == pytest.approx(loss.item(), abs=1e-4, rel=1e-5)
+    theirs = {each: value.grad.numpy() for each, value in model.named_parameters()}
+    grads = dict(zip(*_named(total.grads), strict=True))
+    for stored in parameters(arch):
+        for part in stored.parts:
+            own = np.asarray(
+                grads[stored.name][
+                    tuple(slice(None) if at is None else at for at in part.place)
+                ]
+            )
+            expected = theirs[part.tensor]
+            expected = expected.T if part.transposed else expected
+            np.testing.assert_allclose(own, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_the_small_mixture_is_of_its_settings_and_fits_the_package():
-    record = json.loads((MIXTURE / "warmstart.json").read_text())
-    made = runpy.run_path(str(ROOT / "configs" / "tiny_moe_base.py"))["get_config"]()
-    known = {"tool_calls": 0.0} | record["config"]  # a setting since it was made
-    assert known == made.to_dict() | {"tasks": list(made.tasks)}
-    arch = read_architecture(MIXTURE)
-    assert (arch.family, arch.ffn_size, arch.experts.top_k) == ("qwen3_moe", 192, 2)
-    dense = read_architecture(BASE)
-    router = arch.num_layers * arch.hidden_size * arch.experts.count
-    assert arch.num_active_params == dense.num_params + router
-    assert sum(file.stat().st_size for file in MIXTURE.iterdir()) < 5 * 2**20
+def _named(tree):
+    found = jax.tree_util.tree_leaves_with_path(tree)
+    names = [
+        jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in found
+    ]
+    return names, [leaf for _, leaf in found]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of ml_collections
+def test_a_warm_start_that_was_stopped_goes_on_bit_for_bit(
+    tmp_path, rows, monkeypatch, capsys
+):
+    """And it ends as another model, in a directory that knows its rows."""
+    words = [
+        "--config=tiny",
+        *(
+            f"--config.{name}={value}"
+            for name, value in {
+                **small_run.SETTINGS,
+                "warmstart.epochs": 2,
+                "warmstart.batch_rows": 8,
+                "warmstart.learning_rate": 2e-3,
+                "warmstart.warmup_steps": 1,
+                "checkpoint.every": 2,
+                "mesh.fsdp": 1,
+            }.items()
+        ),
+        str(rows),
+    ]
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert warmstart.run(["warmstart", f"--workdir={whole}", *words]) == 0
+    assert "for model.checkpoint" in capsys.readouterr().out
+    step = warmstart._step
+
+    def fails(made):
+        if made.step == 3:
+            raise RuntimeError("pulled the plug")
+        return step(made)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(warmstart, "_step", fails)
+        with pytest.raises(RuntimeError, match="pulled the plug"):
+            warmstart.run(["warmstart", f"--workdir={broken}", *words])
+    assert not (broken / "model").exists()
+    assert warmstart.run(["warmstart", f"--workdir={broken}"]) == 0  # alone
+    arrays = [
+        small_run.saved_arrays(small_run.checkpoints(run)[-1])
+        for run in (whole, broken)
+    ]
+    assert arrays[0].keys() == arrays[1].keys()
+    for name, leaf in arrays[0].items():
+        np.testing.assert_array_equal(leaf, arrays[1][name], err_msg=name)
+
+    losses = [row["loss"] for row in small_run.rows(whole)]
+    assert len(losses) == 5 and losses[-1] < losses[0]
+    assert [row["step"] for row in small_run.rows(broken)] == [1, 2, 3, 4, 5]
+    arch = read_architecture(whole / "model")
+    made, before = (
+        load_params(each, arch, dtype=np.float32) for each in (whole / "model", BASE)
+    )
+    assert any(
+        (one != other).any()
+        for one, other in zip(*map(jax.tree.leaves, (made, before)), strict=True)
+    )
+    capsys.readouterr()
+    rows.write_text(rows.read_text().replace("6+9=15", "6+9=14"))
+    assert warmstart.run(["warmstart", f"--workdir={whole}"]) == 2
+    assert "have other tokens than at step 5" in capsys.readouterr().err
+
+
+def test_factors_are_warmed_and_the_base_is_not(rows):
+    """The gradient of `up` is the weight's, through `down`; that of `down` is 0."""
+    config = changed(rows)
+    sequences = load_sequences(config, load_tokenizer(BASE))
+    _, learner, state, batch = start(config, sequences)
+    whole = learner.train_step.total(state.params, batch, state.frozen)
+    config = changed(rows, **{"model.lora.rank": 2, "model.lora.alpha": 6.0})
+    _, learner, state, batch = start(config, sequences)
+    total = learner.train_step.total(state.params, batch, state.frozen)
+    assert float(total.loss) == pytest.approx(float(whole.loss), rel=1e-5)
+    for name, pair in total.grads["layers"].items():
+        down = np.asarray(state.params["layers"][name].down)
+        weight = np.asarray(whole.grads["layers"][name])
+        expected = 3.0 * np.einsum("lir,lip->lrp", down, weight)
+        np.testing.assert_allclose(pair.up, expected, rtol=1e-3, atol=1e-5)
+        np.testing.assert_array_equal(pair.down, 0)
+
+
+def test_rows_of_a_run_are_its_ids_as_they_were_sampled(tmp_path, rows):
+    """Ids that no tokenizer would give for their text."""
+    run = tmp_path / "run"
+    run.mkdir()
+    settings = json.loads(json.dumps(wiring_settings()))
+    (run / "config.json").write_text(json.dumps({"config": settings}))
+    kept = [
+        rollout(prompt=[7, 8], completion=[9, 9, 1], passed=True, reward=1.0),
+        rollout(prompt=[7, 8], completion=[10, 1], passed=False, reward=-1.0),
+        rollout(prompt=[5, 6], completion=[11, 12, 1], passed=True, forced=[1]),
+    ]
+    file = run / "train_rollouts.jsonl"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in kept))
+    config = changed(run)
+    found = load_sequences(
+        config, make_tokenizer(config, wiring.make_architecture(config))
+    )
+    assert [each.tokens.tolist() for each in found] == [
+        [7, 8, 9, 9, 1],
+        [5, 6, 11, 12, 1],
+    ]
+    assert [each.mask.tolist() for each in found] == [
+        [True, True, True],
+        [True, False, True],
+    ]
+    with pytest.raises(ValueError, match="token ids of another tokenizer"):
+        other = small_run.ROOT / "scalerl_jax" / "assets" / "tools_base"
+        load_sequences(config, load_tokenizer(other))
+    file.write_text('{"step": 1}\n')
+    with pytest.raises(ValueError, match="line 1, is no rollout of a run"):
+        load_sequences(config, load_tokenizer(BASE))
+
+
+def wiring_settings():
+    from scalerl_jax.config import to_json
+
+    return to_json(small_run.make_config())
+
+
+def rollout(*, prompt, completion, passed, reward=1.0, forced=()):
+    return {
+        "step": 1,
+        "reward": reward,
+        "passed": passed,
+        "judged": True,
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "forced": list(forced),
+    }
+
+
+def test_what_is_no_answer_is_told(tmp_path, rows, caplog):
+    tokenizer = load_tokenizer(BASE)
+    with rows.open("a") as file:
+        file.write(json.dumps({"prompt": "1", "completion": "9" * 200}) + "\n")
+        file.write(json.dumps({"prompt": "no more"}) + "\n")
+    with caplog.at_level("INFO"):
+        assert len(load_sequences(changed(rows), tokenizer)) == len(QUESTIONS)
+    said = " ".join(caplog.messages)
+    assert "1 rows are left out: it has more than 161 tokens" in said
+    assert "field 'completion' or " in said and "rows.jsonl, line 22" in said
+    only = tmp_path / "only.jsonl"
+    only.write_text('{"prompt": "no more"}\n')
+    for name, words in (
+        (only, "leave nothing to learn from: field 'completion'"),
+        (tmp_path / "no.jsonl", "warmstart.rows: .*there is no such file"),
+        (tmp_path, "is no directory of a run with train_rollouts.jsonl"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            load_sequences(changed(name), tokenizer)
+    only.write_text('{"prompt": "no more"}\n' * 11)
+    with pytest.raises(ValueError, match="11 rows are broken, more than 10; the first"):
+        load_sequences(changed(only), tokenizer)

@@ -21,15 +21,17 @@ from scalerl_jax.config.bases import ask_polaris as ask_polaris
 from scalerl_jax.config.bases import based_on as based_on
 from scalerl_jax.config.bases import scalerl_baseline as scalerl_baseline
 from scalerl_jax.config.bases import vanilla_grpo as vanilla_grpo
-from scalerl_jax.config.checks import validate
+from scalerl_jax.config.checks import validate as validate
 from scalerl_jax.config.names import CONFIG_MEANS as CONFIG_MEANS
 from scalerl_jax.config.names import find_config as find_config
 from scalerl_jax.config.sections import LOSSES as LOSSES
 from scalerl_jax.config.sections import PACKAGES as PACKAGES
 from scalerl_jax.config.sections import SETTINGS as SETTINGS
 from scalerl_jax.config.sections import Config as Config
+from scalerl_jax.config.sections import CriticConfig as CriticConfig
 from scalerl_jax.config.sections import DataConfig as DataConfig
 from scalerl_jax.config.sections import EpisodeConfig as EpisodeConfig
+from scalerl_jax.config.sections import GeneratorsConfig as GeneratorsConfig
 from scalerl_jax.config.sections import InterruptionConfig as InterruptionConfig
 from scalerl_jax.config.sections import LoraConfig as LoraConfig
 from scalerl_jax.config.sections import MathAnswer as MathAnswer
@@ -39,6 +41,7 @@ from scalerl_jax.config.sections import ObjectiveConfig as ObjectiveConfig
 from scalerl_jax.config.sections import OptimizerConfig as OptimizerConfig
 from scalerl_jax.config.sections import RewardConfig as RewardConfig
 from scalerl_jax.config.sections import ScalingConfig as ScalingConfig
+from scalerl_jax.config.sections import TeacherConfig as TeacherConfig
 from scalerl_jax.config.settings import build as build
 from scalerl_jax.config.settings import naming as naming
 

@@ -60,6 +60,7 @@ def _parts(config: Config) -> list[str]:
         "regularizers": objective.kl_coefficient or objective.regularize != "all",
         "overlong": objective.overlong_cache_tokens,
         "critic": objective.advantage == "critic",
+        "teacher": config.teacher != type(config.teacher)(),
         "alone": config.teacher.alone,
     }
     return [part for part in on if on[part]]
@@ -405,6 +406,39 @@ def _critic(config: Config) -> None:
         )
 
 
+def _teacher(config: Config) -> None:
+    teacher, temperature = config.teacher, config.sampler.temperature
+    if not teacher.on:
+        raise ValueError(
+            f"{teacher.coefficient = } and {teacher.alone = } are not read without a "
+            f"teacher; set teacher.checkpoint or teacher.endpoint, or leave them out"
+        )
+    if not teacher.endpoint:
+        return
+    if teacher.checkpoint:
+        raise ValueError(
+            f"{teacher.checkpoint = } and {teacher.endpoint = } are two teachers; "
+            f"leave one of them out"
+        )
+    if not teacher.endpoint.startswith(("http://", "https://")):
+        raise ValueError(
+            f"{teacher.endpoint = } must begin with http:// or https://, and end with "
+            f"/v1"
+        )
+    if temperature != 1.0:
+        raise ValueError(
+            f"{teacher.endpoint = } gives log-probabilities at temperature 1, and "
+            f"sampler.temperature = {temperature}; set that to 1.0, or name a "
+            f"teacher.checkpoint"
+        )
+    if config.mesh.processes > 1:
+        raise ValueError(
+            f"{teacher.endpoint = } is asked by a learner of one process, and "
+            f"mesh.processes = {config.mesh.processes}; set that to 1, or name a "
+            f"teacher.checkpoint"
+        )
+
+
 def _alone(config: Config) -> None:
     objective, teacher = config.objective, config.teacher
     if objective.zero_variance_filter:
@@ -639,5 +673,6 @@ CHECKS: dict[str, Callable[[Config], None]] = {
     "regularizers": _regularizers,
     "overlong": _overlong,
     "critic": _critic,
+    "teacher": _teacher,
     "alone": _alone,
 }

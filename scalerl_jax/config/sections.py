@@ -64,6 +64,12 @@ class LoraConfig:
         "and feed-forwards, including experts",
         needs=_LORA,
     )
+    adapter: str = setting(
+        "",
+        "directory of the factors to begin with, from `scalerl export --adapter` or "
+        "peft; empty: factors whose product is 0",
+        needs=_LORA,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -648,7 +654,7 @@ class CriticConfig:
     )
 
 
-_TEACHER = With("teacher.checkpoint", words="given")
+_ENDPOINT = With("teacher.endpoint", words="given")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -664,16 +670,71 @@ class TeacherConfig:
         "the teacher: a Hugging Face directory or GGUF file with the policy's "
         "tokenizer; empty: no teacher; docs/distillation.md",
     )
+    endpoint: str = setting(
+        "",
+        "in place of a checkpoint: the URL, up to /v1, of a server that gives log-"
+        "probabilities of prompts, ours or vLLM's",
+    )
+    model: str = setting(
+        "",
+        "name of the endpoint's model; empty: the first that it lists",
+        needs=_ENDPOINT,
+    )
+    key_variable: str = setting(
+        "",
+        "environment variable that holds the endpoint's key; empty: no key is sent",
+        needs=_ENDPOINT,
+    )
+    timeout_s: Seconds = setting(
+        120.0, "time limit of one request to the endpoint", needs=_ENDPOINT
+    )
+    retries: CountOr0 = setting(
+        6, "retries of a failed request, after which the run stops", needs=_ENDPOINT
+    )
+    concurrent: Count = setting(
+        16, "requests to the endpoint at one time", needs=_ENDPOINT
+    )
     coefficient: Positive = setting(
         1.0,
         "weight of log p(teacher) - log p(behavior), added to a token's advantage",
         "Lu 2025",
-        needs=_TEACHER,
     )
-    alone: bool = setting(
-        False,
-        "rewards give no advantage: verdicts are only metrics",
-        needs=_TEACHER,
+    alone: bool = setting(False, "rewards give no advantage: verdicts are only metrics")
+
+    @property
+    def on(self) -> bool:
+        """Return whether there is a teacher."""
+        return bool(self.checkpoint or self.endpoint)
+
+
+_ROWS = With("warmstart.rows", words="given")
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmstartConfig:
+    """Supervised steps of `scalerl warmstart`; all other settings are the run's."""
+
+    rows: tuple[str, ...] = setting(
+        (),
+        "files of chats or of prompts and completions, and directories of runs with "
+        "tracking.train_rollouts; docs/distillation.md",
+    )
+    epochs: Count = setting(1, "passes over all rows", needs=_ROWS)
+    batch_rows: Count = setting(64, "rows of an optimizer step", needs=_ROWS)
+    learning_rate: Positive = setting(
+        1e-5, "rate after the warm-up, on optimizer.schedule", needs=_ROWS
+    )
+    warmup_steps: StepsOr0 = setting(10, "linear warm-up from 0", needs=_ROWS)
+    choose: Literal["passed", "best"] = setting(
+        "passed",
+        "which rollouts of each prompt of a run are learned; best: those of its "
+        "highest reward, passed or not",
+        needs=_ROWS,
+    )
+    per_prompt: CountOr0 = setting(
+        0,
+        "most rollouts of a prompt: higher rewards, then later ones; 0: all",
+        needs=_ROWS,
     )
 
 
@@ -797,6 +858,11 @@ class TrackingConfig:
 
     wandb_project: str = setting(
         "", "project at Weights & Biases; needs the extra [wandb]"
+    )
+    train_rollouts: bool = setting(
+        False,
+        "write train_rollouts.jsonl: every rollout that is trained on, with its token "
+        "ids, from which `scalerl warmstart` can learn; docs/distillation.md",
     )
     profile_steps: tuple[int, ...] = setting(
         (),
@@ -936,6 +1002,7 @@ class Config:
         CriticConfig(), needs=With("objective.advantage", "critic")
     )
     teacher: TeacherConfig = TeacherConfig()
+    warmstart: WarmstartConfig = WarmstartConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     train: TrainConfig = TrainConfig()
     eval: EvalConfig = EvalConfig()

@@ -23,6 +23,7 @@ from scalerl_jax.generation.evaluation import Abandoned
 from scalerl_jax.parallel.xla import explained
 from scalerl_jax.process.preemption import Preemption
 from scalerl_jax.run.metrics import MetricsWriter
+from scalerl_jax.run.rollouts import rollout_rows
 from scalerl_jax.run.tracking import StepProfile
 from scalerl_jax.types import Group
 
@@ -229,6 +230,7 @@ class RunMonitor:
             run.ledger.count(
                 train_flops=run.flops.annotation(tokens, context),
                 teacher_flops=run.flops.teaching(tokens, context),
+                asked_teacher_tokens=tokens if self._config.teacher.endpoint else 0,
             )
         return window
 
@@ -312,18 +314,17 @@ class RunMonitor:
             "throughput/trained_tokens_per_s": assembled.row_tokens
             / max(self._times["time/train_s"], 1e-9),
         }
-        row |= {
-            **self._times,
-            **report,
-            **run.generators.metrics,
-            **run.learner.metrics,
-        }
+        row |= {**self._times, **report}
+        row |= {**run.generators.metrics, **run.learner.metrics}
         shares = run.ledger.idle_shares()
         row |= {f"idle/{pool}_share": share for pool, share in shares.items()}
         if self._profile:
             self._profile.reached(step)
         histograms = group_histograms(groups, learner_version=step - 1)
         self._writer.write_step(step, row, histograms)
+        if each.epoch == 0:
+            rows = rollout_rows(each.batch.groups, step=step)
+            self._writer.write_train_rollouts(rows)
         self._warn(row)
         self._show(step, row)
         filters = self._config.sampler.filters

@@ -33,13 +33,9 @@ def read_turns(
 
     Return None if there are no turns.  If `answered`, an assistant's turn may follow.
     """
-    if isinstance(given, str) and _LIST.match(given):
-        given = from_text(given)
-        if not isinstance(given, list):
-            raise Unusable("the prompt is a list of turns that cannot be read")
-    if not isinstance(given, list) or not given:
+    turns = read_conversation(given)
+    if turns is None:
         return None
-    turns = [_turn(each) for each in given]
     system = ""
     if turns[0][0] == "system":
         (_, system), *turns = turns
@@ -53,6 +49,17 @@ def read_turns(
     if has_picture(text):
         raise Unusable("the question has a picture, sound or film")
     return Turns(text, system, answer)
+
+
+def read_conversation(given: Any) -> list[tuple[str, str]] | None:
+    """Return the role and the text of every turn; None where there are no turns."""
+    if isinstance(given, str) and _LIST.match(given):
+        given = from_text(given)
+        if not isinstance(given, list):
+            raise Unusable("the prompt is a list of turns that cannot be read")
+    if not isinstance(given, list) or not given:
+        return None
+    return [_turn(each) for each in given]
 
 
 def _turn(each: Any) -> tuple[str, str]:

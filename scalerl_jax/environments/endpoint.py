@@ -12,38 +12,20 @@ of a judge is a reward.  `scalerl serve` is such an endpoint.
 import asyncio
 import dataclasses
 import hashlib
-import http.client
 import json
 import os
-import random
 import re
 import tempfile
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from scalerl_jax.environments.verdict import Done
 from scalerl_jax.formats.bounded import read_text
-from scalerl_jax.formats.reading import parse_json
+from scalerl_jax.formats.http_json import SCHEMES, AskError, ask, pause_s
 
 _MOST_BYTES = 2**22  # of a reply
 _SHOWN = 120  # characters of a reply in an error
-_AGAIN = frozenset((408, 409, 429, 500, 502, 503, 504))  # statuses that may pass
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0  # before a retry; doubled for each
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: the key is for the host that was named."""
-
-    def redirect_request(
-        self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: Any
-    ) -> None:
-        """Make no other request; the status is an error then."""
-
-
-_OPENER = urllib.request.build_opener(_NoRedirect)
 
 
 class JudgeError(RuntimeError):
@@ -68,7 +50,7 @@ class Judge:
 
     def __post_init__(self) -> None:
         """Refuse a URL of anything but HTTP."""
-        if not self.url.startswith(("http://", "https://")):
+        if not self.url.startswith(SCHEMES):
             raise ValueError(
                 f"Judge(url={self.url!r}) must begin with http:// or https://"
             )
@@ -111,7 +93,7 @@ class Judge:
         kept = Path(self.cache, hashlib.sha256(asked).hexdigest())
         if self.cache and kept.exists():
             return read_text(kept, most=_MOST_BYTES)
-        said = await self._persistently(json.dumps(body).encode())
+        said = await self._persistently(body)
         if self.cache:
             kept.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=kept.parent, delete=False) as file:
@@ -119,67 +101,45 @@ class Judge:
             os.replace(file.name, kept)  # never half of it
         return said
 
-    async def _persistently(self, body: bytes) -> str:
+    async def _persistently(self, body: dict[str, Any]) -> str:
         """Ask until there is an answer, or `retries` are used up."""
-        pause_s, left = _FIRST_PAUSE_S, self.retries
-        while True:
+        for tries in range(1, self.retries + 2):
             try:
                 return await asyncio.to_thread(self._ask, body)
-            except _Passing as error:
-                if not left:
+            except AskError as error:
+                if not error.passing:
+                    raise JudgeError(f"the judge at {self.url} {error}") from error
+                if tries > self.retries:
                     raise JudgeError(
-                        f"the judge at {self.url} failed {self.retries + 1} times: "
-                        f"{error}"
+                        f"the judge at {self.url} failed {tries} times: {error}"
                     ) from error
-                wait_s = max(pause_s, error.after_s) * random.uniform(1.0, 1.5)
-            await asyncio.sleep(min(wait_s, _LONGEST_PAUSE_S))
-            pause_s, left = 2 * pause_s, left - 1
+                wait_s = pause_s(tries, error)
+            await asyncio.sleep(wait_s)
+        raise AssertionError("the last failure is raised")
 
-    def _ask(self, body: bytes) -> str:
-        headers = {"Content-Type": "application/json"}
-        if self.key:
-            if self.key not in os.environ:
-                raise JudgeError(
-                    f"{self.key} is not in the environment of this process; name it "
-                    f"in reward.variables"
-                )
-            headers["Authorization"] = f"Bearer {os.environ[self.key]}"
-        request = urllib.request.Request(
-            f"{self.url.rstrip('/')}/chat/completions", data=body, headers=headers
+    def _ask(self, body: dict[str, Any]) -> str:
+        if self.key and self.key not in os.environ:
+            raise JudgeError(
+                f"{self.key} is not in the environment of this process; name it in "
+                f"reward.variables"
+            )
+        answer = ask(
+            f"{self.url.rstrip('/')}/chat/completions",
+            body,
+            key=self.key,
+            timeout_s=self.timeout_s,
+            most=_MOST_BYTES,
         )
         try:
-            with _OPENER.open(request, timeout=self.timeout_s) as reply:
-                content = reply.read(_MOST_BYTES)
-        except urllib.error.HTTPError as error:
-            error.close()
-            if error.code in _AGAIN:
-                after = error.headers.get("Retry-After", "")
-                raise _Passing(
-                    f"status {error.code}", float(after) if after.isdigit() else 0.0
-                ) from error
-            raise JudgeError(
-                f"the judge at {self.url} answered with status {error.code}"
-            ) from error
-        except (OSError, http.client.HTTPException) as error:
-            raise _Passing(str(error) or type(error).__name__) from error
-        try:
-            said = parse_json(content)["choices"][0]["message"]["content"]
-        except (ValueError, LookupError, TypeError) as error:
+            said = answer["choices"][0]["message"]["content"]
+        except (LookupError, TypeError) as error:
             raise JudgeError(
                 f"the judge at {self.url} answered what is no completion: "
-                f"{content[:_SHOWN]!r}"
+                f"{str(answer)[:_SHOWN]!r}"
             ) from error
         if not isinstance(said, str):
             raise JudgeError(f"the judge at {self.url} answered with no text")
         return said
-
-
-class _Passing(Exception):  # noqa: N818  a reason to ask again
-    """A failure that may be over when the judge is asked again."""
-
-    def __init__(self, why: str, after_s: float = 0.0) -> None:
-        super().__init__(why)
-        self.after_s = after_s
 
 
 async def rubric(judge: Judge, criteria: Mapping[str, float], **values: Any) -> Done:

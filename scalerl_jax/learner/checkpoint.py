@@ -26,7 +26,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -56,6 +56,14 @@ from scalerl_jax.process.full_disk import lacks_space, why_full
 from scalerl_jax.types import Group, PyTree
 
 _log = logging.getLogger(__name__)
+# Digests of params that belong to a state and are not in it, by name; "": none.
+Beside = Mapping[str, str]
+NOTHING: Beside = {}
+# Name -> what it is called, and where it comes from.
+_BESIDE = {
+    "base": ("frozen params", "model.checkpoint or model.param_dtype"),
+    "teacher": ("params of a teacher", "teacher.checkpoint or model.compute_dtype"),
+}
 _OF_PROCESS = re.compile(r"process \d+: ")  # as `multihost` tells an error
 T = TypeVar("T")
 
@@ -117,13 +125,13 @@ class Checkpointer:
         state: PyTree,
         host: dict[str, Any],
         groups: Sequence[Group],
-        base: str = "",
+        beside: Beside = NOTHING,
     ) -> None:
         """Copy a checkpoint off the devices, and write it or have it written.
 
         All processes save the same step and state; the host's state and the groups are
-        those of the first.  `base` is the digest of params that belong to the state and
-        are not in it.
+        those of the first.  `beside` names params that belong to the state and are not
+        in it.
 
         Raises:
             UnsavedError: this checkpoint or the one before it cannot be written, or the
@@ -140,7 +148,7 @@ class Checkpointer:
         contents.check_json(host, name="host")
         contents.check_processes(state)
         books, (columns, rows) = json.dumps(host), contents.flatten(groups)
-        manifest = _manifest(step, state, base)
+        manifest = _manifest(step, state, beside)
         self._bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         name = self._place.partial_name(step)
         with self._told(step):
@@ -249,7 +257,9 @@ class Checkpointer:
                 self._place.remove(partial)
             raise
 
-    def restore(self, abstract_state: PyTree, *, base: str = "") -> Restored | None:
+    def restore(
+        self, abstract_state: PyTree, *, beside: Beside = NOTHING
+    ) -> Restored | None:
         """Return the newest good checkpoint, or None if none was ever written.
 
         Errors are those of `CheckpointReader.restore`.
@@ -259,7 +269,7 @@ class Checkpointer:
 
         reader = CheckpointReader(self._place, timeout_s=self._timeout_s)
         try:
-            return reader.restore(abstract_state, base=base)
+            return reader.restore(abstract_state, beside=beside)
         finally:
             self._damaged |= reader.damaged
 
@@ -302,24 +312,27 @@ class CheckpointReader:
         self._place = place
         self._timeout_s = timeout_s
 
-    def restore(self, abstract_state: PyTree, *, base: str = "") -> Restored | None:
+    def restore(
+        self, abstract_state: PyTree, *, beside: Beside = NOTHING
+    ) -> Restored | None:
         """Return the newest good checkpoint, or None if none was ever written.
 
-        `base` is as in `Checkpointer.save`.  `abstract_state` has a
+        `beside` is as in `Checkpointer.save`.  `abstract_state` has a
         `jax.ShapeDtypeStruct` for each array; one without a sharding is put on the
         first device.
 
         Raises:
             RuntimeError: there are checkpoints, and all of them are damaged or hold
                 numbers that are not finite.
-            ValueError: the checkpoint is of another model, base or optimizer.
+            ValueError: the checkpoint is of another model, base, teacher or optimizer.
         """
 
         def load(
             step: int, path: Folder, manifest: dict[str, Any]
         ) -> Callable[[], Restored]:
             _check_shapes(path, manifest["arrays"], abstract_state)
-            _check_base(path, manifest, base)
+            for name in _BESIDE:
+                _check_beside(path, manifest, name, beside.get(name, ""))
             return lambda: Restored(
                 step=step,
                 state=_load(path / contents.STATE, abstract_state),
@@ -334,8 +347,8 @@ class CheckpointReader:
     ) -> tuple[int, PyTree] | None:
         """Return step and params of the newest good checkpoint, and read nothing else.
 
-        `base` and errors are as in `restore`.  With a `name`, such as step_00000050,
-        that checkpoint is read.
+        `base` is the digest of the params that were frozen, and errors are as in
+        `restore`.  With a `name`, such as step_00000050, that checkpoint is read.
         """
         wanted = {"params": abstract_params}
 
@@ -348,7 +361,7 @@ class CheckpointReader:
                 if name.startswith("params.")
             }
             _check_shapes(path, params, wanted)
-            _check_base(path, manifest, base)
+            _check_beside(path, manifest, "base", base)
             state = path / contents.STATE
             return lambda: (step, _load(state, wanted, partial=True)["params"])
 
@@ -438,16 +451,16 @@ class CheckpointReader:
             list(pool.map(check, share([*manifest["files"].items()])))
 
 
-def _manifest(step: int, state: PyTree, base: str) -> dict[str, Any]:
+def _manifest(step: int, state: PyTree, beside: Beside) -> dict[str, Any]:
     """Return the manifest of a checkpoint, without its files."""
-    of_base = {"base": base} if base else {}
     arrays = contents.describe(state)
+    assert beside.keys() <= _BESIDE.keys(), "each has a text for its refusal"
     return {
         "format": FORMAT,
         "step": int(step),
         "files": {},
         "arrays": arrays,
-    } | of_base
+    } | {name: digest for name, digest in beside.items() if digest}
 
 
 def _read_manifest(path: Folder, *, step: int) -> dict[str, Any]:
@@ -505,15 +518,17 @@ def _check_shapes(path: Folder, arrays: dict[str, list[Any]], wanted: PyTree) ->
         )
 
 
-def _check_base(path: Folder, manifest: dict[str, Any], base: str) -> None:
-    """Refuse params that were trained beside other frozen ones."""
-    saved = manifest.get("base", "")
-    if saved != base:
+def _check_beside(
+    path: Folder, manifest: dict[str, Any], name: str, digest: str
+) -> None:
+    """Refuse params that were trained beside others, which have this name."""
+    saved = manifest.get(name, "")
+    if saved != digest:
+        called, source = _BESIDE[name]
         raise ValueError(
-            f"{path} was trained beside frozen params of digest {saved[:16] or None}, "
-            f"and those here have {base[:16] or None}: model.checkpoint or "
-            f"model.param_dtype is another one, or its files have changed; put back "
-            f"what the run began with"
+            f"{path} was trained beside {called} of digest {saved[:16] or None}, "
+            f"and those here have {digest[:16] or None}: {source} is another one, or "
+            f"its files have changed; put back what the run began with"
         )
 
 

@@ -444,6 +444,7 @@ class LocalLearner:
     # Params that are not trained, which checkpoints name by this digest.
     frozen: PyTree | None = None
     base: str = ""
+    teacher: str = ""  # digest of the params that teach; "": there are none
     metrics: dict[str, float] = dataclasses.field(
         default_factory=dict
     )  # of several processes
@@ -512,18 +513,22 @@ class LocalLearner:
         """
         bare = dataclasses.replace(state, frozen=None)
         self.checkpointer.save(
-            step, state=bare, host=host, groups=groups, base=self.base
+            step, state=bare, host=host, groups=groups, beside=self._beside
         )
+
+    @property
+    def _beside(self) -> dict[str, str]:
+        return {"base": self.base, "teacher": self.teacher}
 
     def restore(self) -> Restored | None:
         """Return the newest good checkpoint, if there is any.
 
         Raises:
             RuntimeError: all checkpoints are damaged.
-            ValueError: it is of another model, base or optimizer.
+            ValueError: it is of another model, base, teacher or optimizer.
         """
         layout = dataclasses.replace(self.layout, frozen=None)
-        restored = self.checkpointer.restore(layout, base=self.base)
+        restored = self.checkpointer.restore(layout, beside=self._beside)
         if restored is None:
             return None
         state = dataclasses.replace(restored.state, frozen=self.frozen)

@@ -106,6 +106,7 @@ class Annotator:
     """Gives batches [M, R, S] the scores that the objective reads of other params."""
 
     scores: Mapping[str, Score]
+    teacher: str = ""  # digest of the params that teach; "": there are none here
 
     def __call__(self, state: TrainState, batches: list[PackedBatch]) -> list[Scores]:
         """Return the scores of a window's batches by name, before its first step."""

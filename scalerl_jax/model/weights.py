@@ -355,7 +355,7 @@ def read_tensors(directory: Path) -> dict[str, SafeTensor]:
             of another dtype.
     """
     if (directory / SINGLE).is_file():
-        return _read_header(directory / SINGLE)
+        return read_header(directory / SINGLE)[0]
     if not (directory / INDEX).is_file():
         others = sorted(
             path.name for path in directory.glob("*") if path.suffix in _OTHERS
@@ -381,7 +381,7 @@ def read_tensors(directory: Path) -> dict[str, SafeTensor]:
         if not path.is_file():
             example = min(name for name in weight_map if weight_map[name] == file)
             raise ValueError(f"{path} does not exist; by {INDEX} it holds {example}")
-        stored |= _read_header(path)
+        stored |= read_header(path)[0]
     for name, file in weight_map.items():
         if name not in stored or stored[name].file.name != file:
             raise ValueError(
@@ -390,8 +390,8 @@ def read_tensors(directory: Path) -> dict[str, SafeTensor]:
     return stored
 
 
-def _read_header(path: Path) -> dict[str, SafeTensor]:
-    """Return the tensors of one safetensors file: 8 bytes of length, JSON, then data.
+def read_header(path: Path) -> tuple[dict[str, SafeTensor], dict[str, Any]]:
+    """Return tensors and metadata of a safetensors file: a length, JSON, then data.
 
     It is parsed here because safetensors' own reader does not report which tensor of a
     file was cut short.
@@ -410,11 +410,8 @@ def _read_header(path: Path) -> dict[str, SafeTensor]:
             header = parse_json(file.read(data_start - 8))
             if not isinstance(header, dict):
                 raise TypeError("it is no JSON object")
-            tensors = {
-                name: _entry(name, each)
-                for name, each in header.items()
-                if name != "__metadata__"
-            }
+            metadata = header.pop("__metadata__", {})
+            tensors = {name: _entry(name, each) for name, each in header.items()}
         except (ValueError, KeyError, TypeError) as failure:
             raise ValueError(f"{path} has a corrupt header: {failure}") from failure
     stored = {}
@@ -434,7 +431,7 @@ def _read_header(path: Path) -> dict[str, SafeTensor]:
                 f"dtype {dtype} has {end - begin} bytes"
             )
         stored[name] = SafeTensor(path, name, _STORED[dtype], shape, data_start + begin)
-    return stored
+    return stored, metadata if isinstance(metadata, dict) else {}
 
 
 def _entry(name: str, each: Any) -> tuple[str, tuple[int, ...], int, int]:

@@ -48,7 +48,7 @@ def make_advantages(
     """
     teacher = config.teacher
     of_rewards = None if teacher.alone else _of_rewards(config, running)
-    if not teacher.checkpoint:
+    if not teacher.on:
         assert of_rewards is not None, "teacher.alone needs a teacher"
         return of_rewards
     return TaughtAdvantages(of_rewards=of_rewards, coefficient=teacher.coefficient)

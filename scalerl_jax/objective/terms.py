@@ -202,8 +202,8 @@ def terms_of(config: Config) -> Iterator[Term]:
     yield _term(
         "Teacher",
         TaughtAdvantages,
-        "teacher.checkpoint teacher.coefficient teacher.alone",
-        bool(config.teacher.checkpoint),
+        "teacher.checkpoint teacher.endpoint teacher.coefficient teacher.alone",
+        config.teacher.on,
         scores=("teacher",),
         measures={
             "teacher/kl": lambda _, tokens: tokens.logprobs - tokens.scores["teacher"]

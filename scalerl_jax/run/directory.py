@@ -29,8 +29,16 @@ from scalerl_jax.run.writing import open_to_append, replace_file, write_json
 METRICS_FILE = "metrics.jsonl"
 EVALS_FILE = "evals.jsonl"
 ROLLOUTS_FILE = "rollouts.jsonl"
+TRAIN_ROLLOUTS_FILE = "train_rollouts.jsonl"  # token ids; run/rollouts.py
 # Files of a run.  If one of them exists without config.json, its recipe is unknown.
-RUN_FILES = (METRICS_FILE, EVALS_FILE, ROLLOUTS_FILE, "ledger.json", "checkpoints")
+RUN_FILES = (
+    METRICS_FILE,
+    EVALS_FILE,
+    ROLLOUTS_FILE,
+    TRAIN_ROLLOUTS_FILE,
+    "ledger.json",
+    "checkpoints",
+)
 ENVIRONMENT_FILE = "environment.py"  # copy of the user's reward functions
 STATUS_FILE = "status.json"  # state of the run's processes
 

@@ -32,6 +32,7 @@ COUNTS = (
     "train_flops",
     "generate_flops",
     "teacher_flops",
+    "asked_teacher_tokens",  # scored by an endpoint, whose FLOPs are not ours
     "lost_tokens",
     "lost_flops",
 )

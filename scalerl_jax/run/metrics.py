@@ -1,9 +1,9 @@
 """Metrics of a run: its JSON-lines files, TensorBoard and W&B.
 
-metrics.jsonl, evals.jsonl and rollouts.jsonl hold one JSON object per line.  Each line
-is written by one system call, so that a killed run leaves at most one incomplete line,
-at the end.  Floats are written so that they read back bit for bit; NaN and infinities,
-which JSON lacks, become null.
+metrics.jsonl, evals.jsonl, rollouts.jsonl and, if it is asked for, train_rollouts.jsonl
+hold one JSON object per line.  Each line is written by one system call, so that a
+killed run leaves at most one incomplete line, at the end.  Floats are written so that
+they read back bit for bit; NaN and infinities, which JSON lacks, become null.
 """
 
 import contextlib
@@ -26,6 +26,7 @@ from scalerl_jax.run.directory import (
     EVALS_FILE,
     METRICS_FILE,
     ROLLOUTS_FILE,
+    TRAIN_ROLLOUTS_FILE,
 )
 from scalerl_jax.run.events import Appender, EventFile, unwritable
 from scalerl_jax.run.resume import rows_until
@@ -58,21 +59,26 @@ class MetricsWriter(contextlib.AbstractContextManager["MetricsWriter"]):
         after: int,
         settings: Mapping[str, Any] | None = None,
         wandb_project: str = "",
+        train_rollouts: bool = False,
     ) -> None:
         """Open the files in `directory` to append to.
 
         Rows after optimizer step `after` (-1: all rows) and an incomplete last line are
         removed: they will be written again.  `settings`, by dotted name, are the
-        hyper-parameters in TensorBoard and W&B.
+        hyper-parameters in TensorBoard and W&B.  With `train_rollouts`, a file for
+        these is opened, too.
         """
         self._directory = Path(directory)
         self._files: dict[str, Appender] = {}
         self._wandb = None
         with contextlib.ExitStack() as opened:
-            for name in (METRICS_FILE, EVALS_FILE, ROLLOUTS_FILE):
+            kept = (TRAIN_ROLLOUTS_FILE,)
+            for name in (METRICS_FILE, EVALS_FILE, ROLLOUTS_FILE, *kept):
                 file, steps = self._directory / name, []
                 if file.is_file():
                     steps = _drop_after(file, after)
+                if name in kept and not train_rollouts:
+                    continue
                 if name == EVALS_FILE:
                     self._evaluated = set(steps)
                 self._files[name] = Appender(self._directory / name)
@@ -122,6 +128,12 @@ class MetricsWriter(contextlib.AbstractContextManager["MetricsWriter"]):
             row = self._write(ROLLOUTS_FILE, {"step": row["step"], **row})
             text = text_pb(f"rollouts/{number}", _markdown(row))
             self._tensorboard.write(step=row["step"], summary=text)
+
+    def write_train_rollouts(self, rows: Iterable[dict[str, Any]]) -> None:
+        """Append rollouts of token ids, if there is a file of them."""
+        if TRAIN_ROLLOUTS_FILE in self._files:
+            for row in rows:
+                self._write(TRAIN_ROLLOUTS_FILE, row)
 
     def _write(self, name: str, row: dict[str, Any]) -> dict[str, Any]:
         row = _json_values(row)

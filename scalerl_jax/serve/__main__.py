@@ -40,6 +40,7 @@ _FLAGS: tuple[tuple[str, Callable[[str], object], object, str], ...] = (
     ("host", str, "127.0.0.1", "address to listen on"),
     ("port", _port, 8000, "0: a free one, which is logged"),
     ("name", str, "", "the model's, for clients; empty: the directory's"),
+    ("adapter", str, "", "directory of low-rank factors, merged into the checkpoint's"),
     ("dtype", str, "", "float32 or bfloat16; empty: the checkpoint's"),
     ("tensor", _not_negative, 0, "devices that share a replica; 0: as many as can"),
     ("slots", _positive, 32, "completions sampled together by a replica"),

@@ -142,6 +142,7 @@ def _load(
             flags.checkpoint,
             dtype=flags.dtype,
             placement=lambda arch: param_shardings(arch, meshes(arch)[0]),
+            adapter=flags.adapter,
         )
     settings = _settings(flags, model)
     params = unstack_layers(model.params, model.arch)

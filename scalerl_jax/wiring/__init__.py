@@ -192,7 +192,7 @@ def make_books(config: Config, directory: Path, progress: Progress) -> RunBooks:
     if jax.default_backend() == "cpu":
         keep_freed_memory(arch.num_params)
     tokenizer = make_checked_tokenizer(config, arch)
-    if config.teacher.checkpoint:
+    if config.teacher.on:
         check_teacher(config, arch, tokenizer)
     if own and own.by_turns:
         make_writer(config, tokenizer)  # it may raise
@@ -235,16 +235,18 @@ def make_local_learner(
     forward = make_forward(config, arch, mesh)
     with explained("the train step", config):
         state, step = make_learner(config, forward, mesh, progress)
+    annotate = make_annotate(config, forward, mesh)
     learner = LocalLearner(
         layout=abstract_state(config, arch, mesh),
         train_step=step,
         diagnose=make_diagnosis(config, forward, step),
-        annotate_window=make_annotate(config, forward, mesh),
+        annotate_window=annotate,
         to_sampler=to_sampler,
         score_batch=plain_scorer(forward),
         checkpointer=checkpointer,
         frozen=state.frozen,
         base=digest_of(state.frozen),
+        teacher=annotate.teacher,
     )
     return learner, state
 

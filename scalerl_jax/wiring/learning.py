@@ -16,7 +16,6 @@ from scalerl_jax.learner.head import Head
 from scalerl_jax.learner.nonfinite import Diagnosis
 from scalerl_jax.learner.optimizer import make_optimizer, make_schedule
 from scalerl_jax.learner.step import (
-    Annotate,
     TrainState,
     TrainStep,
     init_state,
@@ -46,6 +45,7 @@ from scalerl_jax.objective.terms import (
 )
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.types import PackedBatch, PyTree
+from scalerl_jax.wiring.adapters import check_adapter, load_factors
 from scalerl_jax.wiring.annotation import (
     abstract_critic,
     make_critic,
@@ -53,7 +53,11 @@ from scalerl_jax.wiring.annotation import (
     make_scores,
 )
 from scalerl_jax.wiring.mixtures import load_with_biases, with_router
-from scalerl_jax.wiring.teacher import make_teacher, read_teacher
+from scalerl_jax.wiring.teacher import (
+    make_asked_teacher,
+    make_teacher,
+    read_teacher,
+)
 
 
 def make_architecture(config: Config) -> Architecture:
@@ -230,9 +234,11 @@ def split_params(
         return split(params, frozen_params(params, config.model.frozen))
     factors = abstract_factors(arch, lora, mesh)
     if not isinstance(jax.tree.leaves(params)[0], jax.ShapeDtypeStruct):
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, factors)
+        if lora.adapter:
+            return load_factors(config, arch, params, shardings), params
         factors = jax.jit(
-            functools.partial(init_factors, arch, lora),
-            out_shardings=jax.tree.map(lambda leaf: leaf.sharding, factors),
+            functools.partial(init_factors, arch, lora), out_shardings=shardings
         )(jax.random.key(config.seed))
     return factors, params
 
@@ -270,6 +276,8 @@ def check_trained(config: Config, arch: Architecture) -> None:
             )
     if config.model.lora.rank:
         factor_table(arch, config.model.lora)
+    if config.model.lora.adapter:
+        check_adapter(config, arch)
 
 
 def abstract_state(config: Config, arch: Architecture, mesh: Mesh) -> TrainState:
@@ -351,15 +359,17 @@ def make_diagnosis(
     return diagnose
 
 
-def make_annotate(config: Config, forward: Forward, mesh: Mesh) -> Annotate:
-    """Return a function that scores a window's batches before its first step."""
+def make_annotate(config: Config, forward: Forward, mesh: Mesh) -> Annotator:
+    """Return what scores a window's batches before its first step."""
     if not needs_of(config).of_params:
-        return lambda state, batches: [{} for _ in batches]
+        return Annotator(scores={})
 
     state = abstract_state(config, forward.arch, mesh)
-    scores = make_scores(config, forward, mesh, state=state)
-    if config.teacher.checkpoint:
+    scores, digest = make_scores(config, forward, mesh, state=state), ""
+    if config.teacher.endpoint:
+        scores["teacher"] = make_asked_teacher(config)
+    elif config.teacher.checkpoint:
         own = make_forward(config, read_teacher(config), mesh)
         batch = make_pack(config, forward.arch)[1]
-        scores["teacher"] = make_teacher(config, own, mesh, batch=batch)
-    return Annotator(scores=scores)
+        scores["teacher"], digest = make_teacher(config, own, mesh, batch=batch)
+    return Annotator(scores=scores, teacher=digest)

@@ -1,7 +1,8 @@
 """Load a policy to sample from: a Hugging Face directory, a GGUF file, or a run."""
 
 import dataclasses
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ from scalerl_jax.formats.remote import origin_of
 from scalerl_jax.learner import fitness
 from scalerl_jax.learner.checkpoint import CheckpointReader
 from scalerl_jax.learner.places import BucketPlace, CheckpointPlace
+from scalerl_jax.model.adapter_files import read_adapter
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.lora import join, merged
 from scalerl_jax.model.weights import load_params
 from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.run.record import with_own_assets
+from scalerl_jax.run.resume import find_settings
 from scalerl_jax.types import PyTree
 from scalerl_jax.weights.publication import digest_of
 from scalerl_jax.wiring.learning import (
@@ -70,16 +73,19 @@ def load_model(
     dtype: str = "",
     placement: Placement = None,
     require_finite: bool = False,
+    adapter: str = "",
 ) -> Model:
     """Return the policy in a directory, with each device's own shards.
 
     The directory is a Hugging Face directory (or hub id), a run's, the `checkpoints`
     in it, or one of these checkpoints; a GGUF file is accepted, too.  `dtype` is a
-    name; empty: the dtype in which the policy was sampled or saved.
+    name; empty: the dtype in which the policy was sampled or saved.  The low-rank
+    factors in a directory `adapter` are merged into the weights.
 
     Raises:
         ValueError: it is missing, broken, or none of these; or it holds numbers that
-            are not finite and is a run's checkpoint, or `require_finite` is set.
+            are not finite and is a run's checkpoint, or `require_finite` is set; or
+            the adapter is incomplete or has another base.
     """
     try:
         path = _local(directory, weights=True)
@@ -88,7 +94,7 @@ def load_model(
                 "there is no such directory; name a Hugging Face directory, a GGUF "
                 "file, a run directory, or a checkpoint of a run"
             )
-        return _load(path, dtype, placement, require_finite)
+        return _load(path, dtype, placement, require_finite, adapter)
     except (ValueError, RuntimeError, OSError) as error:
         raise ValueError(f"--checkpoint={directory}: {error}") from error
 
@@ -136,9 +142,18 @@ def _local(name: str | Path, *, weights: bool = False) -> Directory:
 
 
 def _load(
-    path: Directory, dtype: str, placement: Placement, require_finite: bool
+    path: Directory,
+    dtype: str,
+    placement: Placement,
+    require_finite: bool,
+    adapter: str,
 ) -> Model:
     run = _run_of(path)
+    if run is not None and adapter:
+        raise ValueError(
+            f"--adapter={adapter} goes with a base, and this is a run, which has its "
+            f"own factors; name the base"
+        )
     config = Config(model=ModelConfig(checkpoint=str(path)))
     if run is not None:
         config = read_settings(run / "config.json")
@@ -149,13 +164,11 @@ def _load(
     shardings = placement and placement(arch)
     if run is None:
         version = 0
-        params = load_params(
-            str(path),
-            arch,
-            dtype=kind,
-            shardings=shardings,
-            require_finite=require_finite,
-        )
+        options = {"shardings": shardings, "require_finite": require_finite}
+        if adapter:
+            params = _adapted(str(path), arch, adapter, dtype=kind, **options)
+        else:
+            params = load_params(str(path), arch, dtype=kind, **options)
     else:
         assert isinstance(path, Path), "a run is a directory"
         version, params = _policy(run, path, config, arch)
@@ -174,6 +187,20 @@ def _load(
         policy_version=version,
         dtype=kind,
     )
+
+
+def _adapted(
+    base: str, arch: Architecture, adapter: str, *, dtype: Any, **options: Any
+) -> PyTree:
+    """Return the params of a base with an adapter's factors merged into them."""
+    with config_lib.naming(f"--adapter={adapter}"):
+        files = read_adapter(adapter, arch)
+        own = jnp.dtype(files.base_dtype or dtype)  # the digest is of these numbers
+        params = load_params(base, arch, dtype=own, **options)
+        files.check_base(digest_of(params) if files.digest else "")
+        params = merged(join(files.factors(arch), params))
+        params = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+        return jax.device_put(params, options["shardings"])
 
 
 def _saved_dtype(path: Directory) -> str:
@@ -218,6 +245,24 @@ def get_config(workdir: str) -> ml_collections.ConfigDict:
     """Return the settings of a run to resume: `--config=loading.py:WORKDIR`."""
     config = read_settings(Path(workdir).expanduser() / "config.json")
     return ml_collections.ConfigDict(dataclasses.asdict(config))
+
+
+def with_settings(argv: Sequence[str]) -> Sequence[str]:
+    """Return argv; without --config, add the config of the run in --workdir."""
+    words = [word for argument in argv for word in argument.split("=", 1)]
+    given = {
+        name.lstrip("-"): value
+        for name, value in itertools.pairwise(words)
+        if name.startswith("-")
+    }
+    if "config" in given:
+        return argv
+
+    settings = find_settings(given.get("workdir", ""))
+    if settings is None:
+        return argv
+
+    return [argv[0], f"--config={__file__}:{settings.parent}", *argv[1:]]
 
 
 def _policy(

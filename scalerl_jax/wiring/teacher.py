@@ -10,12 +10,15 @@ from jaxtyping import Array
 
 from scalerl_jax.config import Config, naming
 from scalerl_jax.data.tokenizer import Tokenizer, load_tokenizer
+from scalerl_jax.learner.endpoint_teacher import make_endpoint
 from scalerl_jax.learner.forward import Forward
 from scalerl_jax.learner.window_scores import Score, Scorer, of_params
 from scalerl_jax.model.architecture import Architecture, param_shardings
 from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.weights import load_params
+from scalerl_jax.parallel import multihost
 from scalerl_jax.types import PackedBatch, PyTree
+from scalerl_jax.weights.publication import digest_of
 
 # Parts of a `tokenizer.json` that determine the ids of a text.
 _OF_IDS = ("model", "added_tokens", "normalizer", "pre_tokenizer")
@@ -35,9 +38,12 @@ def check_teacher(config: Config, arch: Architecture, tokenizer: Tokenizer) -> N
     """Refuse a teacher whose tokens differ from the policy's, those of `tokenizer`.
 
     Raises:
-        ValueError: its checkpoint cannot be read, its tokenizer gives other ids, or its
-            vocabulary is smaller than the policy's.
+        ValueError: its checkpoint or endpoint cannot be read, its tokenizer gives other
+            ids, or its vocabulary is smaller than the policy's.
     """
+    if config.teacher.endpoint:
+        make_endpoint(config.teacher).check(tokenizer)
+        return
     source, teacher = config.teacher.checkpoint, read_teacher(config)
     with naming("teacher.checkpoint"):
         theirs = load_tokenizer(source)
@@ -63,10 +69,26 @@ def ids_digest(tokenizer: Tokenizer) -> str:
     return hashlib.sha256(kept.encode()).hexdigest()[:12]
 
 
+def make_asked_teacher(config: Config) -> Score:
+    """Return the log-probabilities that an endpoint gives.
+
+    Raises:
+        ValueError: the learner is of several processes.
+    """
+    if (count := multihost.process_count()) > 1:
+        raise ValueError(
+            f"teacher.endpoint = {config.teacher.endpoint!r} is asked by a learner of "
+            f"one process, and this one is of {count}; name a teacher.checkpoint"
+        )
+    return make_endpoint(config.teacher)
+
+
 def make_teacher(
     config: Config, forward: Forward, mesh: Mesh, *, batch: PackedBatch
-) -> Score:
-    """Load the teacher onto the learner's devices; return its log-probabilities.
+) -> tuple[Score, str]:
+    """Load the teacher onto the learner's devices.
+
+    Return its log-probabilities, and the digest of its params.
 
     Its params have model.compute_dtype.
 
@@ -91,4 +113,4 @@ def make_teacher(
 
     scorer = Scorer(logprobs, params=params, batch=batch, mesh=mesh)
     scorer.compile()
-    return of_params(params, scorer)
+    return of_params(params, scorer), digest_of(params)

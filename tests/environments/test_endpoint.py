@@ -9,11 +9,11 @@ import threading
 import pytest
 
 from scalerl_jax.config import RewardConfig
-from scalerl_jax.environments import endpoint
 from scalerl_jax.environments.endpoint import Judge, JudgeError, rubric
 from scalerl_jax.environments.own_file import read_own
 from scalerl_jax.environments.run_verifiers import make_pool
 from scalerl_jax.environments.verdict import Done
+from scalerl_jax.formats import http_json
 
 SILENCE = -1  # of a server that takes a question and says nothing
 
@@ -54,7 +54,7 @@ def said(text):
 
 @pytest.fixture
 def server(monkeypatch):
-    monkeypatch.setattr(endpoint, "_FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(http_json, "_FIRST_PAUSE_S", 0.001)
     with Server(("127.0.0.1", 0), Handler) as made:
         made.asked, made.over = [], threading.Event()
         thread = threading.Thread(target=made.serve_forever, args=(0.01,))
@@ -102,7 +102,7 @@ def test_what_may_pass_is_tried_again(server):
         ((429, b""), 3, "failed 3 times: status 429"),
         ((401, b""), 1, "answered with status 401"),
         ((302, b""), 1, "answered with status 302"),
-        ((200, b"<html>"), 1, "answered what is no completion: b'<html>'"),
+        ((200, b"<html>"), 1, "answered with no JSON: b'<html>'"),
         ((200, b"[]"), 1, "answered what is no completion"),
         ((200, said(None)), 1, "answered with no text"),
         ((200, said("")), 1, "answer '' has no match of"),
@@ -162,7 +162,7 @@ async def score(prompt, completion, reference):
         ((200, said("Good: 7")), ""),
         ((200, said("I like it")), "JudgeError: the judge's answer 'I like it' has no"),
         ((200, said("")), "JudgeError: the judge's answer '' has no match"),
-        ((200, b"<html>"), "answered what is no completion: b'<html>'"),
+        ((200, b"<html>"), "answered with no JSON: b'<html>'"),
         ((429, b""), "failed 2 times: status 429"),
         ((SILENCE, b""), "failed 2 times: timed out"),
     ],

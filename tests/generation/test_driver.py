@@ -19,7 +19,7 @@ from shared_parts import finish
 from small_model import small_architecture
 from test_assembly import make_group
 
-from scalerl_jax import warmstart
+from scalerl_jax import demonstrations
 from scalerl_jax.batching.assembly import group_metrics
 from scalerl_jax.controller.group_check import GroupCheck
 from scalerl_jax.controller.orders import OrderBook
@@ -39,8 +39,8 @@ from scalerl_jax.sampler.sampling import Sampling, sample_keys
 from scalerl_jax.weights.publication import Published, checksums
 
 LONG = 60.0  # a wait that a test does not expect to see the end of
-BACKEND = warmstart.make_tokenizer()
-EOS = BACKEND.token_to_id(warmstart.EOS)
+BACKEND = demonstrations.make_tokenizer()
+EOS = BACKEND.token_to_id(demonstrations.EOS)
 TOKENIZER = Tokenizer(backend=BACKEND, eos_ids=(EOS,))
 QUESTIONS = tasks.make_questions("chain_sum", count=40, seed=5, exclude=set())
 PROMPTS = build_prompts(

@@ -9,13 +9,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import small_run
+import small_teacher
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
 from test_assembly import CUT, EQUAL, MIXED, assembler
 
 import scalerl_jax
-from scalerl_jax import main
+from scalerl_jax import main, wiring
+from scalerl_jax.batching.answers import answered
+from scalerl_jax.batching.packing import pack
+from scalerl_jax.data.tokenizer import load_tokenizer
+from scalerl_jax.learner.forward import Forward
+from scalerl_jax.model.hugging_face import read_architecture
+from scalerl_jax.model.weights import load_params
 from scalerl_jax.objective.advantages import TaughtAdvantages
+from scalerl_jax.parallel.mesh import make_mesh
+from scalerl_jax.run.progress import Progress
 from scalerl_jax.wiring.learning import make_architecture
 from scalerl_jax.wiring.sampling import make_tokenizer
 from scalerl_jax.wiring.teacher import check_teacher
@@ -104,7 +114,18 @@ def test_a_teacher_that_reads_other_tokens_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "changes, words",
     [
-        ({"teacher.alone": True}, "set teacher.checkpoint given"),
+        ({"teacher.alone": True}, "set teacher.checkpoint or teacher.endpoint"),
+        ({"teacher.model": "m"}, "set teacher.endpoint given"),
+        (OF_ITSELF | {"teacher.endpoint": "http://a/v1"}, "are two teachers"),
+        ({"teacher.endpoint": "file:///etc"}, "must begin with http:// or https://"),
+        (
+            {"teacher.endpoint": "http://a/v1", "sampler.temperature": 0.5},
+            "sampler.temperature = 0.5; set that to 1.0",
+        ),
+        (
+            {"teacher.endpoint": "http://a/v1", "mesh.processes": 2},
+            "mesh.processes = 2; set that to 1",
+        ),
         ({"teacher.alone": True} | OF_ITSELF, "objective.zero_variance_filter = True"),
         (ALONE | {"objective.advantage": "critic"}, "set it to 'group_mean'"),
         (ALONE | small_run.OF_STATE, "objective.kl_in = 'reward'"),
@@ -116,12 +137,66 @@ def test_what_a_teacher_alone_does_not_go_with_is_refused(changes, words):
     assert words in str(error.value)
 
 
+def test_a_run_that_goes_on_with_another_teacher_is_refused(tmp_path, shared_parts):
+    """Its path is the same, and its weights are not."""
+    teacher = shutil.copytree(ASSETS / "tiny_base", tmp_path / "teacher")
+    config = small_run.make_config(ALONE | {"teacher.checkpoint": str(teacher)})
+    arch, mesh = make_architecture(config), make_mesh(jax.devices()[:1])
+
+    def learner():
+        return wiring.make_local_learner(
+            config,
+            arch,
+            mesh,
+            to_sampler=None,
+            checkpointer=wiring.make_checkpointer(config, tmp_path),
+            progress=Progress(),
+        )
+
+    made, state = learner()
+    made.save(1, state, host={}, groups=())
+    made.checkpointer.close()
+    assert learner()[0].restore().step == 1
+    file = teacher / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.norm.weight"] = tensors["model.norm.weight"] * 2
+    save_file(tensors, file, metadata={"format": "pt"})
+    words = r"beside params of a teacher of digest [0-9a-f]{16}, and .*teacher\.checkp"
+    with pytest.raises(ValueError, match=words):
+        learner()[0].restore()
+
+
 @pytest.mark.slow
-def test_a_policy_is_taught_and_the_books_know_it(tmp_path, shared_parts):
+@pytest.mark.parametrize("asked", [False, True], ids=["checkpoint", "endpoint"])
+def test_a_policy_is_taught_and_the_books_know_it(tmp_path, shared_parts, asked):
     """Its own base has nothing to teach before the first step."""
-    main.run(small_run.make_config(ALONE | {"queue.max_staleness": 0}), str(tmp_path))
+    changes = ALONE | {"queue.max_staleness": 0}
+    with small_teacher.serving() as server:
+        if asked:
+            tokenizer = load_tokenizer(ASSETS / "tiny_base")
+            server.tokenize, server.score = tokenizer.encode, of_base()
+            changes |= {"teacher.checkpoint": "", "teacher.endpoint": server.url}
+        main.run(small_run.make_config(changes), str(tmp_path))
     rows = small_run.rows(tmp_path)
     assert abs(rows[0]["teacher/kl"]) < 1e-5
     assert rows[0]["grad_norm"] < 1e-3  # there is nothing to learn
     flops = rows[-1]["compute/teacher_flops"]
-    assert flops == pytest.approx(rows[-1]["compute/train_flops"] / 3)
+    own = 0.0 if asked else rows[-1]["compute/train_flops"] / 3
+    assert flops == pytest.approx(own)
+    assert (rows[-1]["compute/asked_teacher_tokens"] > 0) == asked
+
+
+def of_base():
+    """Scores of a prompt by the base's weights, one sequence at a time."""
+    arch = read_architecture(ASSETS / "tiny_base")
+    params = load_params(ASSETS / "tiny_base", arch, dtype=jnp.float32)
+    forward, size = Forward(arch=arch, dtype=jnp.float32), 128
+    logprobs = jax.jit(lambda batch: forward.logprobs(params, batch)[0])
+
+    def score(ids):
+        sequence = answered(np.int32(ids), np.arange(len(ids)) > 0)
+        batch = pack([sequence], row_tokens=size, rows_per_microbatch=1).batch
+        found = logprobs(jax.tree.map(lambda leaf: leaf[0], batch))
+        return np.asarray(found)[0, : len(ids) - 1].tolist()
+
+    return score

@@ -96,6 +96,7 @@ def test_wasted_tokens_take_their_part_of_generation(clock):
         "train_flops": 1e12,
         "generate_flops": 0,
         "teacher_flops": 0,
+        "asked_teacher_tokens": 0,
         "lost_tokens": 0,
         "lost_flops": 0,
     }

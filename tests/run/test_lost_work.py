@@ -85,6 +85,7 @@ def test_two_kills_by_hand(clock):
         "train_flops": 200,
         "generate_flops": 100,
         "teacher_flops": 0,
+        "asked_teacher_tokens": 0,
         "lost_tokens": 4,
         "lost_flops": 90,
     }

@@ -1,0 +1,248 @@
+"""A warm start from a Config: its settings as those of a learner, and its sequences."""
+
+import dataclasses
+import hashlib
+import itertools
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_collections
+import numpy as np
+
+from scalerl_jax.batching.answers import answered
+from scalerl_jax.batching.packing import TrainSequence
+from scalerl_jax.config import (
+    Config,
+    CriticConfig,
+    GeneratorsConfig,
+    ObjectiveConfig,
+    TeacherConfig,
+    naming,
+    validate,
+)
+from scalerl_jax.data.answers import Answer, Writer, read_answers
+from scalerl_jax.data.chat import read_chat_template
+from scalerl_jax.data.questions import CHAT, check_place
+from scalerl_jax.data.records import Tally
+from scalerl_jax.data.tokenizer import Tokenizer
+from scalerl_jax.formats.reading import is_remote, local_file
+from scalerl_jax.run.directory import TRAIN_ROLLOUTS_FILE
+from scalerl_jax.run.rollouts import chosen, read_rollouts
+from scalerl_jax.wiring.learning import make_architecture
+from scalerl_jax.wiring.loading import run_settings
+from scalerl_jax.wiring.sampling import make_tokenizer
+from scalerl_jax.wiring.teacher import ids_digest
+
+_ORDER = 5  # tag of this random draw; `batching.window` and `data` use other numbers
+_LEAST_BROKEN, _BROKEN_SHARE = 10, 0.01  # rows that are left out, and no more
+_log = logging.getLogger(__name__)
+
+
+def supervised(config: Config, *, num_steps: int) -> Config:
+    """Return the settings of a learner that makes supervised steps, on all devices.
+
+    Its loss is minus a token's log-probability: REINFORCE with advantages of 1.  What a
+    mixture's router needs is kept, and all else that speaks of rollouts is not.
+
+    Raises:
+        ValueError: the learning rate's schedule does not fit this many steps.
+    """
+    settings, own = config.warmstart, config.objective
+    made = dataclasses.replace(
+        config,
+        objective=ObjectiveConfig(
+            loss="reinforce",
+            expert_balance=own.expert_balance,
+            expert_bias_rate=own.expert_bias_rate,
+        ),
+        teacher=TeacherConfig(),
+        critic=CriticConfig(),
+        batch=dataclasses.replace(
+            config.batch,
+            group_size=max(2, config.batch.group_size),
+            shared_tokens=0,
+            own_tokens=0,
+        ),
+        train=dataclasses.replace(config.train, num_steps=num_steps),
+        mesh=dataclasses.replace(config.mesh, processes=1),
+        sampler=dataclasses.replace(
+            config.sampler, temperature=1.0, slots=config.sampler.slots or 1
+        ),
+        optimizer=dataclasses.replace(
+            config.optimizer,
+            learning_rate=settings.learning_rate,
+            warmup_steps=settings.warmup_steps,
+            base_rollouts=0,
+        ),
+        generators=GeneratorsConfig(placement="shared"),
+    )
+    validate(made)
+    return made
+
+
+def name_rows(given: ml_collections.ConfigDict, names: Sequence[str]) -> None:
+    """Set warmstart.rows to what a command line names, by whole paths.
+
+    Raises:
+        ValueError: there are none, or both a config and the command line name some.
+    """
+    settings: Any = given.warmstart
+    own = tuple(settings.rows)
+    if names and own:
+        raise ValueError(
+            f"warmstart.rows = {own} are named already, and {tuple(names)} beside "
+            f"them; leave one of the two out"
+        )
+    if not (found := tuple(names) or own):
+        raise ValueError(
+            "there are no rows to learn from: name files of chats or of prompts and "
+            "completions, or the directory of a run"
+        )
+    settings.rows = tuple(
+        name if is_remote(name) else os.path.abspath(os.path.expanduser(name))
+        for name in found
+    )
+
+
+def load_sequences(config: Config, tokenizer: Tokenizer) -> list[TrainSequence]:
+    """Return what the rows of warmstart.rows have to teach, in their order.
+
+    Raises:
+        ValueError: a file cannot be read, is of another tokenizer, has too many broken
+            rows, or nothing is left.
+    """
+    found: list[TrainSequence] = []
+    left_out, broken, count = Tally(), Tally(), 0
+    longest = config.batch.row_tokens + 1
+    for name in config.warmstart.rows:
+        with naming("warmstart.rows"):
+            for answer in _answers(name, config, tokenizer, left_out, broken):
+                count += 1
+                if len(answer.tokens) > longest:
+                    left_out.add(f"it has more than {longest} tokens", name)
+                elif answer.mask[0] or not answer.mask.any():
+                    left_out.add("it has no prompt before an answer", name)
+                else:
+                    found.append(answered(answer.tokens, answer.mask))
+    for reason, each in itertools.chain(left_out.items(), broken.items()):
+        _log.warning(
+            "warning: %d rows are left out: %s (first: %s)",
+            *(each["count"], reason, each["first"]),
+        )
+    _check_rows(config, found, left_out, broken)
+    _log.info(
+        "%d rows with %d tokens to learn",
+        *(len(found), sum(int(each.mask.sum()) for each in found)),
+    )
+    return found
+
+
+def _check_rows(
+    config: Config, found: Sequence[TrainSequence], left_out: Tally, broken: Tally
+) -> None:
+    """Refuse rows of which too many are broken, or that leave nothing."""
+    names = f"warmstart.rows = {config.warmstart.rows}"
+    limit = max(_LEAST_BROKEN, int(_BROKEN_SHARE * (len(found) + broken.total)))
+    if broken.total > limit:
+        reason, first = next(iter(broken.items()))
+        raise ValueError(
+            f"{names}: {broken.total} rows are broken, more than {limit}; the first is "
+            f"{first['first']}: {reason}"
+        )
+    if not found:
+        reasons = {**left_out, **broken} or {"there are no rows": None}
+        raise ValueError(
+            f"{names} leave nothing to learn from: {'; '.join(reasons)}; name others"
+        )
+
+
+def _answers(
+    name: str, config: Config, tokenizer: Tokenizer, left_out: Tally, broken: Tally
+) -> Iterator[Answer]:
+    if not is_remote(name) and Path(name).is_dir():
+        yield from _of_run(Path(name), config, tokenizer)
+        return
+    path = Path(local_file(name)) if is_remote(name) else Path(name)
+    if not path.is_file():
+        raise ValueError(f"{name}: there is no such file; name one")
+    write = make_answer_writer(config, tokenizer)
+    yield from read_answers(path, write, left_out=left_out, broken=broken)
+
+
+def make_answer_writer(config: Config, tokenizer: Tokenizer) -> Writer:
+    """Make what turns rows into token ids, in the form of the run's prompts."""
+    data, chat = config.data, None
+    if data.template == CHAT:
+        chat = read_chat_template(data.tokenizer or config.model.checkpoint)
+        check_place("data.user_template", data.user_template)
+    else:
+        check_place("data.template", data.template, f", or be {CHAT!r}")
+    return Writer(data, tokenizer, chat)
+
+
+def _of_run(directory: Path, config: Config, tokenizer: Tokenizer) -> Iterator[Answer]:
+    """Yield the rollouts of a run that are worth learning, with their own ids."""
+    run, file = run_settings(directory), directory / TRAIN_ROLLOUTS_FILE
+    if run is None or not file.is_file():
+        raise ValueError(
+            f"{directory} is no directory of a run with {TRAIN_ROLLOUTS_FILE}, which "
+            f"tracking.train_rollouts = True keeps"
+        )
+    theirs = make_tokenizer(run, make_architecture(run))
+    if (own := ids_digest(tokenizer)) != (other := ids_digest(theirs)):
+        raise ValueError(
+            f"the run in {directory} has token ids of another tokenizer (digest "
+            f"{other}) than the policy ({own}); start from a model of its family"
+        )
+    settings = config.warmstart
+    rollouts = chosen(
+        read_rollouts(file), choice=settings.choose, per_prompt=settings.per_prompt
+    )
+    for each in rollouts:
+        prompt = np.zeros(len(each.prompt_tokens), bool)
+        yield Answer(
+            np.concatenate([each.prompt_tokens, each.completion_tokens]),
+            np.concatenate([prompt, each.completion_mask]),
+        )
+
+
+class RowOrder:
+    """The order of rows over all epochs, each of them shuffled, cut into steps."""
+
+    def __init__(
+        self, num_rows: int, *, epochs: int, batch_rows: int, seed: int
+    ) -> None:
+        """Draw it; the last step may have fewer rows."""
+        draws = [
+            np.random.Generator(np.random.PCG64([seed, _ORDER, epoch]))
+            for epoch in range(epochs)
+        ]
+        self._order = np.concatenate([draw.permutation(num_rows) for draw in draws])
+        self._batch_rows, self._num_rows = batch_rows, num_rows
+
+    @property
+    def num_steps(self) -> int:
+        """Return the number of optimizer steps."""
+        return -(-len(self._order) // self._batch_rows)
+
+    def rows(self, step: int) -> list[int]:
+        """Return the rows of a step, from 0."""
+        start = step * self._batch_rows
+        return self._order[start : start + self._batch_rows].tolist()
+
+    def epoch(self, step: int) -> float:
+        """Return the passes that are done before a step."""
+        return step * self._batch_rows / self._num_rows
+
+
+def digest_of_sequences(sequences: Sequence[TrainSequence]) -> str:
+    """Return a digest of the token ids to learn and their order."""
+    digest = hashlib.sha256()
+    for each in sequences:
+        digest.update(np.array([len(each.tokens), each.prompt_length]).tobytes())
+        digest.update(each.tokens.astype(np.int32).tobytes())
+        digest.update(each.mask.tobytes())
+    return digest.hexdigest()

@@ -36,7 +36,7 @@ study-smoke: install
 	$(BIN)/python -m scalerl_jax study run smoke
 	$(BIN)/python -m scalerl_jax study report smoke
 
-.PHONY: study-smoke demo tools fleet chaos launch-test simulate seeds smollm2 waiting stability ablations-smoke notebooks objective-table families-table settings bench-sampler bench-learner bench-rewards bench-scaling bench-long bench-publish measures docs preflight test test-all test-jetstream test-verifiers test-newest lint install install-dev clean
+.PHONY: study-smoke demo tools fleet chaos launch-test simulate seeds smollm2 waiting stability ablations-smoke notebooks objective-table families-table settings metrics-table bench-sampler bench-learner bench-rewards bench-scaling bench-long bench-publish measures docs preflight test test-all test-jetstream test-verifiers test-newest lint install install-dev clean
 
 # The whole recipe on a laptop; README has its result and how long it took.
 demo: install
@@ -139,6 +139,10 @@ families-table: install
 # All settings as a page of docs/.
 settings: install
 	$(BIN)/python -m scalerl_jax.config.listing > docs/settings.md
+
+# All metrics as a page of docs/.
+metrics-table: install
+	$(BIN)/python -m scalerl_jax.run.metric_table > docs/metrics.md
 
 # Our sampler beside its peers (benchmarks/README.md); an hour on two idle cores.
 ifeq ($(PEER_VENVS),.venv-peers)

@@ -17,6 +17,7 @@ import pytest
 import scalerl_jax
 from scalerl_jax import config as config_lib
 from scalerl_jax import wiring
+from scalerl_jax.run import metric_table
 from scalerl_jax.run.progress import Progress
 
 ROOT = Path(scalerl_jax.__file__).resolve().parents[1]
@@ -117,7 +118,12 @@ def rows(directory, name="metrics.jsonl"):
     """The complete rows of a file of a run, which another process may be writing."""
     path = Path(directory) / name
     text = path.read_text() if path.exists() else ""
-    return [json.loads(line) for line in text.splitlines(True) if line[-1:] == "\n"]
+    found = [json.loads(line) for line in text.splitlines(True) if line[-1:] == "\n"]
+    if name in metric_table.TABLES:  # and docs/metrics.md has all of its numbers
+        names = {each for row in found for each in row}
+        unknown = {each for each in names if not metric_table.find(each, name)}
+        assert not unknown, f"not in scalerl_jax/run/metric_table.py: {unknown}"
+    return found
 
 
 def wait_for_rows(process, directory, count, name="metrics.jsonl"):

@@ -53,6 +53,17 @@ def test_a_setting_in_the_docs_exists(setting):
         value_of(setting)
 
 
+def test_the_paper_index_has_the_papers_of_all_settings_and_formulas():
+    cited = set()
+    for package in "config algo objective learner controller batching scaling".split():
+        for path in (ROOT / "scalerl_jax" / package).glob("*.py"):
+            cited |= set(re.findall(r"\b\d{4}\.\d{5}\b", path.read_text()))
+    index = PAGES["docs/papers.md"]
+    assert len(cited) > 20 and not {each for each in cited if each not in index}
+    for name in re.findall(r"`([\w/]*test_\w+\.py)`", index):
+        assert (ROOT / "tests" / name).is_file(), name
+
+
 def paper_rows():
     table = OBJECTIVE.split("## From the paper to the settings")[1].split("\n\n")[1]
     rows = [row.strip("|").split("|") for row in table.splitlines()[2:]]

@@ -1,7 +1,10 @@
 """One command for all: `scalerl`, of which `python -m scalerl_jax` is another form."""
 
 import json
+import os
+import pty
 import re
+import shutil
 import subprocess
 import sys
 from importlib import util
@@ -131,10 +134,20 @@ def test_training_is_a_command_too():
     assert said.startswith("The objective")
 
 
+def completion(shell):
+    """A shell's script, of few words."""
+    says = {name: text for name, (_, text) in command.COMMANDS.items()}
+    words = {name: ["--config", "--workdir"] for name in says}
+    words |= {"fit": ["--law", "--model-size"], "data": ["inspect", "list"]}
+    return script(shell, says, words, ["tiny", "recipes/dapo", "recipes/grpo"])
+
+
 @pytest.mark.parametrize(
     ("typed", "found"),
     [
         (["de"], "demo"),
+        (["comple"], "completion"),
+        (["help", "extra"], "extrapolate"),
         (["fit", "--mod"], "--model-size"),
         (["data", "ins"], "inspect"),
         (["train", "--config", "=", "recipes/da"], "recipes/dapo"),  # as bash cuts it
@@ -144,25 +157,89 @@ def test_training_is_a_command_too():
 )
 def test_a_shell_completes_commands_flags_configs_and_files(tmp_path, typed, found):
     (tmp_path / "own_folder").mkdir()
-    says = {name: text for name, (_, text) in command.COMMANDS.items()}
-    words = {name: ["--config", "--workdir"] for name in says}
-    words |= {"fit": ["--law", "--model-size"], "data": ["inspect", "list"]}
-    text = script("bash", says, words, ["tiny", "recipes/dapo", "recipes/grpo"])
     asked = f"COMP_WORDS=(scalerl {' '.join(typed)}); COMP_CWORD={len(typed)}"
+    text = f"{completion('bash')}\n{asked}\n_scalerl\necho ${{COMPREPLY[@]}}"
     done = subprocess.run(
-        ["bash", "-c", f"{text}\n{asked}\n_scalerl\necho ${{COMPREPLY[@]}}"],
+        ["bash", "-c", text], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout.strip(), done.stderr) == (found, "")
+
+
+# Typed up to a Tab, and the line that it makes of it.
+LINES = {
+    "de": "demo",
+    "comple": "completion",
+    "help extra": "help extrapolate",
+    "fit --mod": "fit --model-size",
+    "data ins": "data inspect",
+    "train --config recipes/da": "train --config recipes/dapo",
+    "train --config=recipes/da": "train --config=recipes/dapo",
+    "train --workdir=own_f": "train --workdir=own_folder/",
+    "fit own_f": "fit own_folder/",
+}
+
+
+def needs_shell(name):
+    return pytest.mark.skipif(not shutil.which(name), reason=f"needs {name}")
+
+
+@needs_shell("fish")
+def test_fish_completes_lines(tmp_path):
+    (tmp_path / "own_folder").mkdir()
+    (tmp_path / "script").write_text(completion("fish"))
+    asked = "\n".join(f"complete -C 'scalerl {typed}'" for typed in LINES)
+    done = subprocess.run(
+        ["fish", "--no-config", "-c", f"source script\n{asked}"],
         cwd=tmp_path,
+        env=os.environ | {"HOME": str(tmp_path)},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert (done.stdout.strip(), done.stderr) == (found, "")
+    found = [line.partition("\t")[0] for line in done.stdout.splitlines()]
+    assert (found, done.stderr) == ([line.split()[-1] for line in LINES.values()], "")
+
+
+@needs_shell("zsh")
+def test_zsh_completes_lines_that_are_typed(tmp_path):
+    (tmp_path / "own_folder").mkdir()
+    (tmp_path / "script").write_text(completion("zsh"))
+    lines = ["autoload -Uz compinit && compinit -u; source ./script"]
+    lines += ['scalerl() { print -r -- "ran:$*:" }']
+    lines += [f"scalerl {typed}\t" for typed in LINES]
+    terminal, theirs = pty.openpty()
+    process = subprocess.Popen(
+        ["zsh", "-f", "-i"],
+        cwd=tmp_path,
+        env={"HOME": str(tmp_path), "PATH": os.environ["PATH"], "TERM": "dumb"},
+        **dict.fromkeys(("stdin", "stdout", "stderr"), theirs),
+        start_new_session=True,
+    )
+    os.close(theirs)
+    said = b""
+    try:
+        os.write(terminal, "\r".join([*lines, "exit", ""]).encode())
+        while piece := os.read(terminal, 10_000):
+            said += piece
+    except OSError:  # as the other end of a terminal is closed
+        pass
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)
+    found = re.findall(rb"ran:([^$*:\r\n]+):", said)
+    lines = [line.rstrip("/") for line in LINES.values()]  # a Return takes it away
+    assert [each.decode().strip() for each in found] == lines, said
 
 
 def test_the_words_of_a_command_are_those_of_its_help():
     words = words_of(["data", "status"])
     assert {"list", "inspect", "prepare"} <= set(words["data"])
     assert words["status"] == ["--help", "--json", "--quiet"]
+
+
+def test_values_of_a_flag_are_no_words_of_a_command():
+    assert all(word.startswith("--") for word in words_of(["judge"])["judge"])
 
 
 def test_the_doctor_tells_what_fails_and_the_way_out(capfd, monkeypatch, tmp_path):

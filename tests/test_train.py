@@ -23,6 +23,7 @@ from scalerl_jax.learner.checkpoint import UnsavedError
 from scalerl_jax.learner.step import TrainState
 from scalerl_jax.model.transformer import init_params, unstack_layers
 from scalerl_jax.process.ending import is_explained
+from scalerl_jax.run import metric_table
 from scalerl_jax.run.ledger import Ledger
 from scalerl_jax.train import rescued, train
 from scalerl_jax.wiring.learning import make_architecture
@@ -186,6 +187,18 @@ def test_tensorboard_shows_the_same_numbers(finished):
     expected = [(row["step"], row["loss"]) for row in small_run.rows(directory)]
     assert shown == expected
     assert [event.step for event in events.Tensors("eval/pass_rate")] == [0, 2, 4, 6]
+
+
+def test_the_pages_have_all_files_and_numbers_of_a_run(finished):
+    directory, _ = finished
+    page = (small_run.ROOT / "docs" / "files.md").read_text()
+    checkpoint = small_run.checkpoints(directory)[-1]
+    for path in (*directory.iterdir(), *checkpoint.iterdir()):
+        assert f"`{path.name}{'/' * path.is_dir()}`" in page, path
+    events = EventAccumulator(str(directory / "tensorboard" / "scaling"))
+    events.Reload()
+    shown = set(events.Tags()["scalars"])
+    assert shown and shown <= {metric.name for metric in metric_table.LIVE}
 
 
 def test_a_finished_run_started_again_changes_nothing(finished):

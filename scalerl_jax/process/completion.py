@@ -12,14 +12,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 SHELLS = ("bash", "zsh", "fish")
 _FLAG = re.compile(r"(?<![\w-])--(?:\[no\])?[a-zA-Z][\w.-]*")
-_COMMANDS = re.compile(r"\{([a-z_]+(?:,[a-z_]+)+)\}")  # subcommands in a --help
+# Subcommands in a --help, and not the values of a flag.
+_COMMANDS = re.compile(r"(?:^|\s)(?!\[?--)\S+\s+\{([a-z_]+(?:,[a-z_]+)+)\}")
 _NEVER_MEANT = {
     "--flag",
     "--flagfile",
     "--undefok",
     "--config.NAME",
 }  # flags of absl, and placeholders in texts
-# Readline splits words at "=", zsh does not.
+# Readline splits words at "=".
 _BASH = """_scalerl() {{
   local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}}
   local flag= start= words=
@@ -39,6 +40,29 @@ _BASH = """_scalerl() {{
   fi
 }}
 complete -o filenames -F _scalerl scalerl
+"""
+
+_ZSH = """#compdef scalerl
+(( $+functions[compdef] )) || {{ autoload -Uz compinit && compinit }}
+_scalerl() {{
+  local word=$words[CURRENT] before=$words[CURRENT-1]
+  local -a found
+  if [[ $before == --config || $word == --config=* ]]; then
+    compset -P '--config='
+    found=({configs})
+  elif compset -P '--*='; then
+    _files; return
+  elif (( CURRENT == 2 )); then
+    found=(
+{commands}
+    )
+    _describe command found; return
+  else case $words[2] in
+{cases}
+  esac fi
+  compadd -- $found || _files
+}}
+compdef _scalerl scalerl
 """
 
 
@@ -80,17 +104,36 @@ def script(
         words: name of each command -> its flags and subcommands.
         configs: names that --config accepts.
     """
+    words = {**words, "help": list(commands), "completion": SHELLS}
+    commands = {
+        **commands,
+        "help": "the flags of a command",
+        "completion": "what a shell completes this by",
+    }
     if shell == "fish":
         return _fish(commands, words, configs)
+    if shell == "zsh":
+        return _zsh(commands, words, configs)
     cases = "\n".join(
         f"    {name}) words='{' '.join(words[name])}' ;;" for name in commands
     )
-    text = _BASH.format(
+    return _BASH.format(
         commands=" ".join(commands), cases=cases, configs=" ".join(configs)
     )
-    if shell == "zsh":  # it can load bash's completion
-        return f"autoload -U +X bashcompinit && bashcompinit\n{text}"
-    return text
+
+
+def _zsh(
+    commands: Mapping[str, str],
+    words: Mapping[str, Sequence[str]],
+    configs: Sequence[str],
+) -> str:
+    quoted = (f"'{name}:{_twice(says)}'" for name, says in commands.items())
+    cases = (f"    {name}) found=({' '.join(words[name])}) ;;" for name in commands)
+    return _ZSH.format(
+        configs=" ".join(configs),
+        commands="\n".join(f"      {each}" for each in quoted),
+        cases="\n".join(cases),
+    )
 
 
 def _fish(
@@ -115,3 +158,8 @@ def _fish(
 
 def _quoted(text: str) -> str:
     return text.replace("'", r"\'")
+
+
+def _twice(text: str) -> str:
+    """Quote a text as zsh has it within single quotes: `'` ends them."""
+    return text.replace("'", "'\\''")

@@ -5,15 +5,19 @@ both are the same: whole characters, cut before a stop string.
 """
 
 import asyncio
+import itertools
 import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from scalerl_jax.data.detokenizer import TextStream
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.sampler.requests import Completion
+from scalerl_jax.sampler.scoring import ScoredTokens
 from scalerl_jax.serve.fields import ApiError
 from scalerl_jax.serve.orders import Served
 from scalerl_jax.serve.service import Placed
@@ -74,6 +78,35 @@ def text_offsets(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[int]:
     return offsets
 
 
+class TokenRow(NamedTuple):
+    """A token with its log-probability, and those of the likeliest in its place."""
+
+    name: str
+    logprob: float | None  # None: of a prompt's first token
+    likeliest: dict[str, float]
+
+
+class Echo(NamedTuple):
+    """A prompt as it stands before its completions; empty: it does not."""
+
+    text: str = ""
+    offsets: tuple[int, ...] = ()  # characters before each token
+    rows: tuple[TokenRow, ...] = ()  # empty without log-probabilities
+
+
+def token_name(tokenizer: Tokenizer, token: int) -> str:
+    """Return the text of a token that follows others, special ones written out.
+
+    Part of a character is named by its bytes, as OpenAI does: "bytes:\\xe2\\x82".
+    """
+    table = tokenizer.written.later
+    spelled = table[token] if token < len(table) else b""
+    try:
+        return spelled.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
+
+
 class PendingAnswer:
     """The answer to one order, to be asked for once, in the form of /v1/completions."""
 
@@ -128,19 +161,28 @@ class PendingAnswer:
 
     async def _choices(self, *, streamed: bool) -> AsyncIterator[dict[str, Any]]:
         """Yield choices as they are complete, or pieces of them as they come."""
-        left = self._order.num_choices
+        left, samples = self._order.num_choices, self._order.fields.n
+        echoes = await self._echoes()
+        if not self._order.max_tokens:
+            for place in range(left):
+                echo = echoes[place // samples]
+                logprobs = await asyncio.to_thread(self._logprobs, echo, None)
+                end = {"logprobs": logprobs, "finish_reason": "length"}
+                yield {"index": place, **self._message(echo.text), **end}
+            return
         stop = self._order.fields.stop
         texts = [CompletionText(self._tokenizer, stop) for _ in range(left)]
         added, begun = [0] * left, set[int]()  # tokens; places
         while left:
             place, event = await self._placed.next()
+            echo = echoes[place // samples]
             text, end = texts[place], {"logprobs": None, "finish_reason": None}
             if isinstance(event, Completion):
                 left, self._tokens = left - 1, self._tokens + len(event.tokens)
                 tokens = event.tokens.tolist()[added[place] :]
                 # Texts may be long: other requests go on.
                 piece = await asyncio.to_thread(text.finish, tokens)
-                end = await asyncio.to_thread(self._end, event, text)
+                end = await asyncio.to_thread(self._end, echo, event, text)
             elif self._order.logprobs is None:
                 added[place] += len(event.tokens)
                 piece = text.add(event.tokens.tolist())
@@ -148,18 +190,45 @@ class PendingAnswer:
                     continue
             else:  # the whole text comes with its log-probabilities
                 continue
+            if place not in begun:
+                piece = echo.text + piece
             content = self._message(piece)
             if streamed:
                 content = self._delta(piece, first=place not in begun)
             begun.add(place)
             yield {"index": place, **content, **end}
 
-    def _end(self, completion: Completion, text: CompletionText) -> dict[str, Any]:
+    async def _echoes(self) -> list[Echo]:
+        """Return every prompt as its choices begin with it."""
+        order = self._order
+        if not order.echo:
+            return [Echo()] * len(order.prompts)
+        scores: list[ScoredTokens | None] = [None] * len(order.prompts)
+        if order.scores_prompts:
+            scores[:] = await self._placed.prompt_scores()
+        return [
+            await asyncio.to_thread(self._echo, tokens, scored)
+            for tokens, scored in zip(order.prompts, scores, strict=True)
+        ]
+
+    def _echo(self, prompt: np.ndarray, scored: ScoredTokens | None) -> Echo:
+        """Return a prompt as the text of its tokens, special ones written out."""
+        tokens = prompt.tolist()
+        texts = self._tokenizer.written.texts(tokens)
+        *offsets, _ = itertools.accumulate(map(len, texts), initial=0)
+        rows = []
+        if scored is not None:
+            first = TokenRow(token_name(self._tokenizer, tokens[0]), None, {})
+            rows = [first, *self._rows(tokens[1:], scored.logprobs, scored)]
+        return Echo("".join(texts), tuple(offsets), tuple(rows))
+
+    def _end(
+        self, echo: Echo, completion: Completion, text: CompletionText
+    ) -> dict[str, Any]:
         """Return the fields that a choice has at its end."""
         ended = text.stopped or not completion.cut_off
-        wanted = self._order.logprobs is not None
         return {
-            "logprobs": self._logprobs(completion) if wanted else None,
+            "logprobs": self._logprobs(echo, completion),
             "finish_reason": "stop" if ended else "length",
         }
 
@@ -171,41 +240,58 @@ class PendingAnswer:
         """Return the field of a chunk that holds a piece of a choice's text."""
         return {"text": text}
 
-    def _logprobs(self, completion: Completion) -> dict[str, Any]:
-        """Return the log-probabilities of all sampled tokens, EOS and stop strings too.
+    def _logprobs(
+        self, echo: Echo, completion: Completion | None
+    ) -> dict[str, Any] | None:
+        """Return the log-probabilities of all tokens, if they are asked for.
 
-        They are of the distribution at the order's temperature before top-k, top-p
-        and min-p; at temperature 0, of that at temperature 1.
+        Those of sampled tokens are with EOS and stop strings.  They are of the
+        distribution at the order's temperature before top-k, top-p and min-p; at
+        temperature 0, of that at temperature 1.
         """
-        rows = self._rows(completion)
+        if self._order.logprobs is None:
+            return None
+        rows, offsets = list(echo.rows), list(echo.offsets)
+        if completion is not None:
+            tokens = completion.tokens.tolist()
+            rows += self._rows(tokens, completion.full_logprobs, completion)
+            places = text_offsets(self._tokenizer, tokens)
+            offsets += [len(echo.text) + place for place in places]
         return {
-            "tokens": [name for name, _, _ in rows],
-            "token_logprobs": [own for _, own, _ in rows],
-            "top_logprobs": [{**likeliest, name: own} for name, own, likeliest in rows],
-            "text_offset": text_offsets(self._tokenizer, completion.tokens.tolist()),
+            "tokens": [row.name for row in rows],
+            "token_logprobs": [row.logprob for row in rows],
+            "top_logprobs": [
+                None
+                if row.logprob is None
+                else {**row.likeliest, row.name: row.logprob}
+                for row in rows
+            ],
+            "text_offset": offsets,
         }
 
     def _rows(
-        self, completion: Completion
-    ) -> list[tuple[str, float, dict[str, float]]]:
+        self,
+        tokens: list[int],
+        logprobs: np.ndarray,
+        found: Completion | ScoredTokens,
+    ) -> list[TokenRow]:
         """Return name and log-probability of each token, and those of the likeliest."""
         count = self._order.logprobs
         rows = []
-        for token, own, others, logprobs in zip(
-            completion.tokens.tolist(),
-            completion.full_logprobs.tolist(),
-            completion.top_tokens[:, :count].tolist(),
-            completion.top_logprobs[:, :count].tolist(),
+        for token, own, others, others_logprobs in zip(
+            tokens,
+            logprobs.tolist(),
+            found.top_tokens[:, :count].tolist(),
+            found.top_logprobs[:, :count].tolist(),
             strict=True,
         ):
             likeliest: dict[str, float] = {}
-            for other, logprob in zip(others, logprobs, strict=True):
-                likeliest.setdefault(self._name(other), _finite(logprob))
-            rows.append((self._name(token), _finite(own), likeliest))
+            for other, logprob in zip(others, others_logprobs, strict=True):
+                name = token_name(self._tokenizer, other)
+                likeliest.setdefault(name, _finite(logprob))
+            name = token_name(self._tokenizer, token)
+            rows.append(TokenRow(name, _finite(own), likeliest))
         return rows
-
-    def _name(self, token: int) -> str:
-        return self._tokenizer.decode_all([token])
 
     def _usage(self) -> dict[str, int]:
         prompt_tokens = sum(len(prompt) for prompt in self._order.prompts)
@@ -228,13 +314,20 @@ class ChatAnswer(PendingAnswer):
         role = {"role": "assistant"} if first else {}
         return {"delta": {**role, "content": text} if text or first else {}}
 
-    def _logprobs(self, completion: Completion) -> dict[str, Any]:
+    def _logprobs(
+        self, echo: Echo, completion: Completion | None
+    ) -> dict[str, Any] | None:
+        assert completion is not None, "chats have no echo"
+        if self._order.logprobs is None:
+            return None
         content = [
             {
-                **_token(name, own),
-                "top_logprobs": [_token(*each) for each in likeliest.items()],
+                **_token(row.name, row.logprob),
+                "top_logprobs": [_token(*each) for each in row.likeliest.items()],
             }
-            for name, own, likeliest in self._rows(completion)
+            for row in self._rows(
+                completion.tokens.tolist(), completion.full_logprobs, completion
+            )
         ]
         return {"content": content, "refusal": None}
 
@@ -243,9 +336,9 @@ def _event(value: dict[str, Any]) -> str:
     return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
 
 
-def _token(name: str, logprob: float) -> dict[str, Any]:
+def _token(name: str, logprob: float | None) -> dict[str, Any]:
     """Return a token of a chat's logprobs; part of a character has no bytes."""
-    whole = "\N{REPLACEMENT CHARACTER}" not in name
+    whole = not name.startswith("bytes:\\x")
     return {
         "token": name,
         "logprob": logprob,

@@ -65,6 +65,7 @@ def make_app(
         Route("/health", api.health),
         Route("/", chat_page),
         Route("/tokenize", api.tokenize, methods=["POST"]),
+        Route("/tokenizer_info", api.tokenizer_info),
         Route("/metrics", metrics.page),
     ]
     app = Starlette(
@@ -161,6 +162,12 @@ class Api:
         return JSONResponse(
             {"count": len(tokens), "max_model_len": most, "tokens": tokens}
         )
+
+    async def tokenizer_info(self, request: Request) -> Response:
+        """Answer with the token that ends a completion, under vLLM's name for it."""
+        tokenizer = self.service.served.tokenizer
+        name = tokenizer.backend.id_to_token(tokenizer.eos_ids[0])
+        return JSONResponse({"eos_token": name})
 
     async def read(
         self, request: Request, parse: Callable[[bytes], T], *, is_chat: bool

@@ -25,7 +25,7 @@ from starlette.responses import Response
 from scalerl_jax.formats.reading import parse_json
 
 MAX_LOGPROBS = 5  # likeliest tokens of a place: OpenAI's limit for completions
-_MAX_STOPS, _MAX_STOP_LENGTH = 4, 128  # OpenAI's limit; characters
+_MAX_STOPS, _MAX_STOP_LENGTH = 16, 128  # four times OpenAI's limit; characters
 _SEEDS = 2**32
 _UNKNOWN = "unknown_field"
 
@@ -134,11 +134,12 @@ def _check_max_tokens(value: int | None, info: ValidationInfo) -> int | None:
     assert info.context is not None, "read_fields gives the limits"
     most = info.context.max_completion_tokens
     if value is not None and value > most:
-        raise ValueError(f"it must be from 1 to --max_completion_tokens = {most}")
+        raise ValueError(f"it must be at most --max_completion_tokens = {most}")
     return value
 
 
 _MaxTokens = Annotated[int | None, Field(ge=1), AfterValidator(_check_max_tokens)]
+_MaxTokensOr0 = Annotated[int | None, Field(ge=0), AfterValidator(_check_max_tokens)]
 
 
 def _as_prompts(value: Any, info: ValidationInfo) -> Any:
@@ -177,10 +178,10 @@ class CompletionFields(Sampled):
     prompt: Annotated[list[_Prompt], FailFast(), BeforeValidator(_as_prompts)] = Field(
         None, validate_default=True
     )
-    max_tokens: _MaxTokens = None
+    max_tokens: _MaxTokensOr0 = None  # 0: the prompt alone, echoed
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     best_of: int | None = None
-    echo: Literal[False] = False
+    echo: bool = False
     suffix: str = Field("", max_length=0)
 
 
@@ -264,6 +265,7 @@ class TokenizeFields(Conversation):
 
     model: str = ""
     prompt: str | None = None
+    add_special_tokens: Literal[False] = False  # vLLM's name; none is ever added
 
 
 F = TypeVar("F", CompletionFields, ChatFields, TokenizeFields)

@@ -5,7 +5,7 @@ sees them: a text longer than the longest tokens could make cannot be a prompt.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -53,13 +53,31 @@ class CompletionOrder:
     prompts: tuple[np.ndarray, ...]  # int32 [P] each
     fields: Sampled
     sampling: Sampling
-    max_tokens: int
+    max_tokens: int  # 0: nothing is sampled
     logprobs: int | None  # likeliest tokens beside the drawn one; None: no logprobs
+    echo: bool = False  # the prompt stands before its completions
 
     @property
     def num_choices(self) -> int:
         """Completions of all prompts."""
         return len(self.prompts) * self.fields.n
+
+    @property
+    def scores_prompts(self) -> bool:
+        """Whether the log-probabilities of the prompts' own tokens are asked for."""
+        return self.echo and self.logprobs is not None
+
+    @property
+    def temperature(self) -> float:
+        """Temperature of log-probabilities: 1 where the likeliest tokens are drawn."""
+        return self.sampling.temperature or 1.0
+
+
+class _Limit(NamedTuple):
+    """The most tokens of a prompt, and the flags that say so."""
+
+    name: str
+    tokens: int
 
 
 class BodyReader:
@@ -70,8 +88,13 @@ class BodyReader:
         self._served = served
         # Characters that a token stands for, at most: a byte is written as one.
         tokens = served.tokenizer.backend.get_vocab(with_added_tokens=True)
-        longest_token = max(map(len, tokens), default=1)
-        self._max_prompt_chars = served.max_prompt_tokens * longest_token
+        self._longest_token = max(map(len, tokens), default=1)
+        self._limit = _Limit("--max_prompt_tokens", served.max_prompt_tokens)
+        # Of a prompt that nothing is sampled after.
+        self._whole_limit = _Limit(
+            "--max_prompt_tokens + --max_completion_tokens",
+            served.max_prompt_tokens + served.max_completion_tokens,
+        )
 
     def completion(self, body: bytes) -> CompletionOrder:
         """Return the order of a request to /v1/completions."""
@@ -82,15 +105,25 @@ class BodyReader:
                 f"to n = {fields.n}",
                 param="best_of",
             )
-        default = min(_DEFAULT_MAX_TOKENS, self._served.max_completion_tokens)
+        served, max_tokens = self._served, fields.max_tokens
+        if max_tokens == 0 and not fields.echo:
+            raise ApiError(
+                "max_tokens = 0 asks for nothing: add echo = true for the prompt "
+                "itself, and logprobs for those of its tokens",
+                param="max_tokens",
+            )
+        if max_tokens is None:
+            max_tokens = min(_DEFAULT_MAX_TOKENS, served.max_completion_tokens)
+        limit = self._limit if max_tokens else self._whole_limit
         return self._order(
             fields,
             tuple(
-                self._prompt(prompt, f"prompt {place}")
+                self._prompt(prompt, f"prompt {place}", limit)
                 for place, prompt in enumerate(fields.prompt)
             ),
-            max_tokens=fields.max_tokens or default,
+            max_tokens=max_tokens,
             logprobs=fields.logprobs,
+            echo=fields.echo,
         )
 
     def chat(self, body: bytes) -> CompletionOrder:
@@ -106,7 +139,7 @@ class BodyReader:
         asked = fields.max_tokens or fields.max_completion_tokens
         return self._order(
             fields,
-            (self._prompt(self._write(fields), "messages"),),
+            (self._prompt(self._write(fields), "messages", self._limit),),
             max_tokens=asked or self._served.max_completion_tokens,
             logprobs=fields.top_logprobs if fields.logprobs else None,
         )
@@ -124,8 +157,8 @@ class BodyReader:
         if (fields.prompt is None) == (not fields.messages):
             raise ApiError("give a prompt or messages, and not both", param="prompt")
         if fields.prompt is not None:
-            return self._encode(fields.prompt, "prompt")
-        return self._encode(self._write(fields), "messages")
+            return self._encode(fields.prompt, "prompt", self._limit)
+        return self._encode(self._write(fields), "messages", self._limit)
 
     def _fields(self, kind: type[F], body: bytes) -> F:
         fields, own = read_fields(kind, body, self._served), self._served.name
@@ -145,6 +178,7 @@ class BodyReader:
         *,
         max_tokens: int,
         logprobs: int | None,
+        echo: bool = False,
     ) -> CompletionOrder:
         served = self._served
         if len(prompts) * fields.n > served.max_samples:
@@ -167,6 +201,7 @@ class BodyReader:
             sampling=sampling,
             max_tokens=max_tokens,
             logprobs=logprobs,
+            echo=echo,
         )
 
     def _write(self, fields: Conversation) -> str:
@@ -185,10 +220,11 @@ class BodyReader:
                 "not be empty",
                 param="messages",
             )
-        if len(fields.messages) > served.max_prompt_tokens:
-            raise self._too_long("messages", f"{len(fields.messages)} messages")
+        if len(fields.messages) > self._limit.tokens:
+            length = f"{len(fields.messages)} messages"
+            raise _too_long("messages", length, self._limit)
         given = [fields.messages, fields.tools, fields.chat_template_kwargs]
-        self._check_length(_count_chars(given), "messages")
+        self._check_length(_count_chars(given), "messages", self._limit)
         if taken := [name for name in _OURS if name in fields.chat_template_kwargs]:
             raise ApiError(
                 f"chat_template_kwargs may not hold {taken[0]!r}",
@@ -204,12 +240,13 @@ class BodyReader:
         except ValueError as error:
             raise ApiError(str(error), param="messages") from error
 
-    def _prompt(self, prompt: str | list[int], name: str) -> np.ndarray:
+    def _prompt(self, prompt: str | list[int], name: str, limit: _Limit) -> np.ndarray:
         """Return the token ids, int32 [P], of a text or of a list of ids."""
-        served, param = self._served, name.split()[0]
-        tokens = self._encode(prompt, name) if isinstance(prompt, str) else prompt
-        if len(tokens) > served.max_prompt_tokens:
-            raise self._too_long(name, f"{len(tokens)} tokens")
+        served, param, tokens = self._served, name.split()[0], prompt
+        if isinstance(tokens, str):
+            tokens = self._encode(tokens, name, limit)
+        if len(tokens) > limit.tokens:
+            raise _too_long(name, f"{len(tokens)} tokens", limit)
         if not tokens:
             raise ApiError(f"{name} has no tokens; it must have one", param=param)
         if max(tokens) >= served.vocab_size:
@@ -220,8 +257,8 @@ class BodyReader:
             )
         return np.array(tokens, np.int32)
 
-    def _encode(self, text: str, name: str) -> list[int]:
-        self._check_length(len(text), name)
+    def _encode(self, text: str, name: str, limit: _Limit) -> list[int]:
+        self._check_length(len(text), name, limit)
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -229,17 +266,18 @@ class BodyReader:
             raise ApiError(f"{name} is not text: {error}", param=param) from error
         return self._served.tokenizer.encode_aside(text)
 
-    def _check_length(self, chars: int, name: str) -> None:
-        if chars > self._max_prompt_chars:
-            raise self._too_long(name, f"{chars} characters")
+    def _check_length(self, chars: int, name: str, limit: _Limit) -> None:
+        if chars > limit.tokens * self._longest_token:
+            raise _too_long(name, f"{chars} characters", limit)
 
-    def _too_long(self, name: str, length: str) -> ApiError:
-        return ApiError(
-            f"{name} has {length}, which are more than --max_prompt_tokens = "
-            f"{self._served.max_prompt_tokens} tokens",
-            param=name.split()[0],
-            code="context_length_exceeded",
-        )
+
+def _too_long(name: str, length: str, limit: _Limit) -> ApiError:
+    return ApiError(
+        f"{name} has {length}, which are more than {limit.name} = {limit.tokens} "
+        f"tokens",
+        param=name.split()[0],
+        code="context_length_exceeded",
+    )
 
 
 def _count_chars(value: Any) -> int:

@@ -33,7 +33,7 @@ from scalerl_jax.parallel.xla import keep_programs
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.sampler.decoding import EngineSettings
 from scalerl_jax.sampler.engine import Engine
-from scalerl_jax.sampler.protocol import Sampler
+from scalerl_jax.sampler.scoring import PromptScorer
 from scalerl_jax.sampler.warming import warm_up
 from scalerl_jax.serve.access import (
     ACCEPTED_TOGETHER,
@@ -46,7 +46,8 @@ from scalerl_jax.serve.access import (
 from scalerl_jax.serve.app import make_app
 from scalerl_jax.serve.fields import MAX_LOGPROBS
 from scalerl_jax.serve.orders import Served
-from scalerl_jax.serve.service import SamplingThread, Service
+from scalerl_jax.serve.replica import Replica, SamplingThread
+from scalerl_jax.serve.service import Service
 from scalerl_jax.types import PyTree
 from scalerl_jax.wiring.loading import Model, load_model
 from scalerl_jax.wiring.sampling import make_sampler
@@ -83,10 +84,10 @@ def serve(flags: argparse.Namespace) -> int:
             body_s=flags.body_s,
         )
         with Progress() as progress:
-            served, samplers = _load(flags, progress)
+            served, replicas = _load(flags, progress)
         in_order = answer_requests(
             served,
-            samplers,
+            replicas,
             connections,
             listener,
             key=key,
@@ -131,7 +132,7 @@ def _bind(host: str, port: int, held: contextlib.ExitStack) -> socket.socket:
 
 def _load(
     flags: argparse.Namespace, progress: Progress
-) -> tuple[Served, list[Sampler]]:
+) -> tuple[Served, list[Replica]]:
     """Load the model, and compile a replica of it for every few devices."""
 
     def meshes(arch: Architecture) -> list[Mesh]:
@@ -150,7 +151,7 @@ def _load(
     found = meshes(model.arch)
     devices = f"{len(found)} times {found[0].devices.size}"
     with progress.bar(f"compiling for {devices} devices"):
-        samplers = make_replicas(
+        replicas = make_replicas(
             settings,
             params,
             found,
@@ -172,7 +173,7 @@ def _load(
         slots=settings.slots,
         max_waiting=flags.max_waiting,
     )
-    return served, samplers
+    return served, replicas
 
 
 def _settings(flags: argparse.Namespace, model: Model) -> EngineSettings:
@@ -253,21 +254,23 @@ def make_replicas(
     notice: Callable[[int, int], None] = lambda *_: None,
     *,
     version: int,
-) -> list[Sampler]:
+) -> list[Replica]:
     """Return, per mesh, a compiled sampler that has the params (as `layered_table`).
+
+    What scores prompts is compiled when somebody asks for it.
 
     `notice` hears, from several threads, which program of how many in all is compiled.
     """
     count = itertools.count(1)
 
-    def make(mesh: Mesh) -> Sampler:
+    def make(mesh: Mesh) -> Replica:
         own = jax.device_put(params, sampler_shardings(settings.arch, mesh))
         engine = Engine(settings, mesh=mesh)
         engine.notice = lambda _, total: notice(next(count), len(meshes) * total)
         warm_up(engine, own)
         sampler = make_sampler(engine, detokenizer=detokenizer)
         sampler.load(own, version)
-        return sampler
+        return Replica(sampler, PromptScorer(settings, own, mesh))
 
     # A program is compiled for its devices: one after another would take long.
     with concurrent.futures.ThreadPoolExecutor(len(meshes)) as pool:
@@ -302,7 +305,7 @@ class _Server(uvicorn.Server):
 
 async def answer_requests(
     served: Served,
-    replicas: Sequence[Sampler],
+    replicas: Sequence[Replica],
     connections: Connections,
     listener: socket.socket,
     *,

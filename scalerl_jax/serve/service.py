@@ -1,198 +1,38 @@
 """Orders shared out to replicas of the sampler, and their events given back.
 
-A `Service` lives on the event loop.  Each replica has a thread that owns its sampler:
-all that the sampler is told comes through one queue, and what it answers is handed to
-a function of the request, called in that thread, which passes it to the loop.  When a
-thread dies, every open request hears of it, and later ones are refused.
+A `Service` lives on the event loop.  What it asks of a replica is done in the thread
+of that, which hands the events of each request back to the loop.
 """
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 import itertools
-import logging
-import queue
 import secrets
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from scalerl_jax.sampler.decoding import NEVER
-from scalerl_jax.sampler.protocol import Driver, Sampler
 from scalerl_jax.sampler.requests import Completion, Request, Samples
 from scalerl_jax.sampler.sampling import sample_keys
+from scalerl_jax.sampler.scoring import ScoredTokens, ToScore
 from scalerl_jax.serve.fields import ApiError
 from scalerl_jax.serve.orders import CompletionOrder, Served
+from scalerl_jax.serve.replica import Event, Failed, NewTokens, SamplingThread
 
 _LAST_WORDS_S = 2.0  # to write answers that are already known
-_log = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True)
-class NewTokens:
-    """Tokens that a sample of a request has grown by."""
-
-    sample: int
-    tokens: np.ndarray  # int32 [n]
-
-
-@dataclasses.dataclass(frozen=True)
-class Failed:
-    """The request, or one sample of it, cannot be completed."""
-
-    message: str
-    status: int  # of HTTP
-
-
-Event = NewTokens | Completion | Failed
-
-
-@dataclasses.dataclass(kw_only=True)
-class _Open:
-    deliver: Callable[[Event], None]
-    samples_left: int
-
-
-class SamplingThread:
-    """Runs a sampler that has its params loaded.
-
-    `samples` (of open requests, not finished), `stats` (the sampler's counts, as of its
-    last step) and `failure` (what the thread died of) may be read in any thread.
-    """
-
-    def __init__(self, sampler: Sampler, *, on_death: Callable[[], None]) -> None:
-        """Make, not start; `on_death` is called in the thread, once everyone knows."""
-        self._driver = Driver(sampler)
-        self._on_death = on_death
-        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()  # of the next three
-        self._open: dict[int, _Open] = {}
-        self.samples = 0
-        self.failure: BaseException | None = None
-        self.stats = dataclasses.replace(sampler.stats)
-        self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
-
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def stop(self, timeout_s: float = 30.0) -> None:
-        """End after the step that is running; open requests hear nothing more."""
-        self._inbox.put(None)
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
-            _log.warning("the sampler is still busy after %s s", timeout_s)
-
-    def submit(
-        self, request: Request, deliver: Callable[[Event], None], *, stream: bool
-    ) -> bool:
-        """Put a request in line, its `request_id` new; False: the thread is dead.
-
-        With `stream` it hears of tokens too, not of completions alone.
-        """
-        with self._lock:
-            if self.failure is not None:
-                return False
-            self._open[request.request_id] = _Open(
-                deliver=deliver, samples_left=request.num_samples
-            )
-            self.samples += request.num_samples
-        self._inbox.put(functools.partial(self._submit, request, stream))
-        return True
-
-    def cancel(self, request_id: int) -> None:
-        """Give up a request, if it is still open; it hears nothing more."""
-        self._inbox.put(functools.partial(self._cancel, request_id))
-
-    def fail_all(self, failed: Failed) -> None:
-        """Give up every request that is open when this comes to pass."""
-        self._inbox.put(functools.partial(self._fail_all, failed))
-
-    # -- in the thread ----------------------------------------------------------------
-
-    def _run(self) -> None:
-        try:
-            while self._obey():
-                self._hand_out(self._driver.step())
-        except BaseException as failure:  # noqa: BLE001  handed to all who wait
-            _log.error("the sampler died", exc_info=failure)
-            with self._lock:
-                self.failure = failure
-                abandoned = list(self._open.values())
-                self._open.clear()
-                self.samples = 0
-            for each in abandoned:
-                each.deliver(Failed(f"the sampler died: {failure!r}", status=500))
-            self._on_death()
-
-    def _obey(self) -> bool:
-        """Do as the queue says, waiting only if nothing is sampled; False: end."""
-        while True:
-            try:
-                command = self._inbox.get(block=not self._driver.sampler.busy)
-            except queue.Empty:
-                return True
-            if command is None:
-                return False
-            command()
-
-    def _hand_out(self, completions: list[Completion]) -> None:
-        """Deliver what has ended to whoever still wants it."""
-        for completion in completions:
-            with self._lock:
-                request = self._open.get(completion.request_id)
-                if request is None:
-                    continue
-                request.samples_left -= 1
-                self.samples -= 1
-                if not request.samples_left:
-                    del self._open[completion.request_id]
-            request.deliver(completion)
-        self.stats = dataclasses.replace(self._driver.sampler.stats)
-
-    def _submit(self, request: Request, stream: bool) -> None:
-        opened = self._open.get(request.request_id)
-        if opened is None:  # given up before it began
-            return
-
-        def listen(sample: int, tokens: np.ndarray, logprobs: np.ndarray) -> None:
-            opened.deliver(NewTokens(sample, tokens))
-
-        listener = listen if stream else None
-        try:
-            self._driver.sampler.submit(dataclasses.replace(request, listener=listener))
-        except ValueError as error:  # the sampler takes no such request
-            self._close(request.request_id)
-            opened.deliver(Failed(str(error), status=400))
-
-    def _cancel(self, request_id: int) -> None:
-        if self._close(request_id):
-            self._driver.sampler.cancel(request_id)
-            self.stats = dataclasses.replace(self._driver.sampler.stats)
-
-    def _fail_all(self, failed: Failed) -> None:
-        for request_id, opened in list(self._open.items()):
-            self._cancel(request_id)
-            opened.deliver(failed)
-
-    def _close(self, request_id: int) -> bool:
-        with self._lock:
-            closed = self._open.pop(request_id, None)
-            if closed is not None:
-                self.samples -= closed.samples_left
-            return closed is not None
 
 
 class Placed:
     """An order on its way: events of its samples, by the place of the first of them."""
 
     def __init__(self, order: CompletionOrder) -> None:
-        """Make the order's queue of events, empty."""
+        """Make the order's queues of events, empty."""
         self.order = order
         self.events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+        self.scored: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()  # by prompt
 
     async def next(self) -> tuple[int, NewTokens | Completion]:
         """Return the place of a choice and the next event of it.
@@ -202,10 +42,26 @@ class Placed:
         """
         first, event = await self.events.get()
         if isinstance(event, Failed):
-            raise ApiError(event.message, status=event.status)
+            raise ApiError(event.message, status=event.status, code=event.code)
+        assert not isinstance(event, ScoredTokens), "these have a queue of their own"
         if isinstance(event, Completion) and event.failure:
             raise ApiError(event.failure, status=500, code="sampling_failed")
         return first + event.sample, event
+
+    async def prompt_scores(self) -> list[ScoredTokens]:
+        """Return the log-probabilities of every prompt's tokens, once they are there.
+
+        Raises:
+            ApiError: some are not finite, or can no longer come.
+        """
+        found: dict[int, ScoredTokens] = {}
+        while len(found) < len(self.order.prompts):
+            place, event = await self.scored.get()
+            if isinstance(event, Failed):
+                raise ApiError(event.message, status=event.status, code=event.code)
+            assert isinstance(event, ScoredTokens), "others have a queue of their own"
+            found[place] = event
+        return [found[place] for place in sorted(found)]
 
 
 class Service:
@@ -288,13 +144,17 @@ class Service:
         Raises:
             ApiError: too many wait already, or a sampler is dead.
         """
+        if order.scores_prompts:
+            await self._compile_scores(order)
         self._check_room(order.num_choices)
         placed, samples = Placed(order), order.fields.n
         # One prompt may have more samples than a replica has slots: they are shared.
         share = samples if len(self.samplers) == 1 else self.served.slots
         held: list[tuple[SamplingThread, int]] = []
         try:
-            for place, tokens in enumerate(order.prompts):
+            if order.scores_prompts:
+                self._score(placed, held)
+            for place, tokens in enumerate(order.prompts if order.max_tokens else ()):
                 values = _samples(order)
                 for start in range(0, samples, share):
                     part = slice(start, start + share)
@@ -307,7 +167,7 @@ class Service:
                     )
                     first = place * samples + start
                     deliver = functools.partial(self._deliver, placed, first)
-                    sampler = min(self.samplers, key=lambda each: each.samples)
+                    sampler = self._least_busy()
                     if not sampler.submit(request, deliver, stream=order.fields.stream):
                         raise ApiError("the sampler died", status=500)
                     held.append((sampler, request.request_id))
@@ -316,6 +176,33 @@ class Service:
         finally:
             for sampler, request_id in held:
                 sampler.cancel(request_id)
+
+    async def _compile_scores(self, order: CompletionOrder) -> None:
+        """Compile what the order's prompts need, while the samplers go on."""
+        lengths = [len(each) for each in order.prompts]
+        for sampler in self.samplers:
+            for tokens in (max(lengths), sum(lengths)):
+                await asyncio.to_thread(sampler.scorer.compile, tokens)
+
+    def _score(self, placed: Placed, held: list[tuple[SamplingThread, int]]) -> None:
+        """Ask for the log-probabilities of an order's prompts."""
+        order = placed.order
+        for place, tokens in enumerate(order.prompts):
+            sampler, request_id = self._least_busy(), next(self._ids)
+            if not sampler.score(
+                request_id,
+                ToScore(tokens=tokens, temperature=order.temperature),
+                functools.partial(self._deliver_scores, placed, place),
+                counted=not order.max_tokens,  # else its completions are
+            ):
+                raise ApiError("the sampler died", status=500)
+            held.append((sampler, request_id))
+
+    def _deliver_scores(self, placed: Placed, place: int, event: Event) -> None:
+        self._loop.call_soon_threadsafe(placed.scored.put_nowait, (place, event))
+
+    def _least_busy(self) -> SamplingThread:
+        return min(self.samplers, key=lambda each: each.samples)
 
     def _deliver(self, placed: Placed, first: int, event: Event) -> None:
         """Hand an event to the loop; `first` is the place of the sample numbered 0."""

@@ -184,6 +184,7 @@ PRINTS = re.compile(
 # user's own function prints while it is tried; a tool's program, within its sandbox.
 OTHERS = {
     *("config/__init__.py", "config/listing.py"),
+    "run/metric_table.py",
     *("environments/tools.py", "environments/verdict.py"),
     *("launch/ray_place.py", "launch/supervisor.py", "process/printing.py"),
 }

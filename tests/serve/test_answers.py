@@ -7,7 +7,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from scalerl_jax.data.tokenizer import Tokenizer
-from scalerl_jax.serve.answers import CompletionText, text_offsets
+from scalerl_jax.serve.answers import CompletionText, text_offsets, token_name
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 EOS = len(ALPHABET)
@@ -104,3 +104,9 @@ def test_offsets_are_where_each_token_adds_to_the_text():
     tokens = [*BYTES.encode("a\N{EURO SIGN}b"), EOS]
     assert text_offsets(BYTES, tokens) == [0, 1, 1, 1, 2, 3]
     assert text_offsets(BYTES, []) == []
+
+
+def test_names_of_parts_of_characters_differ():
+    tokens = BYTES.encode("a\N{EURO SIGN}")
+    found = [token_name(BYTES, token) for token in [*tokens, EOS, EOS + 1]]
+    assert found == ["a", r"bytes:\xe2", r"bytes:\x82", r"bytes:\xac", "<eos>", ""]

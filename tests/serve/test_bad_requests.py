@@ -47,8 +47,9 @@ FIELDS = [
     ("prompt", "\ud800", ("prompt 0 is not text",)),
     ("prompt", ["a"] * 1001, ("1001 prompts", "--max_samples = 1000")),
     ("model", 3, ("model = 3: Input should be a valid string",)),
-    ("max_tokens", 0, ("max_tokens = 0: ", "greater than or equal to 1")),
-    ("max_tokens", 65, ("max_tokens = 65: ", "from 1 to --max_completion_tokens = 64")),
+    ("max_tokens", 0, ("max_tokens = 0 asks for nothing", "echo = true")),
+    ("max_tokens", -1, ("max_tokens = -1: ", "greater than or equal to 0")),
+    ("max_tokens", 65, ("max_tokens = 65: ", "at most --max_completion_tokens = 64")),
     ("max_tokens", 2.5, ("max_tokens = 2.5: ", "a valid integer")),
     ("max_tokens", True, ("max_tokens = True: ", "a valid integer")),
     ("temperature", float("nan"), ("temperature = nan: ", "a finite number")),
@@ -66,10 +67,10 @@ FIELDS = [
     ("best_of", 2, ("best_of = 2 is not supported", "n = 1")),
     ("seed", -1, ("seed = -1: ", "equal to 0")),
     ("seed", 2**32, ("seed = 4294967296: ", "less than 4294967296")),
-    ("stop", ["a"] * 5, ("at most 4",)),
+    ("stop", ["a"] * 17, ("at most 16",)),
     ("logprobs", 6, ("logprobs = 6: ", "less than or equal to 5")),
     ("logprobs", True, ("logprobs = True: ", "a valid integer")),
-    ("echo", True, ("echo = True: ", "should be False")),
+    ("echo", 1, ("echo = 1: ", "a valid boolean")),
     ("suffix", "b", ("suffix = 'b': ", "at most 0 characters")),
     ("logit_bias", {"5": 1}, ("logit_bias = {'5': 1}: ", "at most 0 items")),
     ("stream", "yes", ("stream = 'yes': ", "a valid boolean")),
@@ -113,6 +114,21 @@ def test_a_prompt_that_is_too_long_is_told_the_limit(server):
             code="context_length_exceeded",
         )
     assert server.ask("/v1/completions", {"prompt": [5] * 32})[0] == 200
+    refused(
+        server.ask("/v1/completions", {"prompt": [5] * 33, "echo": True}),
+        "has 33 tokens, which are more than --max_prompt_tokens = 32",
+        param="prompt",
+        code="context_length_exceeded",
+    )
+    refused(
+        server.ask(
+            "/v1/completions", {"prompt": [5] * 97, "echo": True, "max_tokens": 0}
+        ),
+        "97 tokens",
+        "--max_prompt_tokens + --max_completion_tokens = 96 tokens",
+        param="prompt",
+        code="context_length_exceeded",
+    )
 
 
 def test_more_completions_than_one_request_may_have_are_refused(server):

@@ -88,10 +88,10 @@ make_replicas = server.make_replicas
 
 
 def make_broken(*arguments, **options):
-    samplers = make_replicas(*arguments, **options)
-    for sampler in samplers:
-        sampler._params = {}
-    return samplers
+    replicas = make_replicas(*arguments, **options)
+    for replica in replicas:
+        replica.sampler._params = {}
+    return replicas
 
 
 server.make_replicas = make_broken

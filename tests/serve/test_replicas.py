@@ -18,8 +18,9 @@ from scalerl_jax.sampler.decoding import EngineSettings
 from scalerl_jax.sampler.sampling import Sampling
 from scalerl_jax.serve.fields import Sampled
 from scalerl_jax.serve.orders import CompletionOrder, Served
+from scalerl_jax.serve.replica import SamplingThread
 from scalerl_jax.serve.server import make_meshes, make_replicas
-from scalerl_jax.serve.service import SamplingThread, Service
+from scalerl_jax.serve.service import Service
 
 ARCH = read_architecture(BASE)  # 4 heads, 2 of keys and values
 

@@ -14,7 +14,8 @@ from scalerl_jax.sampler.requests import Completion, SamplerStats
 from scalerl_jax.serve import app
 from scalerl_jax.serve.access import Connections
 from scalerl_jax.serve.orders import Served
-from scalerl_jax.serve.service import SamplingThread, Service
+from scalerl_jax.serve.replica import Replica, SamplingThread
+from scalerl_jax.serve.service import Service
 
 TOKENIZER = load_tokenizer(BASE)
 CHAT = {"messages": [{"role": "user", "content": "word"}]}
@@ -81,6 +82,12 @@ class OneToken:
         ]
 
 
+class NoScorer:
+    """Of prompts that nobody has scored."""
+
+    room = 0
+
+
 @contextlib.asynccontextmanager
 async def client_of(template):
     """A client of a server with this template, in this process."""
@@ -98,7 +105,7 @@ async def client_of(template):
         slots=4,
         max_waiting=9,
     )
-    sampler = SamplingThread(OneToken(), on_death=lambda: None)
+    sampler = SamplingThread(Replica(OneToken(), NoScorer()), on_death=lambda: None)
     connections = Connections(max_connections=9, header_s=LONG, body_s=LONG)
     made = app.make_app(Service(served, [sampler]), connections, key="", hosts=None)
     sampler.start()

@@ -144,6 +144,7 @@ compute/lost_tokens | tokens | sampled, and lost with a kill
 compute/train_flops | FLOPs | of the learner
 compute/generate_flops | FLOPs | of the sampler
 compute/teacher_flops | FLOPs | of the teacher
+compute/asked_teacher_tokens | tokens | scored by the endpoint of a teacher
 compute/lost_flops | FLOPs | lost with a kill
 """
     ),

@@ -297,7 +297,6 @@ class Handler(BaseHTTPRequestHandler):
 
     timeout = _TIMEOUT_S
     protocol_version = "HTTP/1.1"
-    server: "PageServer"
 
     def do_GET(self) -> None:  # noqa: N802  as the library calls it
         """Answer one request."""
@@ -307,7 +306,7 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/":
             self._answer(HTTPStatus.OK, page(), "text/html; charset=utf-8")
         elif self.path == "/runs.json":
-            board = self.server.board
+            board = self._board
             if self.headers.get("If-None-Match") == board.tag:
                 self._answer(HTTPStatus.NOT_MODIFIED, b"", "application/json")
             else:
@@ -317,11 +316,16 @@ class Handler(BaseHTTPRequestHandler):
                 HTTPStatus.NOT_FOUND, b"there is / and /runs.json", "text/plain"
             )
 
+    @property
+    def _board(self) -> Board:
+        assert isinstance(self.server, PageServer), "which alone has this handler"
+        return self.server.board
+
     def _answer(self, status: HTTPStatus, body: bytes, kind: str) -> None:
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
-        self.send_header("ETag", self.server.board.tag)
+        self.send_header("ETag", self._board.tag)
         self.send_header("Cache-Control", "no-cache")
         self.send_header("X-Content-Type-Options", "nosniff")
         self.send_header("Referrer-Policy", "no-referrer")

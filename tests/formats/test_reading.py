@@ -163,6 +163,7 @@ UNBOUNDED = {
     ("data/observations.py", "json.loads"): (1, _WRITTEN),
     ("data/records.py", ".read_bytes"): (2, _UPLOADED),
     ("evaluate/results.py", ".read_text"): (1, _OWN),
+    ("scaling/live_page.py", ".read_bytes"): (1, _OWN),
     ("launch/job.py", "tomllib.loads"): (1, "a text within bounds"),
     ("learner/checkpoint.py", "json.loads"): (1, _WRITTEN),
     ("learner/contents.py", ".read_bytes"): (1, _CHECKPOINT),

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from scalerl_jax.batching.assembly import group_metrics
+from scalerl_jax.batching.group_metrics import group_metrics
 from scalerl_jax.batching.packing import first_fit, pack, train_sequences
 from scalerl_jax.batching.stream_packing import StreamShape, pack_shared
 from scalerl_jax.types import Group, Prompt, Rollout

@@ -20,7 +20,7 @@ from small_model import small_architecture
 from test_assembly import make_group
 
 from scalerl_jax import demonstrations
-from scalerl_jax.batching.assembly import group_metrics
+from scalerl_jax.batching.group_metrics import group_metrics
 from scalerl_jax.controller.group_check import GroupCheck
 from scalerl_jax.controller.orders import OrderBook
 from scalerl_jax.controller.queue import Pacing, QueueState, RolloutQueue

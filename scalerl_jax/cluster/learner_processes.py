@@ -21,11 +21,13 @@ from jaxtyping import Float
 from ray.exceptions import RayError
 
 from scalerl_jax.cluster.actors import LearnerRank, RoleProcessInfo, arrange
+from scalerl_jax.cluster.batch_parts import SentBatches
 from scalerl_jax.cluster.calls import RoleLost, calling, end_all, why_lost
 from scalerl_jax.cluster.session import Cluster, check_process
 from scalerl_jax.config import Config
 from scalerl_jax.contract import Restored
 from scalerl_jax.learner.checkpoint import Checkpointer
+from scalerl_jax.learner.forward import read_forward
 from scalerl_jax.objective.terms import needs_of
 from scalerl_jax.parallel.xla import is_broken_off
 from scalerl_jax.process.ending import first_line
@@ -120,6 +122,7 @@ class LearnerProcesses:
         self._kept: dict[int, PackedBatch] = {}
         self._number = 0  # batches trained on
         self._saved: dict[int, int] = {0: 0}  # step of a checkpoint -> batches before
+        self._sent = SentBatches()
         self._whole: dict[int, Manifest] = {}
         # Of the newest version, and of the one that is pinned, where they are now.
         self._manifests: dict[int, Manifest] = {}
@@ -142,7 +145,7 @@ class LearnerProcesses:
 
     def step(self, state: int, batch: PackedBatch) -> tuple[int, dict[str, float], str]:
         """Make an optimizer step on every rank."""
-        answers = self.call("step", batch)
+        answers = self.call("step", each=lambda: self._parts(batch))
         metrics, fault, _ = answers[0]
         self._kept[self._number] = batch
         self._number += 1
@@ -158,9 +161,19 @@ class LearnerProcesses:
 
     def annotate(self, state: int, batches: list[PackedBatch]) -> list[Scores]:
         """Return the scores of a window's batches that the objective reads."""
+        self._sent.begin()
         if not needs_of(self._config).of_params:
             return [{} for _ in batches]
-        return self.call("annotate", batches)[0]
+        read = [read_forward(batch) for batch in batches]
+
+        def parts() -> list[tuple]:
+            of_ranks = zip(*map(self._sent.parts, read), strict=True)
+            return [([*of_rank],) for of_rank in of_ranks]
+
+        scores = self.call("annotate", each=parts)[0]
+        for batch, found in zip(read, scores, strict=True):
+            self._sent.made(batch, found)
+        return scores
 
     def score(self, state: int, batch: PackedBatch) -> Float[np.ndarray, "M R S"]:
         """Return the log-probability of every target of a batch, in nats."""
@@ -232,7 +245,7 @@ class LearnerProcesses:
         self._saved[step] = self._number
         self._forget()
         parts = [(step, host, groups)] + [(step, {}, ())] * (len(self._ranks) - 1)
-        self.call("save", each=parts)
+        self.call("save", each=lambda: parts)
         if self.leaving:
             self.call("await_save")
             self.leaving, self._renew = False, True
@@ -249,8 +262,11 @@ class LearnerProcesses:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Return restarts so far, and what the last publication cost."""
-        found: dict[str, float] = {"learner/restarts": self.restarts}
+        """Return restarts and bytes of batches so far, and the last publication's."""
+        found: dict[str, float] = {
+            "learner/restarts": self.restarts,
+            "learner/batch_bytes": self._sent.num_bytes,
+        }
         if reports := self.reports:
             shares = [report.changed_share or 0.0 for report in reports]
             sizes = [report.full_bytes for report in reports]
@@ -276,9 +292,15 @@ class LearnerProcesses:
     # The ranks.
 
     def call(
-        self, method: str, *arguments: Any, each: Sequence[tuple] | None = None
+        self,
+        method: str,
+        *arguments: Any,
+        each: Callable[[], Sequence[tuple]] | None = None,
     ) -> list[Any]:
         """Return every rank's answer; lost processes are replaced, and asked again.
+
+        They get the same arguments, or what `each` returns for them, which is asked
+        again for those that come in their place.
 
         Raises:
             RuntimeError: it is lost again and again.
@@ -296,7 +318,7 @@ class LearnerProcesses:
                 try:
                     if attempt or renew or not self._up:
                         self._replace()
-                    return self._ask(method, *arguments, each=each)
+                    return self._ask(method, *arguments, each=each and each())
                 except RoleLost as loss:
                     self._up = False
                     self.restarts += 1
@@ -331,21 +353,27 @@ class LearnerProcesses:
             for number, rank in enumerate(self._ranks):
                 given = shared if each is None else each[number]
                 calls[getattr(rank, method).remote(*given)] = number
-            waiting = list(calls)
+            waiting, answers = list(calls), {}
             # The first to end tells: behind a rank that is lost the others may hang.
             while waiting:
                 done, waiting = ray.wait(waiting, timeout=_SILENCE_S)
                 if not done:
                     raise RoleLost(f"no answer to {method} for {_SILENCE_S:g} s")
                 for call in done:
-                    self._raise_if_lost(call, calls[call])
-            return ray.get(list(calls))
+                    answers[calls[call]] = self._answer(call, calls[call])
+            return [answers[number] for number in sorted(answers)]
 
-    def _raise_if_lost(self, call: Any, number: int) -> None:
+    def _answer(self, call: Any, number: int) -> Any:
+        """Return what a rank has answered.
+
+        Raises:
+            RoleLost: it is gone, or another one is.
+            Exception: what the method raised.
+        """
         name = f"rank {number} on {self._where(number)}"
         try:
             with calling(name):
-                ray.get(call)
+                return ray.get(call)
         except Exception as error:
             # A collective, whose other end is gone.
             if is_broken_off(error) and len(self._ranks) > 1:
@@ -386,6 +414,7 @@ class LearnerProcesses:
         with calling("rank 0"):
             meeting = arrange(self._ranks)
         self.places = self._ask("start", meeting, timeout_s)
+        self._sent.meet(self._ask("reads"))
 
     def _replace(self) -> None:
         """Start all ranks again, and bring them to where they were."""
@@ -409,7 +438,8 @@ class LearnerProcesses:
         self._restore_published(step)
         version = step
         for batch in again:
-            _, fault, _ = self._ask("step", batch)[0]
+            self._sent.begin()
+            _, fault, _ = self._ask("step", each=self._parts(batch))[0]
             if not fault:
                 version += 1
                 self._restore_published(version)
@@ -418,6 +448,10 @@ class LearnerProcesses:
             f"the learner is back after {time.monotonic() - began:.0f} s, from step "
             f"{step} and {len(again)} batches that were kept"
         )
+
+    def _parts(self, batch: PackedBatch) -> list[tuple]:
+        """Return for each rank what it is to be sent of a batch for a step."""
+        return [(parts,) for parts in self._sent.parts(batch)]
 
     def _forget(self) -> None:
         """Forget the batches that a complete checkpoint has behind it."""

@@ -20,14 +20,17 @@ import ray
 from jaxtyping import Float
 from ray.exceptions import RayError
 
+from scalerl_jax import wiring
 from scalerl_jax.cluster.actors import LearnerRank, RoleProcessInfo, arrange
 from scalerl_jax.cluster.batch_parts import SentBatches
 from scalerl_jax.cluster.calls import RoleLost, calling, end_all, why_lost
+from scalerl_jax.cluster.kept_batches import KeptBatches
 from scalerl_jax.cluster.session import Cluster, check_process
 from scalerl_jax.config import Config
-from scalerl_jax.contract import Restored
+from scalerl_jax.contract import Assembled, Restored
 from scalerl_jax.learner.checkpoint import Checkpointer
 from scalerl_jax.learner.forward import read_forward
+from scalerl_jax.objective.assembly import make_assembler
 from scalerl_jax.objective.terms import needs_of
 from scalerl_jax.parallel.xla import is_broken_off
 from scalerl_jax.process.ending import first_line
@@ -71,9 +74,11 @@ class RemoteCheckpoints:
     def due(self, step: int, *, since: int) -> bool:
         """Return whether a checkpoint is due after any step from `since` + 1 to `step`.
 
-        It is once a rank has got a SIGTERM, before its machine is taken away.
+        It is once a rank has got a SIGTERM, before its machine is taken away, and
+        early where the batches since the last one take too much memory.
         """
-        return self._learners.leaving or self._files.due(step, since=since)
+        early = self._learners.leaving or self._learners.kept_too_much()
+        return early or self._files.due(step, since=since)
 
     def steps(self) -> list[int]:
         """Return the steps of the checkpoints on disk, oldest first."""
@@ -118,10 +123,11 @@ class LearnerProcesses:
         self._ranks: list[Any] = []
         self._up = False  # they have started, and are where they were
         self.places: list[RoleProcessInfo] = []
-        # Batches since the last complete checkpoint, by how many were before them.
-        self._kept: dict[int, PackedBatch] = {}
-        self._number = 0  # batches trained on
-        self._saved: dict[int, int] = {0: 0}  # step of a checkpoint -> batches before
+        self._kept = KeptBatches(
+            make_assembler(config, wiring.make_architecture(config)),
+            limit_bytes=config.generators.kept_gib * 2**30,
+        )
+        self._warned = False  # that checkpoints come early
         self._sent = SentBatches()
         self._whole: dict[int, Manifest] = {}
         # Of the newest version, and of the one that is pinned, where they are now.
@@ -143,12 +149,13 @@ class LearnerProcesses:
 
     # The methods of `LocalLearner`.
 
-    def step(self, state: int, batch: PackedBatch) -> tuple[int, dict[str, float], str]:
+    def step(
+        self, state: int, batch: PackedBatch, made_of: Assembled
+    ) -> tuple[int, dict[str, float], str]:
         """Make an optimizer step on every rank."""
         answers = self.call("step", each=lambda: self._parts(batch))
         metrics, fault, _ = answers[0]
-        self._kept[self._number] = batch
-        self._number += 1
+        self._kept.add(batch, made_of, version=state)
         self.version = state + (not fault)
         told = [number for number, (*_, leaving) in enumerate(answers) if leaving]
         if told and not self.leaving:
@@ -242,10 +249,11 @@ class LearnerProcesses:
     ) -> None:
         """Make every rank copy its shards, and write them while the run goes on."""
         self._before_save()
-        self._saved[step] = self._number
-        self._forget()
+        self._kept.saved(step)
         parts = [(step, host, groups)] + [(step, {}, ())] * (len(self._ranks) - 1)
         self.call("save", each=lambda: parts)
+        # The one before is complete: this one has waited for that.
+        self._kept.forget(self.checkpointer.complete())
         if self.leaving:
             self.call("await_save")
             self.leaving, self._renew = False, True
@@ -256,7 +264,7 @@ class LearnerProcesses:
         if found is None:
             return None
         step, host, groups = found
-        self._saved[step] = self._number
+        self._kept.saved(step)
         self.version = step
         return Restored(step=step, state=step, host=host, groups=groups)
 
@@ -266,6 +274,7 @@ class LearnerProcesses:
         found: dict[str, float] = {
             "learner/restarts": self.restarts,
             "learner/batch_bytes": self._sent.num_bytes,
+            "learner/kept_bytes": self._kept.num_bytes,
         }
         if reports := self.reports:
             shares = [report.changed_share or 0.0 for report in reports]
@@ -427,17 +436,16 @@ class LearnerProcesses:
         except TimeoutError as error:  # a host is not back yet
             raise RoleLost(str(error)) from error
         found = self._ask("restore")[0]
-        step = 0 if found is None else found[0]
-        if step not in self._saved:
+        version = step = 0 if found is None else found[0]
+        if not self._kept.has_all_since(step):
             raise RuntimeError(
                 f"the checkpoint of step {step} is older than the batches that were "
                 f"kept; start again with the same --workdir"
             )
-        since = self._saved[step]
-        again = [batch for number, batch in self._kept.items() if number >= since]
         self._restore_published(step)
-        version = step
-        for batch in again:
+        again = 0
+        for batch in self._kept.since(step):
+            again += 1
             self._sent.begin()
             _, fault, _ = self._ask("step", each=self._parts(batch))[0]
             if not fault:
@@ -446,17 +454,23 @@ class LearnerProcesses:
         self._up = True
         self._note(
             f"the learner is back after {time.monotonic() - began:.0f} s, from step "
-            f"{step} and {len(again)} batches that were kept"
+            f"{step} and {again} batches that were kept"
         )
 
     def _parts(self, batch: PackedBatch) -> list[tuple]:
         """Return for each rank what it is to be sent of a batch for a step."""
         return [(parts,) for parts in self._sent.parts(batch)]
 
-    def _forget(self) -> None:
-        """Forget the batches that a complete checkpoint has behind it."""
-        complete = self.checkpointer.complete()
-        before = max((self._saved.get(step, 0) for step in complete), default=0)
-        self._kept = {
-            number: batch for number, batch in self._kept.items() if number >= before
-        }
+    def kept_too_much(self) -> bool:
+        """Return whether the batches that are kept ask for a checkpoint."""
+        if not self._kept.full:
+            return False
+        if not self._warned:
+            self._warned = True
+            self._note(
+                f"warning: half of generators.kept_gib = "
+                f"{self._config.generators.kept_gib:g} is taken by batches since the "
+                f"last checkpoint, so that this one and others come before "
+                f"checkpoint.every = {self._config.checkpoint.every}"
+            )
+        return True

@@ -247,7 +247,7 @@ class RunMonitor:
             return state, None
         started = time.monotonic()
         with run.activity("train"), explained("the train step", self._config):
-            state, metrics, fault = run.learner.step(state, assembled.packed)
+            state, metrics, fault = run.learner.step(state, assembled.packed, assembled)
         self._times["time/train_s"] = time.monotonic() - started
         run.ledger.count(
             train_tokens=assembled.train_tokens,

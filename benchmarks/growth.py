@@ -11,6 +11,7 @@ packed, kept for ranks that start again, and on its way to them.
 """
 
 import argparse
+import dataclasses
 import functools
 import json
 import platform
@@ -83,8 +84,8 @@ def _rollout(random: np.random.Generator, length: int) -> Rollout:
 def make_assembler() -> Assembler:
     """Return one whose advantages are the rewards."""
     return Assembler(
-        advantages=lambda batch, rewards: batch.replace(
-            advantages=rewards.on_tokens(rewards.rewards)
+        advantages=lambda batch, rewards: dataclasses.replace(
+            batch, advantages=rewards.on_tokens(rewards.rewards)
         ),
         weigh=token_weights,
         zero_variance_filter=True,
@@ -212,7 +213,9 @@ def main() -> None:
         seconds(functools.partial(saved_history, make_history(size)), options.repeats)
         for size in data
     ]
-    print_table(data, {"history saved": history}, head="prompts of the data")
+    print_table(
+        data, {"history saved": history}, head="prompts of the data", form=".4f"
+    )
     print_table(sizes, megabytes, head="MB of a batch", form=".1f")
 
 

@@ -171,7 +171,11 @@ class LearnerProcesses:
         self._sent.begin()
         if not needs_of(self._config).of_params:
             return [{} for _ in batches]
-        read = [read_forward(batch) for batch in batches]
+        # All that a maker of scores reads; an endpoint goes by the ids.
+        read = [
+            dataclasses.replace(read_forward(batch), sequence_ids=batch.sequence_ids)
+            for batch in batches
+        ]
 
         def parts() -> list[tuple]:
             of_ranks = zip(*map(self._sent.parts, read), strict=True)

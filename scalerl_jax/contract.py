@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from scalerl_jax.types import Group, PackedBatch, Prompt, Scores
 from scalerl_jax.weights.manifest import Manifest
@@ -72,6 +72,26 @@ class Restored:
     groups: tuple[Group, ...]  # finished, not yet trained on
 
 
+@runtime_checkable
+class Assembled(Protocol):
+    """The groups that a batch was made of, from which it can be made again."""
+
+    @property
+    def groups(self) -> Sequence[Group]:
+        """The groups, trained on or filtered away."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """Policy version of the learner as they were packed: a window's first."""
+        ...
+
+    @property
+    def rollout(self) -> Int[np.ndarray, "M R S"]:
+        """The rollout n * G + g of each prediction; -1 where there is none."""
+        ...
+
+
 class Learner(Protocol):
     """The learner as the loop uses it, in the loop's process or in several others."""
 
@@ -86,12 +106,13 @@ class Learner(Protocol):
         ...
 
     def step(
-        self, state: State, batch: PackedBatch
+        self, state: State, batch: PackedBatch, made_of: Assembled
     ) -> tuple[State, dict[str, float], str]:
         """Make an optimizer step on a batch [M, R, S]; `state` is donated.
 
         Return the next state, the metrics, and the reason if the step was skipped ("":
-        it was made).
+        it was made).  A learner that may have to repeat the step keeps `made_of`, which
+        is a third of the batch.
         """
         ...
 

@@ -9,7 +9,7 @@ sequence; `PackedBatch` is a pytree of a whole batch.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -109,6 +109,11 @@ class Group:
     def has_reward_variance(self) -> bool:
         """Return whether two judged rollouts have different rewards."""
         return len({each.reward for each in self.rollouts if each.judged}) > 1
+
+
+def rollouts_of(groups: Iterable[Group]) -> list[Rollout]:
+    """Return the rollouts of all groups, in order."""
+    return [rollout for group in groups for rollout in group.rollouts]
 
 
 @struct.dataclass(kw_only=True)

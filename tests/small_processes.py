@@ -6,6 +6,7 @@ results as files in the directory that it was given.
 
 import json
 import os
+import pickle
 import re
 import resource
 import signal
@@ -21,10 +22,15 @@ import small_run
 import small_weights
 from jax._src import distributed
 from jax.sharding import NamedSharding, PartitionSpec
+from small_mesh import mesh_of
 from small_step import ADAMW, bench, make_sequences
 
+from scalerl_jax.cluster.batch_parts import HeldBatches, SentBatches, arrays_of
 from scalerl_jax.learner.checkpoint import Checkpointer
+from scalerl_jax.learner.nonfinite import _in_inputs
+from scalerl_jax.model.architecture import batch_sharding
 from scalerl_jax.parallel import multihost, rendezvous
+from scalerl_jax.parallel.multihost import own_box
 from scalerl_jax.process.preemption import Preemption
 from scalerl_jax.types import Group, Prompt, Rollout
 from scalerl_jax.weights.channels import DirectoryChannel
@@ -82,11 +88,39 @@ def batches():
         yield [*sequences[step:], *sequences[:step]][: 8 - step]
 
 
+def own_rows(batch, sharding):
+    """What this process's devices read of a batch, as it comes to a rank."""
+    arrays = arrays_of(batch).items()
+    boxes = {name: own_box(array.shape[1:], sharding) for name, array in arrays}
+    sent = SentBatches()
+    sent.meet([boxes])
+    (parts,) = sent.parts(batch)
+    return HeldBatches().take(pickle.loads(pickle.dumps(parts)))
+
+
+def assert_same_bits(found, expected):
+    """Arrays whose parts here are the same bits."""
+    leaves = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+    for ours, theirs in leaves:
+        parts = zip(ours.addressable_shards, theirs.addressable_shards, strict=True)
+        for mine, other in parts:
+            assert np.asarray(mine.data).tobytes() == np.asarray(other.data).tobytes()
+
+
 def steps(shape, state, first=0, last=STEPS):
-    """The state after some steps, and the metrics of each as numbers."""
+    """The state after some steps, and the metrics of each as numbers.
+
+    Of several processes each has the rows of its own devices; with all rows the sums
+    of the microbatches are the same bits.
+    """
     maker, history = make_bench(shape), []
     for sequences in list(batches())[first:last]:
-        state, metrics = maker.step(state, maker.batch(sequences=sequences))
+        batch = maker.batch(sequences=sequences)
+        if multihost.process_count() > 1:
+            whole, batch = batch, own_rows(batch, batch_sharding(mesh_of(shape)))
+            totals = [maker.step.total(state.params, each) for each in (whole, batch)]
+            assert_same_bits(*totals)
+        state, metrics = maker.step(state, batch)
         history.append({name: float(value) for name, value in metrics.items()})
     return state, history
 
@@ -167,6 +201,7 @@ def train(directory):
     restored = theirs.restore(abstract(make_bench(SHAPES[1]).state()))
     write_result(directory, "theirs", *steps(SHAPES[1], restored.state, first=SAVED))
     stop_together(directory)
+    tell_what_is_not_finite(directory)
     state, _ = steps(shape, make_bench(shape).state(), last=1)
     if multihost.process_index() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -183,6 +218,19 @@ def stop_together(directory):
             step += 1
             time.sleep(0.02)
     (directory / f"stopped_{multihost.process_index()}").write_text(str(step))
+
+
+def tell_what_is_not_finite(directory):
+    """One process has the row that is not finite; both say so."""
+    batch = make_bench(SHAPES[0]).batch()
+    spoiled = np.array(batch.advantages)
+    spoiled[0, -1, 5] = np.nan
+    batch = own_rows(
+        batch.replace(advantages=spoiled), batch_sharding(mesh_of(SHAPES[0]))
+    )
+    told = list(_in_inputs(batch))
+    name = f"not_finite_{multihost.process_index()}"
+    (directory / name).write_text(json.dumps(told))
 
 
 def full_disk(directory):

@@ -18,6 +18,7 @@ from tensorboard.backend.event_processing import plugin_event_accumulator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from scalerl_jax import demonstrations, main
+from scalerl_jax.data.prompts import read_numbers
 from scalerl_jax.environments import pool as verifier
 from scalerl_jax.learner.checkpoint import UnsavedError
 from scalerl_jax.learner.step import TrainState
@@ -395,7 +396,7 @@ def test_a_run_whose_verifiers_fail_is_saved_and_stopped(tmp_path, monkeypatch):
     assert checkpoint.name == f"step_{rows[-1]['step']:08d}"
     host = json.loads((checkpoint / "host.json").read_text())
     # More than 8 of the rollouts that were taken are in no prompt's history.
-    recorded = sum(host["stream"]["rollouts"])
+    recorded = sum(read_numbers(host["stream"]["rollouts"]))
     assert 0 < recorded < host["next_ticket"] * 4 - 8
 
 
@@ -446,7 +447,7 @@ def test_a_step_without_a_gradient_is_skipped_and_counted(tmp_path):
     host = json.loads((small_run.checkpoints(tmp_path)[-1] / "host.json").read_text())
     assert host["next_ticket"] == 6 * 4
     # Every group that was taken is in the prompts' history, the skipped ones too.
-    assert sum(host["stream"]["rollouts"]) == 6 * 4 * 4
+    assert sum(read_numbers(host["stream"]["rollouts"])) == 6 * 4 * 4
     assert host["running"] == host["in_flight"] == []
 
 

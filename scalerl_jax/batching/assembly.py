@@ -1,4 +1,4 @@
-"""Assembly of N groups into the batch of one optimizer step, and its metrics.
+"""Assembly of N groups into the batch of one optimizer step.
 
     pack:        the groups become rows, each token with its weight
     score:       the learner gives each token what the objective's terms read of it
@@ -9,9 +9,8 @@ microbatches.
 """
 
 import dataclasses
-import math
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -31,20 +30,7 @@ from scalerl_jax.batching.packing import (
 )
 from scalerl_jax.batching.replay import Replay
 from scalerl_jax.batching.turns import TurnRewards, turn_rewards
-from scalerl_jax.environments.verdict import figures_of_parts, lacks_verdict
-from scalerl_jax.types import Group, PackedBatch, Rollout, Scores, count_turns
-
-# Statuses of rollouts that were judged neither right nor wrong.
-_NO_VERDICTS = (
-    "no_answer",
-    "unparsable",
-    "too_costly",
-    "verifier_timeout",
-    "verifier_error",
-    "bad_reward",
-    "bad_observation",
-    "no_end",
-)
+from scalerl_jax.types import Group, PackedBatch, Rollout, Scores, rollouts_of
 
 # mask [B, T] -> weights [B, T] that sum to 1
 Weigh = Callable[[Array], Array]
@@ -76,6 +62,14 @@ class Rewards:
 
 # A batch with its scores, its rewards -> the batch with its advantages.
 Advantages = Callable[[PackedBatch, Rewards], PackedBatch]
+
+
+class Laid(NamedTuple):
+    """Groups as a batch, before there are scores and advantages."""
+
+    sequences: list[TrainSequence]  # the rollouts that carry weight
+    packed: PackedBatch | None  # None: none does
+    rollout: Int[np.ndarray, "M R S"]  # as in `Rewards`
 
 
 class RunningNormalization:
@@ -117,6 +111,7 @@ class Batch:
     """N groups to train on: as taken from the queue, and packed for the device."""
 
     groups: Sequence[Group]
+    version: int  # of the learner, as it was packed
     # None where no rollout has a gradient; advantages are 0 until they are computed.
     packed: PackedBatch | None
     rewards: Rewards | None  # None as `packed`
@@ -127,6 +122,12 @@ class Batch:
     mean_context: float  # tokens that a position attends to, on average
     expert_load: dict[str, float] = dataclasses.field(default_factory=dict)
     refilled: Sequence[Group] = ()  # zero-variance groups replaced by refills
+
+    @property
+    def rollout(self) -> Int[np.ndarray, "M R S"]:
+        """Return the rollout n * G + g of each prediction; -1 where there is none."""
+        assert self.rewards is not None, "no rollout has a gradient"
+        return self.rewards.rollout
 
     @property
     def wasted_tokens(self) -> int:
@@ -172,41 +173,17 @@ class Assembler:
 
         `complete` gives it scores and advantages.
         """
-        rollouts = [rollout for group in groups for rollout in group.rollouts]
-        judged = np.array([rollout.judged for rollout in rollouts])
-        passed = np.array([rollout.passed for rollout in rollouts])
-        rewards = np.array([rollout.reward for rollout in rollouts], np.float32)
-        kept = self._kept(rollouts, rewards, judged)
-        by_rollout = train_sequences(
-            groups,
-            weights=self._weights(rollouts, kept),
-            learner_version=learner_version,
-            experts=None if self.replay is None else self.replay.experts(groups),
+        sequences, packed, rollout = self.packed(
+            groups, learner_version=learner_version
         )
-        sequences, packed, of_batch = [*by_rollout.values()], None, None
-        if sequences:
-            packed, places = self.pack(sequences)
-            rollout = np.where(places >= 0, np.array([*by_rollout])[places], -1)
-            turns = None
-            if self.per_turn:
-                turns = turn_rewards(
-                    rollouts, judged, rollout, group_size=self.group_size
-                )
-            of_batch = Rewards(
-                rewards=self._shaped(rollouts, rewards, passed),
-                passed=passed,
-                judged=judged,
-                kept=kept,
-                rollout=rollout,
-                turns=turns,
-            )
         lengths = np.array([sequence.row_length for sequence in sequences])
         trained = sum(len(sequence.weights) for sequence in sequences)
         context = (lengths * (lengths + 1)).sum() / max(lengths.sum(), 1) / 2
         return Batch(
             groups=groups,
+            version=learner_version,
             packed=packed,
-            rewards=of_batch,
+            rewards=None if packed is None else self._rewards(groups, rollout),
             sequences=sequences,
             train_tokens=sum(int(sequence.mask.sum()) for sequence in sequences),
             row_tokens=0 if packed is None else computed_tokens(packed),
@@ -214,6 +191,22 @@ class Assembler:
             mean_context=float(context),
             expert_load={} if self.replay is None else self.replay.load(sequences),
         )
+
+    def packed(self, groups: Sequence[Group], *, learner_version: int) -> Laid:
+        """Return the rollouts of groups that carry weight, and the batch of them."""
+        rollouts = rollouts_of(groups)
+        by_rollout = train_sequences(
+            groups,
+            weights=self._weights(rollouts, self._kept(rollouts)),
+            learner_version=learner_version,
+            experts=None if self.replay is None else self.replay.experts(groups),
+        )
+        sequences = [*by_rollout.values()]
+        if not sequences:
+            return Laid(sequences, None, np.empty((0, 0, 0), np.int32))
+        packed, places = self.pack(sequences)
+        rollout = np.where(places >= 0, np.array([*by_rollout])[places], -1)
+        return Laid(sequences, packed, rollout)
 
     def complete(self, batch: Batch, scores: Scores) -> Batch:
         """Return a packed batch with its scores, and advantages made of them.
@@ -232,6 +225,22 @@ class Assembler:
         packed = dataclasses.replace(batch.packed, scores={**scores, **of_verdicts})
         return dataclasses.replace(batch, packed=self.advantages(packed, rewards))
 
+    def _rewards(self, groups: Sequence[Group], rollout: np.ndarray) -> Rewards:
+        rollouts = rollouts_of(groups)
+        judged = np.array([each.judged for each in rollouts])
+        passed = np.array([each.passed for each in rollouts])
+        turns = None
+        if self.per_turn:
+            turns = turn_rewards(rollouts, judged, rollout, group_size=self.group_size)
+        return Rewards(
+            rewards=self._shaped(rollouts, passed),
+            passed=passed,
+            judged=judged,
+            kept=self._kept(rollouts),
+            rollout=rollout,
+            turns=turns,
+        )
+
     def _weights(
         self, rollouts: Sequence[Rollout], kept: np.ndarray
     ) -> Float[np.ndarray, "B T"]:
@@ -243,25 +252,23 @@ class Assembler:
             mask[row, : len(own)] = own
         return np.asarray(self.weigh(jnp.asarray(mask)))
 
-    def _shaped(
-        self, rollouts: Sequence[Rollout], rewards: np.ndarray, passed: np.ndarray
-    ) -> np.ndarray:
+    def _shaped(self, rollouts: Sequence[Rollout], passed: np.ndarray) -> np.ndarray:
         """Return the rewards [B] with what the lengths of the rollouts add to them."""
+        rewards = np.array([each.reward for each in rollouts], np.float32)
         if self.shape_rewards is None:
             return rewards
         lengths = [len(rollout.completion_tokens) for rollout in rollouts]
         arrays = (rewards, np.array(lengths, np.int32), passed)
         return np.asarray(self.shape_rewards(*map(jnp.asarray, arrays)))
 
-    def _kept(
-        self, rollouts: Sequence[Rollout], rewards: np.ndarray, judged: np.ndarray
-    ) -> np.ndarray:
+    def _kept(self, rollouts: Sequence[Rollout]) -> Bool[np.ndarray, " B"]:
         """Mark the rollouts [B] that enter normalisation and loss.
 
         Only verdicts count: a length penalty gives a zero-variance group no gradient.
         """
-        kept = judged
+        judged = kept = np.array([each.judged for each in rollouts])
         if self.zero_variance_filter:
+            rewards = np.array([each.reward for each in rollouts], np.float32)
             arrays = map(jnp.asarray, (rewards, judged))
             varied = has_reward_variance(*arrays, group_size=self.group_size)
             kept = kept & np.asarray(varied)
@@ -274,79 +281,3 @@ def _completion_tokens(groups: Sequence[Group]) -> int:
     return sum(
         len(each.completion_tokens) for group in groups for each in group.rollouts
     )
-
-
-def group_histograms(
-    groups: Sequence[Group], *, learner_version: int
-) -> dict[str, np.ndarray]:
-    """Return per-rollout or per-token values of a batch for histograms, by name."""
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
-    oldest = np.array([group.oldest_version for group in groups])
-    return {
-        "completion/tokens": np.array(
-            [len(each.completion_tokens) for each in rollouts]
-        ),
-        "reward": np.array([each.reward for each in rollouts if each.judged]),
-        "staleness": learner_version - oldest,
-        "pass_rate/of_prompts": np.array(
-            [group.pass_rate for group in groups if group.num_judged]
-        ),
-    }
-
-
-def group_metrics(groups: Sequence[Group], *, learner_version: int) -> dict[str, float]:
-    """Return means of rewards, lengths (tokens) and staleness, by metric name."""
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
-    lengths = np.array([len(rollout.completion_tokens) for rollout in rollouts])
-    oldest = np.array([group.oldest_version for group in groups])
-    finished = np.array([group.finished_version for group in groups])
-    metrics = {
-        "reward/mean": _mean(each.reward for each in rollouts if each.judged),
-        "pass_rate/mean": _pass_rate(groups),
-        "group/zero_variance_share": _mean(
-            not group.has_reward_variance for group in groups
-        ),
-        "completion/mean_tokens": float(lengths.mean()),
-        "completion/max_tokens": int(lengths.max()),
-        "completion/cut_off_share": _mean(rollout.cut_off for rollout in rollouts),
-        "completion/interrupted_share": _mean(
-            rollout.interrupted for rollout in rollouts
-        ),
-        "staleness/mean": float((learner_version - oldest).mean()),
-        "staleness/max": int((learner_version - oldest).max()),
-        # Staleness in two parts: until the last token was sampled, and after it.
-        "staleness/in_flight_mean": float((finished - oldest).mean()),
-        "staleness/in_flight_max": int((finished - oldest).max()),
-        "staleness/queued_mean": float((learner_version - finished).mean()),
-        "staleness/queued_max": int((learner_version - finished).max()),
-    }
-    statuses = Counter(rollout.status for rollout in rollouts)
-    for status in _NO_VERDICTS:
-        name = f"verifier/{status.removeprefix('verifier_')}_share"
-        metrics[name] = statuses[status] / len(rollouts)
-    metrics["verifier/unjudged_share"] = _mean(
-        lacks_verdict(rollout.status, judged=rollout.judged) for rollout in rollouts
-    )
-    if any(rollout.turns for rollout in rollouts):
-        sampled = [int(rollout.completion_mask.sum()) for rollout in rollouts]
-        metrics["episode/mean_turns"] = _mean(
-            count_turns(rollout.turns) for rollout in rollouts
-        )
-        metrics["episode/sampled_share"] = sum(sampled) / int(lengths.sum())
-    metrics |= figures_of_parts([rollout.parts for rollout in rollouts])
-    by_task: dict[str, list[Group]] = defaultdict(list)
-    for group in groups:
-        by_task[group.prompt.task].append(group)
-    for task in sorted(by_task):
-        metrics[f"pass_rate/{task}"] = _pass_rate(by_task[task])
-    return metrics
-
-
-def _pass_rate(groups: Sequence[Group]) -> float:
-    """Mean over the groups with a verdict."""
-    return _mean(group.pass_rate for group in groups if group.num_judged)
-
-
-def _mean(values: Iterable[float]) -> float:
-    found = list(values)
-    return float(np.mean(found)) if found else math.nan

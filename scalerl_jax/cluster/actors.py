@@ -23,6 +23,7 @@ import ray
 from ray.exceptions import RayError
 
 from scalerl_jax import wiring
+from scalerl_jax.cluster.batch_parts import BatchParts, HeldBatches, arrays_of
 from scalerl_jax.cluster.calls import calling, why_lost
 from scalerl_jax.cluster.object_store import ObjectStoreChannel
 from scalerl_jax.cluster.placement import forget_others
@@ -33,9 +34,13 @@ from scalerl_jax.environments.verdict import OwnReward
 from scalerl_jax.formats import remote
 from scalerl_jax.formats.reading import is_remote
 from scalerl_jax.learner.publish import make_snapshot
+from scalerl_jax.model.architecture import batch_sharding
+from scalerl_jax.objective.assembly import make_pack
+from scalerl_jax.objective.terms import needs_of, with_scores
 from scalerl_jax.parallel import rendezvous
 from scalerl_jax.parallel.coordinator import HeldPort
 from scalerl_jax.parallel.mesh import AXES, make_mesh
+from scalerl_jax.parallel.multihost import Box, own_box
 from scalerl_jax.parallel.signed_lines import new_secret
 from scalerl_jax.parallel.xla import is_broken_off, keep_programs
 from scalerl_jax.process.ending import first_line
@@ -197,6 +202,7 @@ class LearnerRank(RoleProcess):
         self._sending = threading.Lock()
         self._published = threading.Event()  # any version
         self._num_ranks = num_ranks
+        self._batches = HeldBatches()
 
     def start(self, meeting: Meeting | None, timeout_s: float) -> RoleProcessInfo:
         """Meet the other ranks, load the state, compile the step."""
@@ -205,6 +211,7 @@ class LearnerRank(RoleProcess):
         arch = wiring.make_architecture(config)
         axes = {name: getattr(config.mesh, name) for name in AXES}
         mesh = make_mesh(jax.devices(), **axes)
+        self._rows = batch_sharding(mesh)
         self._learner, self._state = wiring.make_local_learner(
             config,
             arch,
@@ -231,22 +238,44 @@ class LearnerRank(RoleProcess):
         )
         return self._here()
 
-    def step(self, batch: PackedBatch) -> tuple[dict[str, float], str, bool]:
+    def reads(self) -> dict[str, Box]:
+        """Return what this rank's devices read of each array of a microbatch."""
+        needs = needs_of(self._config)
+        microbatch = make_pack(self._config, wiring.make_architecture(self._config))[1]
+        arrays = arrays_of(with_scores(microbatch, needs))
+        # A critic's batch is cut into parts by all of its rollouts.
+        everywhere = ("mask", "sequence_ids") if needs.critic else ()
+        return {
+            name: tuple((0, size) for size in each.shape)
+            if name in everywhere
+            else own_box(each.shape, self._rows)
+            for name, each in arrays.items()
+        }
+
+    def step(self, parts: BatchParts) -> tuple[dict[str, float], str, bool]:
         """Make an optimizer step.
 
         Returns:
             Its metrics, why it was skipped, and whether this process got a SIGTERM.
         """
+        batch = self._batches.take(parts)
         self._state, metrics, fault = self._learner.step(self._state, batch)
         return metrics, fault, self._leaving.is_set()
 
-    def annotate(self, batches: list[PackedBatch]) -> list[Scores]:
-        """Return the scores of a window's batches that the objective reads."""
-        return self._learner.annotate(self._state, batches)
+    def annotate(self, window: list[BatchParts]) -> list[Scores]:
+        """Return the scores of a window's batches that the objective reads.
+
+        All ranks have them then, and rank 0 alone tells them.
+        """
+        batches = [self._batches.take(parts) for parts in window]
+        scores = self._learner.annotate(self._state, batches)
+        self._batches.made(window, scores)
+        return [] if self._rank else scores
 
     def score(self, batch: PackedBatch) -> Any:
-        """Return the log-probability of every target of a batch, in nats."""
-        return self._learner.score(self._state, batch)
+        """Return the log-probability of every target of a batch, in nats, on rank 0."""
+        found = self._learner.score(self._state, batch)
+        return None if self._rank else found
 
     def examine(self, batch: PackedBatch) -> dict[str, float]:
         """Return a batch's metrics and the norm of its gradient."""

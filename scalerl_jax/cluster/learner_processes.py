@@ -20,12 +20,17 @@ import ray
 from jaxtyping import Float
 from ray.exceptions import RayError
 
+from scalerl_jax import wiring
 from scalerl_jax.cluster.actors import LearnerRank, RoleProcessInfo, arrange
+from scalerl_jax.cluster.batch_parts import SentBatches
 from scalerl_jax.cluster.calls import RoleLost, calling, end_all, why_lost
+from scalerl_jax.cluster.kept_batches import KeptBatches
 from scalerl_jax.cluster.session import Cluster, check_process
 from scalerl_jax.config import Config
-from scalerl_jax.contract import Restored
+from scalerl_jax.contract import Assembled, Restored
 from scalerl_jax.learner.checkpoint import Checkpointer
+from scalerl_jax.learner.forward import read_forward
+from scalerl_jax.objective.assembly import make_assembler
 from scalerl_jax.objective.terms import needs_of
 from scalerl_jax.parallel.xla import is_broken_off
 from scalerl_jax.process.ending import first_line
@@ -69,9 +74,11 @@ class RemoteCheckpoints:
     def due(self, step: int, *, since: int) -> bool:
         """Return whether a checkpoint is due after any step from `since` + 1 to `step`.
 
-        It is once a rank has got a SIGTERM, before its machine is taken away.
+        It is once a rank has got a SIGTERM, before its machine is taken away, and
+        early where the batches since the last one take too much memory.
         """
-        return self._learners.leaving or self._files.due(step, since=since)
+        early = self._learners.leaving or self._learners.kept_too_much()
+        return early or self._files.due(step, since=since)
 
     def steps(self) -> list[int]:
         """Return the steps of the checkpoints on disk, oldest first."""
@@ -116,10 +123,12 @@ class LearnerProcesses:
         self._ranks: list[Any] = []
         self._up = False  # they have started, and are where they were
         self.places: list[RoleProcessInfo] = []
-        # Batches since the last complete checkpoint, by how many were before them.
-        self._kept: dict[int, PackedBatch] = {}
-        self._number = 0  # batches trained on
-        self._saved: dict[int, int] = {0: 0}  # step of a checkpoint -> batches before
+        self._kept = KeptBatches(
+            make_assembler(config, wiring.make_architecture(config)),
+            limit_bytes=config.generators.kept_gib * 2**30,
+        )
+        self._warned = False  # that checkpoints come early
+        self._sent = SentBatches()
         self._whole: dict[int, Manifest] = {}
         # Of the newest version, and of the one that is pinned, where they are now.
         self._manifests: dict[int, Manifest] = {}
@@ -140,12 +149,13 @@ class LearnerProcesses:
 
     # The methods of `LocalLearner`.
 
-    def step(self, state: int, batch: PackedBatch) -> tuple[int, dict[str, float], str]:
+    def step(
+        self, state: int, batch: PackedBatch, made_of: Assembled
+    ) -> tuple[int, dict[str, float], str]:
         """Make an optimizer step on every rank."""
-        answers = self.call("step", batch)
+        answers = self.call("step", each=lambda: self._parts(batch))
         metrics, fault, _ = answers[0]
-        self._kept[self._number] = batch
-        self._number += 1
+        self._kept.add(batch, made_of, version=state)
         self.version = state + (not fault)
         told = [number for number, (*_, leaving) in enumerate(answers) if leaving]
         if told and not self.leaving:
@@ -158,9 +168,23 @@ class LearnerProcesses:
 
     def annotate(self, state: int, batches: list[PackedBatch]) -> list[Scores]:
         """Return the scores of a window's batches that the objective reads."""
+        self._sent.begin()
         if not needs_of(self._config).of_params:
             return [{} for _ in batches]
-        return self.call("annotate", batches)[0]
+        # All that a maker of scores reads; an endpoint goes by the ids.
+        read = [
+            dataclasses.replace(read_forward(batch), sequence_ids=batch.sequence_ids)
+            for batch in batches
+        ]
+
+        def parts() -> list[tuple]:
+            of_ranks = zip(*map(self._sent.parts, read), strict=True)
+            return [([*of_rank],) for of_rank in of_ranks]
+
+        scores = self.call("annotate", each=parts)[0]
+        for batch, found in zip(read, scores, strict=True):
+            self._sent.made(batch, found)
+        return scores
 
     def score(self, state: int, batch: PackedBatch) -> Float[np.ndarray, "M R S"]:
         """Return the log-probability of every target of a batch, in nats."""
@@ -229,10 +253,11 @@ class LearnerProcesses:
     ) -> None:
         """Make every rank copy its shards, and write them while the run goes on."""
         self._before_save()
-        self._saved[step] = self._number
-        self._forget()
+        self._kept.saved(step)
         parts = [(step, host, groups)] + [(step, {}, ())] * (len(self._ranks) - 1)
-        self.call("save", each=parts)
+        self.call("save", each=lambda: parts)
+        # The one before is complete: this one has waited for that.
+        self._kept.forget(self.checkpointer.complete())
         if self.leaving:
             self.call("await_save")
             self.leaving, self._renew = False, True
@@ -243,14 +268,18 @@ class LearnerProcesses:
         if found is None:
             return None
         step, host, groups = found
-        self._saved[step] = self._number
+        self._kept.saved(step)
         self.version = step
         return Restored(step=step, state=step, host=host, groups=groups)
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Return restarts so far, and what the last publication cost."""
-        found: dict[str, float] = {"learner/restarts": self.restarts}
+        """Return restarts and bytes of batches so far, and the last publication's."""
+        found: dict[str, float] = {
+            "learner/restarts": self.restarts,
+            "learner/batch_bytes": self._sent.num_bytes,
+            "learner/kept_bytes": self._kept.num_bytes,
+        }
         if reports := self.reports:
             shares = [report.changed_share or 0.0 for report in reports]
             sizes = [report.full_bytes for report in reports]
@@ -276,9 +305,15 @@ class LearnerProcesses:
     # The ranks.
 
     def call(
-        self, method: str, *arguments: Any, each: Sequence[tuple] | None = None
+        self,
+        method: str,
+        *arguments: Any,
+        each: Callable[[], Sequence[tuple]] | None = None,
     ) -> list[Any]:
         """Return every rank's answer; lost processes are replaced, and asked again.
+
+        They get the same arguments, or what `each` returns for them, which is asked
+        again for those that come in their place.
 
         Raises:
             RuntimeError: it is lost again and again.
@@ -296,7 +331,7 @@ class LearnerProcesses:
                 try:
                     if attempt or renew or not self._up:
                         self._replace()
-                    return self._ask(method, *arguments, each=each)
+                    return self._ask(method, *arguments, each=each and each())
                 except RoleLost as loss:
                     self._up = False
                     self.restarts += 1
@@ -331,21 +366,27 @@ class LearnerProcesses:
             for number, rank in enumerate(self._ranks):
                 given = shared if each is None else each[number]
                 calls[getattr(rank, method).remote(*given)] = number
-            waiting = list(calls)
+            waiting, answers = list(calls), {}
             # The first to end tells: behind a rank that is lost the others may hang.
             while waiting:
                 done, waiting = ray.wait(waiting, timeout=_SILENCE_S)
                 if not done:
                     raise RoleLost(f"no answer to {method} for {_SILENCE_S:g} s")
                 for call in done:
-                    self._raise_if_lost(call, calls[call])
-            return ray.get(list(calls))
+                    answers[calls[call]] = self._answer(call, calls[call])
+            return [answers[number] for number in sorted(answers)]
 
-    def _raise_if_lost(self, call: Any, number: int) -> None:
+    def _answer(self, call: Any, number: int) -> Any:
+        """Return what a rank has answered.
+
+        Raises:
+            RoleLost: it is gone, or another one is.
+            Exception: what the method raised.
+        """
         name = f"rank {number} on {self._where(number)}"
         try:
             with calling(name):
-                ray.get(call)
+                return ray.get(call)
         except Exception as error:
             # A collective, whose other end is gone.
             if is_broken_off(error) and len(self._ranks) > 1:
@@ -386,6 +427,7 @@ class LearnerProcesses:
         with calling("rank 0"):
             meeting = arrange(self._ranks)
         self.places = self._ask("start", meeting, timeout_s)
+        self._sent.meet(self._ask("reads"))
 
     def _replace(self) -> None:
         """Start all ranks again, and bring them to where they were."""
@@ -398,31 +440,41 @@ class LearnerProcesses:
         except TimeoutError as error:  # a host is not back yet
             raise RoleLost(str(error)) from error
         found = self._ask("restore")[0]
-        step = 0 if found is None else found[0]
-        if step not in self._saved:
+        version = step = 0 if found is None else found[0]
+        if not self._kept.has_all_since(step):
             raise RuntimeError(
                 f"the checkpoint of step {step} is older than the batches that were "
                 f"kept; start again with the same --workdir"
             )
-        since = self._saved[step]
-        again = [batch for number, batch in self._kept.items() if number >= since]
         self._restore_published(step)
-        version = step
-        for batch in again:
-            _, fault, _ = self._ask("step", batch)[0]
+        again = 0
+        for batch in self._kept.since(step):
+            again += 1
+            self._sent.begin()
+            _, fault, _ = self._ask("step", each=self._parts(batch))[0]
             if not fault:
                 version += 1
                 self._restore_published(version)
         self._up = True
         self._note(
             f"the learner is back after {time.monotonic() - began:.0f} s, from step "
-            f"{step} and {len(again)} batches that were kept"
+            f"{step} and {again} batches that were kept"
         )
 
-    def _forget(self) -> None:
-        """Forget the batches that a complete checkpoint has behind it."""
-        complete = self.checkpointer.complete()
-        before = max((self._saved.get(step, 0) for step in complete), default=0)
-        self._kept = {
-            number: batch for number, batch in self._kept.items() if number >= before
-        }
+    def _parts(self, batch: PackedBatch) -> list[tuple]:
+        """Return for each rank what it is to be sent of a batch for a step."""
+        return [(parts,) for parts in self._sent.parts(batch)]
+
+    def kept_too_much(self) -> bool:
+        """Return whether the batches that are kept ask for a checkpoint."""
+        if not self._kept.full:
+            return False
+        if not self._warned:
+            self._warned = True
+            self._note(
+                f"warning: half of generators.kept_gib = "
+                f"{self._config.generators.kept_gib:g} is taken by batches since the "
+                f"last checkpoint, so that this one and others come before "
+                f"checkpoint.every = {self._config.checkpoint.every}"
+            )
+        return True

@@ -31,6 +31,7 @@ CountOr0 = Annotated[int, ValueRange(at_least=0, at_most=10**5)]
 Seconds = Annotated[float, ValueRange("s", above=0, at_most=10**7)]
 SecondsOr0 = Annotated[float, ValueRange("s", at_least=0, at_most=10**7)]
 Mebibytes = Annotated[int, ValueRange("MiB", above=0, at_most=10**7)]
+Gibibytes = Annotated[float, ValueRange("GiB", above=0, at_most=10**6)]
 Positive = Annotated[float, ValueRange(above=0)]
 NotNegative = Annotated[float, ValueRange(at_least=0)]
 Share = Annotated[float, ValueRange(above=0, at_most=1)]
@@ -950,6 +951,12 @@ class GeneratorsConfig:
         "directory",
         "transport of published params, with --ray; directory: files in --workdir; "
         "objects: Ray's object store, and files if it has no room",
+    )
+    kept_gib: Gibibytes = setting(
+        16.0,
+        "controller memory for batches since the last checkpoint, on which restarted "
+        "processes of the learner train again; when half of it is used, the next "
+        "checkpoint is made early; with --ray",
     )
     losses: Count = setting(
         5,

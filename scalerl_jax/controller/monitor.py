@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from scalerl_jax.batching.assembly import Batch, group_histograms, group_metrics
+from scalerl_jax.batching.assembly import Batch
+from scalerl_jax.batching.group_metrics import group_histograms, group_metrics
 from scalerl_jax.batching.window import Pass, Window, open_window
 from scalerl_jax.config import Config
 from scalerl_jax.contract import Publication, State
@@ -25,7 +26,7 @@ from scalerl_jax.process.preemption import Preemption
 from scalerl_jax.run.metrics import MetricsWriter
 from scalerl_jax.run.rollouts import rollout_rows
 from scalerl_jax.run.tracking import StepProfile
-from scalerl_jax.types import Group
+from scalerl_jax.types import Group, rollouts_of
 
 _BATCHES = 10  # batches over which the share of unjudged rollouts is computed
 _POLL_S = 1.0  # between two checks for SIGTERM while waiting for groups
@@ -246,7 +247,7 @@ class RunMonitor:
             return state, None
         started = time.monotonic()
         with run.activity("train"), explained("the train step", self._config):
-            state, metrics, fault = run.learner.step(state, assembled.packed)
+            state, metrics, fault = run.learner.step(state, assembled.packed, assembled)
         self._times["time/train_s"] = time.monotonic() - started
         run.ledger.count(
             train_tokens=assembled.train_tokens,
@@ -476,7 +477,7 @@ class RunMonitor:
 
 def _without_gradient(groups: Sequence[Group]) -> str:
     """Return the message for a batch of which no rollout is trained on."""
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    rollouts = rollouts_of(groups)
     equal = sum(not group.has_reward_variance for group in groups)
     cut_off = sum(rollout.cut_off for rollout in rollouts)
     unjudged = sum(not rollout.judged for rollout in rollouts)

@@ -12,7 +12,12 @@ from typing import Any
 import numpy as np
 
 from scalerl_jax.config import DataConfig, naming
-from scalerl_jax.data.prompts import NEVER, PromptStream
+from scalerl_jax.data.prompts import (
+    NEVER,
+    PromptStream,
+    read_numbers,
+    save_numbers,
+)
 from scalerl_jax.formats.bounded import read_lines
 from scalerl_jax.formats.reading import parse_json
 from scalerl_jax.types import Prompt
@@ -86,8 +91,7 @@ class CurriculumStream(PromptStream):
         """Return the position, the history and the difficulty, as JSON values."""
         if self._difficulty is None:
             return super().state()
-        rates = [None if rate != rate else rate for rate in self._difficulty.tolist()]
-        return super().state() | {"difficulty": rates}
+        return super().state() | {"difficulty": save_numbers(self._difficulty)}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Resume from `state`.
@@ -96,7 +100,7 @@ class CurriculumStream(PromptStream):
             ValueError: it was saved with other prompts or in another order.
         """
         rates = state["difficulty"]
-        self._difficulty = None if rates is None else np.array(rates, np.float64)
+        self._difficulty = None if rates is None else read_numbers(rates)
         super().restore(state)
 
     def _least_drawn(self, step: int) -> int:

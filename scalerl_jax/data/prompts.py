@@ -5,6 +5,8 @@ history that decides which prompts are left out, are saved, so that a run resume
 middle of an epoch.
 """
 
+import base64
+import binascii
 import bisect
 import dataclasses
 import itertools
@@ -20,6 +22,8 @@ from scalerl_jax.types import Prompt
 Render = Callable[[Question], str]  # the text of a question's prompt
 Encode = Callable[[str], list[int]]
 
+# Types of saved numbers, little-endian.
+_SAVED = ("|u1", "<u2", "<u4", "<u8", "<f8")
 _ORDER = 2  # purpose of the draw, beside those of `tasks`
 NEVER = np.iinfo(np.int64).max  # the turn of a prompt that is not sampled again
 
@@ -71,6 +75,38 @@ def make_prompt(
         tokens=np.asarray(encode(text), np.int32),
         reference=question.reference,
     )
+
+
+def save_numbers(numbers: np.ndarray) -> dict[str, str]:
+    """Return counts or pass rates as a JSON value, in the fewest bytes a number.
+
+    A list of a million would take the loop a second at each checkpoint.
+    """
+    if numbers.dtype.kind == "i":
+        assert (numbers >= 0).all(), "counts"
+        numbers = numbers.astype(np.min_scalar_type(numbers.max(initial=0)))
+    numbers = numbers.astype(numbers.dtype.newbyteorder("<"))
+    return {
+        "dtype": numbers.dtype.str,
+        "base64": base64.b64encode(numbers.tobytes()).decode(),
+    }
+
+
+def read_numbers(saved: Any) -> np.ndarray:
+    """Return the numbers that `save_numbers` was given; older checkpoints have lists.
+
+    Raises:
+        ValueError: they are damaged.
+    """
+    if isinstance(saved, list):
+        return np.array(saved, np.float64 if None in saved else None)
+    try:
+        if saved["dtype"] not in _SAVED:
+            raise ValueError(f"{saved['dtype']!r} is none of {', '.join(_SAVED)}")
+        text = base64.b64decode(saved["base64"], validate=True)
+        return np.frombuffer(text, saved["dtype"])
+    except (TypeError, KeyError, binascii.Error, ValueError) as error:
+        raise ValueError(f"the history of prompts is damaged: {error}") from error
 
 
 class JoinedPrompts(LazySequence[Prompt]):
@@ -193,11 +229,11 @@ class PromptStream:
             "num_prompts": len(self._prompts),
             "seed": self._seed,
             "epoch": self._epoch,
-            "drawn": self._drawn.tolist(),
+            "drawn": save_numbers(self._drawn),
             "difficulty": None,  # set by a stream that orders by it
-            "passed": self._passed.tolist(),
-            "rollouts": self._rollouts.tolist(),
-            "retired": np.flatnonzero(self._retired).tolist(),
+            "passed": save_numbers(self._passed),
+            "rollouts": save_numbers(self._rollouts),
+            "retired": save_numbers(np.flatnonzero(self._retired)),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -217,12 +253,13 @@ class PromptStream:
                 f"{self._seed}, which orders the prompts differently; set it back"
             )
         self._epoch = state["epoch"]
-        self._drawn = np.array(state["drawn"], np.int64)
-        self._passed = np.array(state["passed"], np.int64)
-        self._rollouts = np.array(state["rollouts"], np.int64)
+        self._drawn = read_numbers(state["drawn"]).astype(np.int64)
+        self._passed = read_numbers(state["passed"]).astype(np.int64)
+        self._rollouts = read_numbers(state["rollouts"]).astype(np.int64)
         every = np.arange(self.num_prompts)
-        # An older checkpoint lacks them: take those that its history retires.
-        retired = state.get("retired", every[self._passes(every)])
+        retired = every[self._passes(every)]
+        if "retired" in state:  # an older one lacks them
+            retired = read_numbers(state["retired"])
         self._retired = np.isin(every, retired)
         self._order_epoch()
 

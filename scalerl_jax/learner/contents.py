@@ -30,7 +30,7 @@ from scalerl_jax.formats.bounded import MOST_WHOLE
 from scalerl_jax.formats.reading import read_value
 from scalerl_jax.learner.places import Folder
 from scalerl_jax.parallel import multihost
-from scalerl_jax.types import Group, Prompt, PyTree, Rollout, Turn
+from scalerl_jax.types import Group, Prompt, PyTree, Rollout, Turn, rollouts_of
 
 STATE, HOST = "state", "host.json"  # the arrays' folder, the host's state
 _FILES = ("groups.npz", "groups.json")
@@ -137,7 +137,7 @@ def flatten(
     groups: Sequence[Group],
 ) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
     """Lay all arrays end to end, with the offsets of each; make the rest JSON rows."""
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    rollouts = rollouts_of(groups)
     prompts = [group.prompt.tokens for group in groups]
     completions = [rollout.completion_tokens for rollout in rollouts]
     arrays = {

@@ -20,6 +20,8 @@ from scalerl_jax.learner.step import TrainStep
 from scalerl_jax.model.lora import join
 from scalerl_jax.model.transformer import head_weights
 from scalerl_jax.objective.loss import Objective, tokens_of
+from scalerl_jax.parallel import multihost
+from scalerl_jax.parallel.multihost import OwnPart
 from scalerl_jax.types import PackedBatch, PyTree
 
 # Leaves of a layer, in the order in which the backward pass reaches them.
@@ -27,6 +29,7 @@ _BACKWARD: Sequence[str] = (
     "down gate up ffn_norm output value value_bias key key_norm key_bias query "
     "query_norm query_bias attention_norm"
 ).split()
+_OTHERS_S = 600.0  # the wait for what the other processes have found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -175,19 +178,36 @@ def _first_bad(finite: Callable[[int], object], most: int) -> int:
 
 
 def _in_inputs(batch: PackedBatch) -> Iterator[str]:
-    """Yield fields of the batch that are not finite; masked logprobs are ignored."""
+    """Yield fields of the batch that are not finite; masked logprobs are ignored.
+
+    Processes that have rows of their own each look at these, and all say the same.
+    """
+    mine = next(_in_own_inputs(batch), "")
+    said = multihost.exchange(mine, name="what was skipped", timeout_s=_OTHERS_S)
+    yield from filter(None, said)
+
+
+def _in_own_inputs(batch: PackedBatch) -> Iterator[str]:
+    rows = batch.weights
+    first, size = (0, 0, 0), np.shape(rows)
+    if isinstance(rows, OwnPart):
+        first, size = rows.starts, rows.part.shape
+    here = tuple(slice(at, at + many) for at, many in zip(first, size, strict=True))
     checked = {
-        "weights": batch.weights,
+        "weights": rows,
         "advantages": batch.advantages,
-        "behavior_logprobs": np.where(batch.mask, batch.behavior_logprobs, 0.0),
+        "behavior_logprobs": batch.behavior_logprobs,
     }
     # Checked first: advantages that are not finite come from these.
     of_critic = {"values", "returns"} & batch.scores.keys()
     checked = {name: batch.scores[name] for name in sorted(of_critic)} | checked
-    for name, values in checked.items():
+    for name, array in checked.items():
+        values = np.asarray(array[here])
+        if name == "behavior_logprobs":
+            values = np.where(batch.mask[here], values, 0.0)
         bad = np.argwhere(~np.isfinite(values))
         if len(bad):
-            microbatch, row, position = bad[0].tolist()
+            microbatch, row, position = (bad[0] + first).tolist()
             yield (
                 f"the batch's {name} are not: {values[tuple(bad[0])]} in microbatch "
                 f"{microbatch}, row {row}, position {position} is the first of "

@@ -21,7 +21,7 @@ from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from jaxtyping import Array, Float, Int
 
-from scalerl_jax.contract import Publication, Restored
+from scalerl_jax.contract import Assembled, Publication, Restored
 from scalerl_jax.learner import fitness
 from scalerl_jax.learner.forward import Forward, abstract, microbatches
 from scalerl_jax.learner.optimizer import round_stochastically
@@ -450,12 +450,15 @@ class LocalLearner:
     )  # of several processes
 
     def step(
-        self, state: TrainState, batch: PackedBatch
+        self,
+        state: TrainState,
+        batch: PackedBatch,
+        made_of: Assembled | None = None,
     ) -> tuple[TrainState, dict[str, float], str]:
         """Make an optimizer step, which donates the state.
 
         Return the next state, the metrics, and why the step was skipped ("": it was
-        not).
+        not).  It is never made again, so nothing is kept of `made_of`.
         """
         state, arrays = self.train_step(state, batch)
         metrics = {name: float(value) for name, value in arrays.items()}

@@ -9,11 +9,14 @@ in the same order.
 """
 
 import collections
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
 from jax._src import distributed
+from jax.sharding import Sharding
 
 from scalerl_jax.types import PyTree
 
@@ -79,11 +82,82 @@ def together(action: Callable[[], _Result], *, name: str, timeout_s: float) -> _
     return result  # type: ignore[return-value]
 
 
+# First and last index, the latter not included, along each axis of an array.
+Box = tuple[tuple[int, int], ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OwnPart:
+    """The part of an array that the devices of this process read, which alone it has.
+
+    It stands in batches [M, ...] of arrays, whose microbatches are all there; an index
+    into them gives a part again.  With slices for all axes, as JAX asks for what a
+    device reads, it gives the numbers there.
+    """
+
+    part: np.ndarray
+    starts: tuple[int, ...]  # of the part, in the array
+    shape: tuple[int, ...]  # of the array
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of the part."""
+        return self.part.nbytes
+
+    def __len__(self) -> int:
+        """Return the length of the array's first axis."""
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return some microbatches, or the numbers of a device."""
+        if isinstance(index, tuple):
+            return self.part[self._own(index)]
+        found = self.part[index]
+        if found.ndim < self.part.ndim:
+            return OwnPart(part=found, starts=self.starts[1:], shape=self.shape[1:])
+        shape = (len(found), *self.shape[1:])
+        return OwnPart(part=found, starts=self.starts, shape=shape)
+
+    def _own(self, index: tuple[slice, ...]) -> tuple[slice, ...]:
+        own = []
+        sizes = zip(index, self.starts, self.shape, self.part.shape, strict=True)
+        for each, first, size, here in sizes:
+            start, stop, _ = each.indices(size)
+            assert first <= start <= stop <= first + here, "a device of other processes"
+            own.append(slice(start - first, stop - first))
+        return tuple(own)
+
+    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+        """Refuse to pass for the array: a part of it is here."""
+        raise TypeError(f"a part of {self.shape} is here, {self.part.shape}")
+
+
+def own_box(
+    shape: tuple[int, ...], sharding: Sharding, devices: Collection[Any] | None = None
+) -> Box:
+    """Return the smallest box of an array with all that the devices read of it.
+
+    `devices` None: those of this process.
+    """
+    if devices is None:
+        devices = sharding.addressable_devices
+    read = [
+        [each.indices(size)[:2] for each, size in zip(index, shape, strict=True)]
+        for device, index in sharding.devices_indices_map(shape).items()
+        if device in devices
+    ]
+    return tuple(
+        (min(first for first, _ in axis), max(end for _, end in axis))
+        for axis in zip(*read, strict=True)
+    )
+
+
 def put_global(tree: PyTree, shardings: PyTree) -> PyTree:
     """Put host arrays, equal in every process, on the devices of all processes.
 
-    Each process transfers the shards of its own devices, without waiting for the end.
-    `shardings` may be a prefix of the tree, as for `jax.device_put`.
+    Each process transfers the shards of its own devices, for which an `OwnPart` is
+    enough, without waiting for the end.  `shardings` may be a prefix of the tree, as
+    for `jax.device_put`.
     """
     if process_count() == 1:
         return jax.device_put(tree, shardings)

@@ -16,11 +16,8 @@ from scalerl_jax.algo.advantages import (
     prompt_weights,
 )
 from scalerl_jax.algo.regularizers import easy_prompts
-from scalerl_jax.batching.assembly import (
-    Assembler,
-    RunningNormalization,
-    group_metrics,
-)
+from scalerl_jax.batching.assembly import Assembler, RunningNormalization
+from scalerl_jax.batching.group_metrics import group_metrics
 from scalerl_jax.batching.packing import pack
 from scalerl_jax.objective.advantages import GroupAdvantages
 from scalerl_jax.types import Group, Prompt, Rollout, Turn

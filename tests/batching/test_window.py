@@ -21,6 +21,7 @@ def assemble(groups, *, learner_version):
     useful = any(group.has_reward_variance for group in groups)
     return Batch(
         groups=groups,
+        version=learner_version,
         packed=packed if useful else None,
         rewards=None,
         sequences=(),

@@ -29,6 +29,7 @@ SEVERAL = {
     "compile_cache": os.environ.get("JAX_COMPILATION_CACHE_DIR", ""),
 }
 STEPS = 9
+KEPT_GIB = 6e-5
 _LIMIT_S = 600
 # Of the controller alone: gone before any replica, or the next one, could read it.
 VANISHING = """
@@ -108,12 +109,14 @@ def killed(tmp_path_factory):
 
     A replica is two processes, and what is killed of it the one that follows.
     Evaluations are made beside it, and params come by way of the object store.  The
-    rewards are a user's, whose file no replica finds.
+    rewards are a user's, whose file no replica finds.  Checkpoints come early, as three
+    batches are more than may be kept.
     """
     directory = tmp_path_factory.mktemp("killed")
     own = vanishing(tmp_path_factory.mktemp("own"))
     beside = {"eval.concurrent": True, "generators.channel": "objects"}
     beside |= {"generators.processes": 2, "train.num_steps": STEPS}
+    beside |= {"checkpoint.every": 100, "generators.kept_gib": KEPT_GIB}
     process = start_on_ray(directory, SEVERAL | beside | own)
     wait_for_step(process, directory, 3)
     sockets, secret = listening(process.pid), secret_of(process)
@@ -134,6 +137,8 @@ def test_ranks_and_replicas_that_are_killed_or_leave_change_no_bit(killed, tmp_p
     assert "AttributeError" not in said and "Traceback" not in said
     assert "warning: the learner is lost (rank 1 on" in said
     assert "batches that were kept" in said
+    assert f"half of generators.kept_gib = {KEPT_GIB:g} is taken" in said
+    assert len(small_run.checkpoints(directory)) == 3  # as many as are kept
     assert "warning: replica 0 on" in said
     assert re.search(r"warning: replica 1 on .* leaves \(SIGTERM\)", said)
     assert re.search(r"warning: rank 0 on .* of the learner got a SIGTERM", said)
@@ -162,6 +167,8 @@ def test_ranks_and_replicas_that_are_killed_or_leave_change_no_bit(killed, tmp_p
     assert [row["step"] for row in rows] == [*range(1, STEPS + 1)]
     assert rows[-1]["learner/restarts"] == 2 and rows[-1]["replicas/left"] == 1
     assert rows[-1]["publish/bytes"] > 0
+    assert rows[-1]["learner/batch_bytes"] > 0
+    assert 0 < max(row["learner/kept_bytes"] for row in rows) <= KEPT_GIB * 2**30
     assert not any(row["verifier/error_share"] for row in rows)
     assert any(0.0 < row["reward/mean"] < 1.0 for row in rows)
     assert (directory / "environment.py").read_text() == VANISHING

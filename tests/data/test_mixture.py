@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalerl_jax.data.mixture import Levels, MixtureStream
-from scalerl_jax.data.prompts import PromptStream, build_prompts
+from scalerl_jax.data.prompts import PromptStream, build_prompts, read_numbers
 from scalerl_jax.data.questions import Question
 
 
@@ -124,7 +124,9 @@ def test_a_level_opens_where_the_one_before_it_has_no_prompt_left():
 def test_results_go_to_the_history_of_their_task():
     stream = make_stream([2, 2], (1, 1))
     stream.record(3, 5, 10)
-    histories = [each["rollouts"] for each in stream.state()["streams"]]
+    histories = [
+        read_numbers(each["rollouts"]).tolist() for each in stream.state()["streams"]
+    ]
     assert histories == [[0, 0], [0, 10]]
 
 

@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalerl_jax.data.prompts import JoinedPrompts, PromptStream, build_prompts
+from scalerl_jax.data.prompts import (
+    JoinedPrompts,
+    PromptStream,
+    build_prompts,
+    read_numbers,
+    save_numbers,
+)
 from scalerl_jax.data.questions import Question
 from scalerl_jax.data.splits import LazyPrompts
 
@@ -178,10 +184,49 @@ def test_a_stream_goes_on_anywhere_as_if_it_had_not_stopped(num_prompts, cut, re
     stream = make_stream(num_prompts)
     before = advance(stream, results[:cut])
     state = json.loads(json.dumps(stream.state()))
+    if cut % 2:  # as older checkpoints have it
+        state = {
+            name: read_numbers(value).tolist() if isinstance(value, dict) else value
+            for name, value in state.items()
+        }
     resumed = make_stream(num_prompts)
     resumed.restore(state)
     assert before + advance(resumed, results[cut:]) == whole
     assert len(set(whole)) == len(whole)
+
+
+@pytest.mark.parametrize(
+    "numbers, kind",
+    [
+        pytest.param([], "|u1", id="none"),
+        pytest.param([0, 255], "|u1", id="bytes"),
+        pytest.param([0, 256], "<u2", id="larger"),
+        pytest.param([2**40, 1], "<u8", id="largest"),
+        pytest.param([0.5, np.nan], "<f8", id="pass rates"),
+    ],
+)
+def test_a_history_is_saved_in_the_fewest_bytes_a_number(numbers, kind):
+    dtype = np.float64 if kind == "<f8" else np.int64
+    saved = save_numbers(np.array(numbers, dtype))
+    assert saved["dtype"] == kind
+    found = read_numbers(json.loads(json.dumps(saved)))
+    np.testing.assert_array_equal(found, np.array(numbers, dtype))
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [
+        {"dtype": "|O8", "base64": "AAAAAAAAAAA="},
+        {"dtype": "<u2", "base64": "AAA="[:3]},
+        {"dtype": "<u2", "base64": "AA=="},
+        {"dtype": "<u2", "base64": "!!!!"},
+        {"dtype": "<u2"},
+        "AAAA",
+    ],
+)
+def test_a_damaged_history_is_refused(saved):
+    with pytest.raises(ValueError, match="the history of prompts is damaged"):
+        read_numbers(saved)
 
 
 def test_a_prompt_that_is_passed_nine_times_in_ten_is_not_sampled_again():
@@ -233,10 +278,10 @@ def test_a_checkpoint_that_names_no_retired_prompts_has_them_in_its_history():
     stream.record(1, 15, 16)
     stream.record(1, 4, 16)
     state = stream.state()
-    assert state.pop("retired") == [0, 1]
+    assert read_numbers(state.pop("retired")).tolist() == [0, 1]
     resumed = make_stream(3)
     resumed.restore(state)
-    assert resumed.state()["retired"] == [0]
+    assert read_numbers(resumed.state()["retired"]).tolist() == [0]
 
 
 @given(

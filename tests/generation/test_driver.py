@@ -20,12 +20,12 @@ from small_model import small_architecture
 from test_assembly import make_group
 
 from scalerl_jax import demonstrations
-from scalerl_jax.batching.assembly import group_metrics
+from scalerl_jax.batching.group_metrics import group_metrics
 from scalerl_jax.controller.group_check import GroupCheck
 from scalerl_jax.controller.orders import OrderBook
 from scalerl_jax.controller.queue import Pacing, QueueState, RolloutQueue
 from scalerl_jax.data import tasks
-from scalerl_jax.data.prompts import PromptStream, build_prompts
+from scalerl_jax.data.prompts import PromptStream, build_prompts, read_numbers
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.environments.pool import VerifierPool
 from scalerl_jax.environments.verdict import Verdict
@@ -315,7 +315,7 @@ def test_a_group_is_what_was_sampled_and_judged(place):
             assert rollout.completion_tokens.tolist() == expected
             assert not rollout.policy_versions.any()
     # The learner records what it takes; when a verdict came must not matter.
-    assert not any(at.stream.state()["rollouts"])
+    assert not any(read_numbers(at.stream.state()["rollouts"]))
     tokens = sum(
         len(each.completion_tokens) for group in groups for each in group.rollouts
     )
@@ -498,7 +498,7 @@ def test_a_late_group_is_dropped_its_place_used_and_its_tokens_wasted(place):
     report = at.ledger.report()
     assert report["compute/wasted_tokens"] == spoken[0]
     assert report["compute/generated_tokens"] == sum(spoken.values())
-    assert at.stream.state()["rollouts"][late.prompt_id] == 0
+    assert read_numbers(at.stream.state()["rollouts"])[late.prompt_id] == 0
     assert not at.orders._open  # private: a snapshot is for the time between windows
 
 
@@ -561,7 +561,7 @@ def test_a_snapshot_needs_no_pause(place):
         known = [each["ticket"] for each in books["in_flight"]]
         known += [group.ticket for group in groups]
         assert sorted([*known, *taken]) == list(range(books["next_ticket"]))
-        assert sum(books["stream"]["drawn"]) == books["next_ticket"]
+        assert sum(read_numbers(books["stream"]["drawn"])) == books["next_ticket"]
         if len(groups) >= 2:
             taken += [group.ticket for group in at.queue.take(at.queue.version, LONG)]
             at.queue.applied()

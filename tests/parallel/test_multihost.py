@@ -75,6 +75,13 @@ def test_two_processes_train_as_one(trained, number):
                 assert ours["grad_norm"] > 0.01
 
 
+def test_a_number_of_one_process_is_named_by_both(trained):
+    told = [json.loads((trained / f"not_finite_{each}").read_text()) for each in (0, 1)]
+    place = "microbatch 0, row 3, position 5"
+    expected = f"the batch's advantages are not: nan in {place} is the first of 1"
+    assert told == [[expected], [expected]]
+
+
 def test_two_processes_go_on_from_their_checkpoint_bit_for_bit(trained):
     through, history = read_result(trained, "mesh0", 0)
     resumed, rest = read_result(trained, "resumed", 0)

@@ -82,7 +82,7 @@ def _rollout(random: np.random.Generator, length: int) -> Rollout:
 
 
 def make_assembler() -> Assembler:
-    """Return one whose advantages are the rewards."""
+    """Return an assembler whose advantages are the rewards."""
     return Assembler(
         advantages=lambda batch, rewards: dataclasses.replace(
             batch, advantages=rewards.on_tokens(rewards.rewards)

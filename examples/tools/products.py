@@ -24,6 +24,6 @@ def score(prompt: str, completion: str, reference: str) -> float:
 
 def make() -> Tools:
     """Make the environment of one episode."""
-    # The policy of the config called tools knows a tool by this name.
+    # The base policy of configs/tools.py was warm-started with a tool of this name.
     tool = Tool("calculator", "expression", "The product of whole numbers.", multiply)
     return Tools([tool], judge=score)

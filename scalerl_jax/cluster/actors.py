@@ -65,7 +65,7 @@ WEIGHTS_FOLDER = "weights"  # of a run's directory: what is published
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RoleProcessInfo:
-    """A process of the run, as the controller is told of it."""
+    """A process of the run, as it reports itself to the controller."""
 
     host: str
     pid: int
@@ -114,8 +114,8 @@ class RoleProcess:
     def __init__(self, config: Config, directory: str) -> None:
         """Take the run's fitted settings, and the directory that all see."""
         forget_others(os.environ)  # before JAX looks for devices
-        # The controller is told of a SIGTERM, and says when to end.  Ray makes actors
-        # in the main thread, which alone may take a signal.
+        # A SIGTERM is passed on to the controller, which decides when to end.  Ray makes
+        # actors in the main thread, the only one that may take a signal.
         self._leaving = threading.Event()
         signal.signal(signal.SIGTERM, lambda *_: self._leave())
         logging.getLogger("scalerl_jax").setLevel(logging.WARNING)
@@ -142,7 +142,7 @@ class RoleProcess:
     ) -> None:
         """Meet the other processes of a role, if there are any; before JAX is asked."""
         keep_programs(self._config.compile_cache)
-        # JAX would take SIGTERM for itself; the controller is told of it instead.
+        # JAX would take SIGTERM for itself; here it goes to the controller.
         jax.config.update("jax_enable_preemption_service", False)
         if meeting is not None:
             self._strangers = rendezvous.initialize(
@@ -443,7 +443,7 @@ class GeneratorReplica(RoleProcess):
         return report
 
     def _leave(self) -> None:
-        """Tell the controller, which may be waiting for news."""
+        """Report SIGTERM to the controller, which may be waiting for a report."""
         super()._leave()
         # A thread, since a handler that waits for a lock would stop the process.
         threading.Thread(target=self._tell, name="leaving", daemon=True).start()
@@ -484,7 +484,7 @@ class ReplicaFollower(RoleProcess):
         self._or_broken(self._follower.obey, call)
 
     def fetch(self, manifest: Manifest, apart: bool) -> None:
-        """Fetch a version to this host; without it all is as it was."""
+        """Fetch a version to this host; if that fails nothing has changed."""
         self._follower.fetch(manifest, apart)
 
     def lay_out(self, number: int) -> None:

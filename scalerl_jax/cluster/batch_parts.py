@@ -1,8 +1,8 @@
-"""Batches on their way to the ranks of the learner: to each its own rows, and once.
+"""Transfer of batches to learner processes: each gets its own rows, once.
 
-What a rank is sent of the batches of a window it keeps to the end of the window.  The
-controller knows the arrays that it has sent, and sends those of a batch that are others
-since: after the scores of a window the advantages, and not the tokens once more.
+A rank keeps the arrays that it was sent until the window ends.  The controller records
+what it has sent, and sends only arrays that have changed since: after the scores of a
+window, the advantages, and not the tokens again.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ Arrays = dict[str, Any]
 
 
 class BatchParts(NamedTuple):
-    """What a rank is sent of a batch."""
+    """The part of a batch that one rank is sent."""
 
     window: int
     place: int  # of the batch, in its window
@@ -54,9 +54,9 @@ def batch_of(arrays: Arrays) -> PackedBatch:
 
 
 class SentBatches:
-    """What ranks have been sent of the batches of a window, as their controller knows.
+    """The controller's record of the arrays that ranks were sent in a window.
 
-    An array that is the same object is the same numbers: nobody writes into a batch.
+    An array that is the same object has the same numbers: batches are never written to.
     """
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ def own_part(array: Any, box: Box) -> np.ndarray | OwnPart:
 
 
 class HeldBatches:
-    """What a rank has of the batches of a window."""
+    """The parts of a window's batches that a rank holds."""
 
     def __init__(self) -> None:
         """Begin with nothing."""
@@ -133,7 +133,7 @@ class HeldBatches:
         self._held: dict[int, Arrays] = {}
 
     def take(self, parts: BatchParts) -> PackedBatch:
-        """Return a batch of what has come of it, now and before in its window."""
+        """Return a batch from the parts received now and earlier in its window."""
         if parts.window != self._window:
             self._window, self._held = parts.window, {}
         held = self._held.setdefault(parts.place, {})

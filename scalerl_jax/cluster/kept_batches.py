@@ -56,7 +56,7 @@ class Values:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KeptBatch:
-    """What a packed batch was made of."""
+    """The groups and values that a packed batch was made of."""
 
     arrays: dict[str, np.ndarray]  # of its groups, as `learner.contents` lays them out
     rows: bytes  # the rest of the groups, as JSON

@@ -112,7 +112,7 @@ class LearnerProcesses:
         before_save: Callable[[], None],
         placed: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start the ranks, which load and compile once all are `placed`, as is told."""
+        """Start the ranks, which load and compile after `placed` was called."""
         self._config = config
         self._directory = directory
         self._cluster = cluster
@@ -197,8 +197,8 @@ class LearnerProcesses:
     def publish(self, state: int, *, pinned: bool = False) -> WeightsOf:
         """Publish the shards of every rank; return the manifest for the replicas.
 
-        Processes that start again send it anew, and what is `pinned`, as it comes by
-        there: no checkpoint is begun after that before nobody needs it any more.
+        Restarted processes send it again, and the `pinned` version when they pass it:
+        after a pinned version no checkpoint is begun until no replica needs it.
         """
         parts = self.call("publish", state, pinned)
         manifest = merge([part for part, _ in parts])

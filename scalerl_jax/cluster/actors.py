@@ -114,7 +114,7 @@ class RoleProcess:
     def __init__(self, config: Config, directory: str) -> None:
         """Take the run's fitted settings, and the directory that all see."""
         forget_others(os.environ)  # before JAX looks for devices
-        # A SIGTERM is passed on to the controller, which decides when to end.  Ray makes
+        # SIGTERM is passed on to the controller, which decides when to end.  Ray makes
         # actors in the main thread, the only one that may take a signal.
         self._leaving = threading.Event()
         signal.signal(signal.SIGTERM, lambda *_: self._leave())

@@ -2,7 +2,7 @@
 
 from scalerl_jax.notebook import run
 
-result = run(config, "runs/mine", prompts=rows, reward=score)
+result = run("tiny", "runs/mine", prompts=rows, reward=score)
 result.evaluations[-1]["pass_rate"], result.fit
 """
 
@@ -38,7 +38,7 @@ class Result:
 
 
 def run(
-    config: ml_collections.ConfigDict,
+    config: ml_collections.ConfigDict | str,
     workdir: str | Path,
     *,
     prompts: Sequence[Mapping[str, Any]] | None = None,
@@ -47,7 +47,8 @@ def run(
     """Train, or resume the run in the directory, and fit its curve.
 
     Args:
-        config: settings, as a config file's `get_config` returns them.
+        config: settings, as a config file's `get_config` returns them, or the name of
+            a config of the package: "tiny", "recipes/dapo:tiny".
         workdir: directory of the run, on this machine.
         prompts: rows like {"prompt": ..., "reference": ...}, written to the directory;
             eval.num_prompts of them are held out.  None: the config's prompts.
@@ -59,6 +60,8 @@ def run(
     """
     if is_remote(workdir):
         raise ValueError(f"workdir = {workdir} must be a directory of this machine")
+    if isinstance(config, str):
+        config = config_lib.named(config)
     directory = Path(workdir).expanduser().absolute()
     settings: dict[str, Any] = {}
     if callable(reward):

@@ -66,3 +66,10 @@ def test_what_a_run_from_python_cannot_use_is_named(tmp_path, workdir, reward, w
     place = workdir if "://" in workdir else tmp_path / workdir
     with pytest.raises(ValueError, match=words):
         run(make_config(), place, prompts=ROWS, reward=reward)
+
+
+def test_a_config_of_the_package_is_taken_by_its_name(tmp_path):
+    with pytest.raises(ValueError, match="no config of the package .*near: .*tiny"):
+        run("tinny", tmp_path / "x", prompts=ROWS, reward=score)
+    with pytest.raises(ValueError, match="field .question. or"):
+        run("tiny", tmp_path / "y", prompts=[{"no": "prompt"}], reward=score)

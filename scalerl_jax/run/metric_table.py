@@ -177,6 +177,8 @@ replicas/reissued | groups | groups begun again elsewhere
 replicas/late | groups | groups refused for coming after another took their place
 replicas/refused | versions | publications that a replica refused
 learner/restarts | restarts | restarts of the learner's processes
+learner/batch_bytes | bytes | batches to the learner's processes and scores back, so far
+learner/kept_bytes | bytes | batches since the last checkpoint, in the controller
 publish/bytes | bytes | of the last publication
 publish/seconds | s | of the last publication
 publish/changed_share | share | weights that the last publication changed

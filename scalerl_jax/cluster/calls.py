@@ -1,4 +1,4 @@
-"""What a call of another process ends with: its answer, its own error, or its loss."""
+"""Calls of another process: an answer, the process's own error, or its loss."""
 
 import contextlib
 import logging
@@ -48,10 +48,10 @@ def why_lost(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def calling(name: str) -> Iterator[None]:
-    """Tell apart what a process raised and that it is lost, in calls of the block.
+    """Distinguish an error that a process raised from its loss, in calls of the block.
 
     Raises:
-        RoleLost: begins with the name, and says what has happened.
+        RoleLost: the process is lost; begins with the name and has the cause.
         Exception: what the process itself raised, without Ray's words around it.
     """
     try:
@@ -64,7 +64,7 @@ def calling(name: str) -> Iterator[None]:
 
 
 def end_all(actors: Iterable[Any]) -> None:
-    """End processes at once; those that are out of reach are told of in the log."""
+    """End processes at once; log those that are out of reach."""
     for actor in actors:
         try:
             ray.kill(actor)

@@ -106,7 +106,7 @@ class ObjectStoreChannel:
         return [np.array(buffer) for buffer in found]
 
     def discard(self, reference: Reference) -> None:
-        """Release an object; it is deleted once nobody fetches it any more."""
+        """Release an object; it is deleted once no process fetches it any more."""
         if self.handles.pop(reference, None) is None:
             self._directory.discard(reference)
         self._sizes.pop(reference, None)

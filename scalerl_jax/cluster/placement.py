@@ -6,8 +6,8 @@ An actor is pinned by labels, the name of its slice and the number of its host, 
 by a node's id: a host that comes back is another node with the same labels, on which an
 actor that waits for it starts.  `ray.util.tpu.SlicePlacementGroup` is not used.  It
 takes whichever slices are free, with bundles in no order, while the rank of a process
-must be its host's place; it knows no boxes within a slice, and has no name for a slice
-of one host.  What it would keep from others, an actor's claim on its chips keeps too.
+must be its host's place; it has no boxes within a slice, and no name for a slice of one
+host.  What it would keep from others, an actor's claim on its chips keeps too.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ _LEARNER = "mesh.data * mesh.fsdp * mesh.context * mesh.tensor"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HostNode:
-    """A host with TPU chips, as Ray knows it."""
+    """A host with TPU chips, as Ray lists it."""
 
     slice: str  # its name
     worker: int

@@ -177,7 +177,7 @@ def _asks_for_token(error: BaseException | None) -> bool:
 
 
 def _check_answers(address: str) -> None:
-    """Refuse an address at which nobody listens, before Ray tries for minutes."""
+    """Refuse an address that does not answer, before Ray tries it for minutes."""
     try:
         where = ray_access.parse_address(address)
         socket.create_connection(where, _CONNECT_TIMEOUT_S).close()

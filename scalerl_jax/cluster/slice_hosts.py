@@ -1,8 +1,8 @@
 """One command on every host of a TPU slice: who starts Ray, and who joins it.
 
 Each host finds out which it is.  Worker 0 starts Ray's head and is the controller;
-the others are nodes until the head goes.  `ray start` is told of the slice by the
-variables that it reads on Kubernetes too, and makes labels and resources of them.
+the others are nodes until the head goes.  `ray start` reads the slice from the same
+variables as on Kubernetes, and makes labels and resources of them.
 """
 
 import contextlib

@@ -22,8 +22,8 @@ class Question:
     `reference` holds JSON values only.  That of a data set names its "verifier"
     ("math" or "code"), has the "answer" or the "tests" that this verifier needs, and
     "id", the data set's own name of the question.  That of a reasoning_gym task has
-    "answer" and "metadata", and is judged by the task.  One whose environment answers
-    calls of tools lists these as "tools", in the form that chat templates take.
+    "answer" and "metadata", and is judged by the task.  If its environment answers
+    calls of tools, "tools" lists the tools in the form that chat templates take.
     """
 
     task: str
@@ -33,10 +33,10 @@ class Question:
 
     @property
     def compared(self) -> str:
-        """Return the text by which the question is told from others.
+        """Return the text that distinguishes the question from others.
 
-        An environment may know more of a question than its text says: "unlike" of its
-        reference.
+        Questions of an environment may have the same text and yet differ: "unlike" of
+        the reference then distinguishes them.
         """
         known = self.reference.get("answer")
         unlike = known.get("unlike", "") if isinstance(known, dict) else ""

@@ -1,8 +1,8 @@
 """Conversations of the policy with tasks of `verifiers`, and their scores.
 
 An environment of a package is a coroutine, `Env.run`, that asks its agent for one turn
-after the other.  The agent here is the policy: it hands over what is said to it, and
-waits for the turn, which a sampler elsewhere makes of tokens that nobody reads again.
+after the other.  The agent here is the policy: it hands over the messages to it, and
+waits for the turn, which a sampler elsewhere makes; its text is not tokenised again.
 None of verifiers' own servers and programs is started.  A conversation of a task alone
 is one with verifiers' `SingleAgentEnv`.  No JAX here.
 """
@@ -66,7 +66,7 @@ class Uncounted(vf.Trace):
 
 
 class Turn(NamedTuple):
-    """What the policy wrote in a turn."""
+    """The parts of a turn that the policy wrote."""
 
     thought: str
     said: str
@@ -143,9 +143,9 @@ class Interaction:
         self._begun = self._over = False
 
     async def turn(self, message: Any = None) -> Any:
-        """Say something to the policy and return what it answers, calls of tools in it.
+        """Send a message to the policy; return its answer with the calls of tools.
 
-        The task's own prompt is said by a first turn without a message.
+        A first turn without a message sends the task's own prompt.
         """
         if self._over:
             raise RuntimeError("the conversation is over; read interaction.trace")
@@ -214,7 +214,7 @@ class Conversation:
         return self._tools.schemas
 
     async def next(self) -> list[Any] | None:
-        """Return what is said before the policy's next turn; None: it is over.
+        """Return the messages before the policy's next turn; None: the episode is over.
 
         Raises:
             Exception: what the environment has raised.
@@ -253,7 +253,7 @@ class Conversation:
         """End what still runs."""
         self._running.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
-            await self._running  # its error was raised by `next`, or nobody asks
+            await self._running  # its error was raised by `next`, or is not needed
 
     # -- in the environment's task -----------------------------------------------------
 

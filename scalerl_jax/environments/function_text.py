@@ -47,7 +47,7 @@ def _add(function: Any, parts: dict[str, str], seen: set[str]) -> None:
             f"the text of {name} is not known ({error}); define it in a file or cell, "
             f"{way_out}"
         ) from error
-    # The names that pytest puts into functions with an assert are none of the text.
+    # The names that pytest puts into functions with an assert are not in the text.
     used = {each for each in _globals_of(function.__code__) if each.isidentifier()}
     used |= {*_names_of_head(source)}
     for other in sorted((used & set(function.__globals__)) - seen):

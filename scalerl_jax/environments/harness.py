@@ -188,7 +188,7 @@ class Solution:
         """Run the code as a program, in a process of its own."""
         with open("/tmp/input", "w", encoding="utf-8") as file:
             file.write(stdin)
-        gc.freeze()  # what is there already is none of the program's
+        gc.freeze()  # the garbage collector skips what is older than the program
         child = os.fork()
         if child == 0:
             self._be_program()
@@ -446,9 +446,9 @@ def _update(given: tuple[Any, ...], after: list[Any]) -> None:
 def run_tests(job: dict[str, Any], solution: Frames) -> str:
     """Run tests; return why they failed, "" if they passed.
 
-    Names that neither Python nor `job["setup"]` knows are the solution's, and so are
-    `candidate` and its own name, which `job["entry_point"]` is.  Tests are a program,
-    whose exit status counts: `unittest.main()` is one way to end them.
+    Names that neither Python nor `job["setup"]` defines are the solution's, and so are
+    `candidate` and its own name, `job["entry_point"]`.  Tests are a program whose exit
+    status counts: `unittest.main()` is one way to end them.
     """
     import ast  # takes longer than all that the solution's side imports
 

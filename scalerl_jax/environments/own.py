@@ -54,7 +54,7 @@ def read_result(found: Any, *, max_magnitude: float) -> Done:
     """Return the end of an episode from what a reward function returned.
 
     Raises:
-        BadReward: it is no finite number within the limit, or a part of it is none.
+        BadReward: it or a part of it is not a finite number, or it exceeds the limit.
     """
     done = found if isinstance(found, Done) else Done(found)
     parts = {str(name): number(part, math.inf) for name, part in done.parts.items()}
@@ -274,7 +274,7 @@ class Rewards:
 
 
 def told(reference: Mapping[str, Any]) -> Any:
-    """Return what a user's function is told: the answer or the tests of a reference."""
+    """Return what a user's function gets: the answer or the tests of a reference."""
     return reference.get("answer", reference.get("tests"))
 
 

@@ -66,7 +66,7 @@ def tasks_file(name: str, directory: Path, variables: tuple[str, ...]) -> Path:
 
 
 def _write(name: str, rows: Path, variables: Sequence[str]) -> str:
-    """Have a process write the rows; return why there are none, or ""."""
+    """Start a process that writes the rows; return why it failed, or ""."""
     process = subprocess.Popen(
         [sys.executable, "-m", "scalerl_jax.environments.packages", name, str(rows)],
         stdin=subprocess.DEVNULL,
@@ -89,7 +89,7 @@ def _write(name: str, rows: Path, variables: Sequence[str]) -> str:
 
 
 class Play(NamedTuple):
-    """How the policy plays the tasks of a package."""
+    """The way in which the policy plays the tasks of a package."""
 
     by_turns: bool = False  # it may take several
     with_tools: bool = False
@@ -111,7 +111,7 @@ def own_of(
 ) -> OwnReward:
     """Return the reward function or the environment for the tasks of these packages.
 
-    Its text says the versions, by which a run that goes on is told of other ones.
+    Its text has the packages' versions, so that a resumed run reports other ones.
 
     Raises:
         ValueError: a variable is missing.

@@ -61,7 +61,7 @@ def serve(descriptor: int) -> None:
 
 
 def _alarm(limit_s: float, nowhere: IO[str]) -> None:
-    """End this process in so many seconds, unless that is called off."""
+    """End this process after `limit_s` seconds, unless the alarm is cancelled."""
     faulthandler.dump_traceback_later(limit_s, exit=True, file=nowhere)
 
 

@@ -57,7 +57,7 @@ WELL_KNOWN = frozenset(
     "pandas PIL plotly pydantic pytest regex requests scipy seaborn skimage sklearn "
     "sortedcontainers statsmodels sympy tensorflow torch yaml".split()
 )
-# At the beginning of a line: what stands there ends the program if it is missing.  By
+# An import at the beginning of a line ends the program if the package is missing.  By
 # pattern: nothing that a policy wrote is parsed in the verifier's own process.
 _IMPORT = re.compile(
     r"^(?:import[ \t]+(?P<names>\w[\w., \t]*)"

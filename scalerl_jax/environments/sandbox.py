@@ -108,7 +108,7 @@ class FrameChannel:
                 raise EOFError("the sandbox has ended") from error
 
     def receive(self, *, deadline: float, most: int = _SHORT_REPLY) -> dict[str, Any]:
-        """Read one message, which may hold anything, of so many bytes at most.
+        """Read one message of `most` bytes at most, which may hold anything.
 
         Raises:
             OutOfTime: none has come.

@@ -45,7 +45,7 @@ class Tool(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A call in a text: a tool's name and the arguments, or why it is none."""
+    """A call in a text: a tool's name and the arguments, or why it is malformed."""
 
     name: str
     arguments: Mapping[str, Any]

@@ -5,7 +5,7 @@ the other side.  It is started by name, not through multiprocessing, whose spawn
 children import the main module again, and with it JAX.  It reads its messages with the
 classes below: no JAX here, nor in a score function's module.
 
-The file is above 400 lines: the messages stand beside what sends and reads them.
+The file is above 400 lines: it has the messages and the code that sends and reads them.
 """
 
 import contextlib
@@ -71,7 +71,7 @@ class More(NamedTuple):
 
 
 class Opening(NamedTuple):
-    """What an environment says before the first turn: messages behind the prompt."""
+    """An environment's messages before the first turn, behind the prompt."""
 
     messages: tuple[More, ...] = ()
 
@@ -244,7 +244,7 @@ class GroupAnswers(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """What a process has found a user's file to be."""
+    """The kind of a user's file, as the process that loaded it found."""
 
     by_turns: bool = False  # an environment, which answers turn by turn
     opens: bool = False  # and may say something before the first
@@ -376,7 +376,7 @@ class VerifierProcess:
     def kill(self) -> None:
         """End the process and all that it started; nothing can ignore this.
 
-        What has left its process group is found as long as the process is there.
+        Children that left its process group are found as long as the process exists.
         """
         if self.pipe.closed:
             return  # already killed; its id may belong to another process by now
@@ -405,7 +405,7 @@ class VerifierProcess:
             return None
 
 
-# Reaping of sandboxes whose verifier process has ended: nobody else waits for them.
+# Reaping of sandboxes whose verifier process has ended: no other process does it.
 
 
 def adopt() -> None:

@@ -26,7 +26,7 @@ class AskError(RuntimeError):
     def __init__(
         self, why: str, *, passing: bool = False, after_s: float = 0.0
     ) -> None:
-        """Say why; the server asks to wait `after_s` seconds."""
+        """Take the reason, and the seconds that the server asks to wait."""
         super().__init__(why)
         self.passing, self.after_s = passing, after_s
 
@@ -95,7 +95,7 @@ def ask(
 
 
 def pause_s(tries: int, error: AskError) -> float:
-    """Return the seconds to wait before an asking again, after so many failures."""
+    """Return the seconds to wait before the next retry, after `tries` failures."""
     wait_s = max(_FIRST_PAUSE_S * 2 ** (tries - 1), error.after_s)
     return min(wait_s * random.uniform(1.0, 1.5), _LONGEST_PAUSE_S)
 
@@ -106,7 +106,7 @@ def ask_persistently(
     """Return the answer of `ask`, which is called again while its failure may pass.
 
     Raises:
-        AskError: there is none, after so many retries.
+        AskError: there is none after that number of retries.
     """
     for tries in range(1, retries + 2):
         try:

@@ -6,7 +6,7 @@ which another thread may wait for.
 
 Groups are flat arrays and JSON rows.  Their arrays must have the types that
 `types.Rollout` and `types.Prompt` state, and what goes to JSON must be JSON, so that
-each group reads back exactly as it was.
+each group reads back unchanged.
 """
 
 import asyncio

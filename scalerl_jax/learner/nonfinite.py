@@ -1,6 +1,6 @@
 """Diagnosis of a skipped step: finds the first number that was not finite.
 
-Nothing here runs or is compiled before that.  The step leaves its state as it was,
+Nothing here runs or is compiled before that.  The step leaves its state unchanged,
 so that the batch can be computed again, in parts: params, inputs, the output of each
 layer, log-probabilities, loss, gradient; the first part that is not finite is named.
 """

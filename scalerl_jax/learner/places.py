@@ -4,7 +4,7 @@ A checkpoint's manifest lists its files with their sizes and SHA-256, and is sea
 SHA-256 of its own.  On a disk a checkpoint is written under another name and gets its
 own by one rename, so that a kill at any moment leaves it whole or not at all.  In a
 bucket, which has no atomic rename, it is written under its final name, and the
-manifest, which is written last, makes it a checkpoint: a directory without one is none.
+manifest is written last: a directory without a manifest is not a checkpoint.
 That manifest has each object's size and the CRC-32C that the bucket keeps of it, so
 that a listing verifies a checkpoint without reading it.
 

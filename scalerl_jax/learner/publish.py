@@ -126,7 +126,7 @@ def make_publish(
             ):
                 sent = jax.block_until_ready(_send(staged, destination))
         except jax.errors.JaxRuntimeError as error:
-            if is_full(error):  # the caller, who knows the settings, explains it
+            if is_full(error):  # the caller has the settings and explains it
                 raise
             raise RuntimeError(
                 f"the params of version {int(policy_version)} could not be sent to the "

@@ -201,7 +201,7 @@ def make_update(
     """Make the optimizer's part: (state, sums) -> (new state, metrics of the step).
 
     A step whose loss or gradient is not finite, or that would make a param or moment so
-    (an overflow, an old state that is damaged), leaves the state as it was; the metric
+    (an overflow, an old state that is damaged), leaves the state unchanged; the metric
     "skipped" is then 1, and in the second case "unfit" the place of that leaf among
     `fitness.names`, else -1.  The update itself is float32; params of a narrower dtype
     are rounded to nearest, or up and down at random with the right mean.  Every

@@ -1,7 +1,7 @@
 """Rollouts that a run has trained on: a file of their token ids, and a choice of them.
 
-A row of train_rollouts.jsonl is one rollout.  Its ids are the sampled ones: whoever
-learns from them tokenises nothing again.
+A row of train_rollouts.jsonl is one rollout.  Its ids are the sampled ones, so that
+learning from them needs no tokenizer.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,7 +34,7 @@ def rollout_rows(groups: Iterable[Group], *, step: int) -> Iterator[dict[str, An
                 "cut_off": rollout.cut_off,
                 "prompt_tokens": group.prompt.tokens.tolist(),
                 "completion_tokens": rollout.completion_tokens.tolist(),
-                "forced": forced,  # places in the completion, which nobody sampled
+                "forced": forced,  # the completion's indices that were not sampled
             }
 
 
@@ -52,7 +52,7 @@ class KeptRollout:
 
 
 def read_rollouts(path: Path) -> Iterator[KeptRollout]:
-    """Yield the rollouts of a train_rollouts.jsonl; a torn last line is none.
+    """Yield the rollouts of a train_rollouts.jsonl; skip an incomplete last line.
 
     Raises:
         ValueError: a line is no rollout; names it.
@@ -97,7 +97,7 @@ def chosen(
 
     Of each prompt these are the ones that passed, or with "best" those of its highest
     reward, passed or not; each text once, and `per_prompt` of them at most (0: all):
-    first higher rewards, then later steps.  Unjudged ones are none.
+    first higher rewards, then later steps.  Unjudged rollouts do not count.
     """
     by_prompt: dict[bytes, dict[bytes, KeptRollout]] = {}
     for each in rollouts:

@@ -220,7 +220,7 @@ class Sample:
     def thinking_limit(self) -> int:
         """Return the place of its interruption, as `Samples.thinking_limits` has it.
 
-        Among tokens that nobody draws there is none: it then comes behind them.
+        A place among tokens that are not sampled moves to the first one behind them.
         """
         limit = int(self.request.samples.thinking_limits[self.number])
         drawn = 0 if self.turn is None else len(self.turn.tokens)

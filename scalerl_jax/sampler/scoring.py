@@ -83,7 +83,7 @@ class PromptScorer:
         return max(self._programs, default=0)
 
     def compile(self, tokens: int) -> None:
-        """Compile the program for calls with so many tokens; in any thread."""
+        """Compile the program for calls with this number of tokens; in any thread."""
         size = _TILE
         while size < tokens:
             size *= 2
@@ -133,7 +133,7 @@ def _lay(sequences: Sequence[ToScore], size: int) -> _Row:
 def _score(
     settings: EngineSettings, mesh: Mesh, params: PyTree, row: _Row
 ) -> ScoredTokens:
-    """Score the targets of a row; what stands behind a sequence's last is not read."""
+    """Score the targets of a row; what follows a sequence's last target is not read."""
     attention = BlockwiseAttention(mesh)
     segments = row.segments[None]
 

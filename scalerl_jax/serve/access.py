@@ -2,7 +2,7 @@
 
 uvicorn waits for ever for a request's headers, and for a client to take an answer; and
 it accepts connections until the process has no file left.  Here the connection that
-has waited longest for its client gives way to a new one, so that clients who never
+has waited longest for its client is closed for a new one, so that clients who never
 send a whole request cannot keep others out.
 
 A page in a browser can send requests to a server on the same machine.  It cannot
@@ -70,7 +70,7 @@ def reserve_files(max_connections: int) -> None:
 
 @dataclasses.dataclass(kw_only=True)
 class Connections:
-    """Makes the protocol of each connection, and knows which wait for their client."""
+    """Makes each connection's protocol, and records which wait for their client."""
 
     max_connections: int
     header_s: float  # from the last answer to the end of the next request's headers

@@ -101,7 +101,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
             response = ApiError(message, status=error.status_code).response()
             response.headers.update(error.headers or {})
             return response
-    return Response()  # to nobody: the client has left
+    return Response()  # not sent: the client has disconnected
 
 
 class Api:
@@ -116,7 +116,7 @@ class Api:
         self._timeout_s = connections.body_s
         self._held = 0  # bytes of all bodies that are not orders yet
         self._parsing = asyncio.Semaphore(4)  # JSON takes 30 times its size
-        # A template takes seconds if it likes to: nobody but other chats waits for it.
+        # A template may take seconds: only other chats wait for it.
         self._chats = asyncio.Semaphore(1)
         self._card = {
             "id": service.served.name,
@@ -270,7 +270,7 @@ class Completions:
                 answer = self.form(service.served, placed)
                 if order.fields.stream:
                     chunks = answer.chunks()
-                    # Until the first one is there, all can be refused.
+                    # Until the first chunk has come, the request can be refused.
                     first = await _unless(anext(chunks), _left(receive), gone)
                     response = StreamingResponse(
                         _chain(first, chunks),

@@ -1,8 +1,8 @@
-"""A replica's thread: it owns a sampler, and hands what that answers to requests.
+"""A replica's thread: it owns a sampler, and hands its answers to the requests.
 
-All that the sampler is told comes through one queue, and what it answers is handed to
-a function of the request, called in that thread.  When a thread dies, every open
-request hears of it, and later ones are refused.
+Every command for the sampler comes through one queue.  Its answers are handed to a
+function of the request, called in that thread.  When a thread dies, every open request
+gets the failure, and later requests are refused.
 """
 
 import collections
@@ -66,11 +66,11 @@ class SamplingThread:
     """Runs a replica whose sampler has its params loaded.
 
     `samples` (of open requests, not finished), `stats` (the sampler's counts, as of its
-    last step) and `failure` (what the thread died of) may be read in any thread.
+    last step) and `failure` (why the thread ended) may be read in any thread.
     """
 
     def __init__(self, replica: Replica, *, on_death: Callable[[], None]) -> None:
-        """Make, not start; `on_death` is called in the thread, once everyone knows."""
+        """Make, not start; a dying thread fails all requests, then calls `on_death`."""
         self._driver = Driver(replica.sampler)
         self.scorer = replica.scorer
         self._scorings: collections.deque[_Scoring] = collections.deque()
@@ -175,7 +175,7 @@ class SamplingThread:
             command()
 
     def _hand_out(self, completions: list[Completion]) -> None:
-        """Deliver what has ended to whoever still wants it."""
+        """Deliver ended completions to the requests that are still open."""
         for completion in completions:
             with self._lock:
                 request = self._open.get(completion.request_id)

@@ -225,7 +225,7 @@ def make_meshes(
     """Return a mesh per replica, of `tensor` devices; 0: as many as can share it.
 
     Raises:
-        ValueError: so many cannot, or do not divide the devices.
+        ValueError: `tensor` devices cannot share it, or do not divide the devices.
     """
     pieces = [arch.num_kv_heads, arch.num_heads, arch.ffn_size, arch.vocab_size]
     mixed = "" if arch.experts is None else f", {arch.experts.count} experts"

@@ -49,7 +49,7 @@ class Placed:
         return first + event.sample, event
 
     async def prompt_scores(self) -> list[ScoredTokens]:
-        """Return the log-probabilities of every prompt's tokens, once they are there.
+        """Return the log-probabilities of every prompt's tokens, once all have come.
 
         Raises:
             ApiError: some are not finite, or can no longer come.

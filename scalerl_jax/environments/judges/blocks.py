@@ -3,16 +3,16 @@
 Blocks are CommonMark's fenced ones (https://spec.commonmark.org/0.31.2, section 4.5),
 found by line and pattern: nothing that a policy wrote is compiled here.  Three things
 are taken that CommonMark takes otherwise: a fence may be indented by any amount, a
-closing fence may stand at the end of the last line of code, and a block that is never
-closed is none, for its completion was cut off.
+closing fence may be at the end of the last line of code, and a block that is never
+closed does not count, for its completion was cut off.
 """
 
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# The fence's own line: quotes and list markers before it, the fence, what is said of
-# the block.  What follows backticks has none, or it is code within a line.
+# The fence's own line: quotes and list markers before it, the fence, the info string.
+# An info string behind backticks has no backtick, or the line is code within a text.
 _OPENING = re.compile(
     r"(?P<quotes>(?> {0,3}> ?)*+)"
     r"(?P<indent>[ \t]*(?:(?:[-*+]|\d{1,9}[.)])[ \t]+)*+)"
@@ -96,7 +96,7 @@ def find_program(
     It is the last of the blocks that define most of `names`; of those, of the ones
     that read the standard input, if the program `reads` one; of those, of the ones that
     are tagged as Python's rather than not at all.  So output and a demonstration after
-    the program are none.
+    the program do not count.
     """
     defining = [
         re.compile(

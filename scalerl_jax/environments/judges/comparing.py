@@ -399,7 +399,7 @@ class _Relation(NamedTuple):
 
     @property
     def contradicts(self) -> bool:
-        """Return whether numbers in it are said to be equal that are not, as in 6 = 5.
+        """Return whether it equates numbers that are not equal, as in 6 = 5.
 
         Decimals may be rounded: 2/3 = 0.67.
         """
@@ -548,7 +548,7 @@ _FRACTION_OF_DIGITS = re.compile(r"\\(?:frac|binom)\s*\d\s+\d")
 
 @functools.lru_cache(maxsize=64)  # a group's answers often agree, its reference always
 def _expression(answer: str) -> Basic | MatrixBase | None:
-    """Read an answer as SymPy's expression, not simplified; None if it is none."""
+    """Read an answer as SymPy's expression, not simplified; None if it is not one."""
     if not is_bounded(answer) or _GAP.search(_FRACTION_OF_DIGITS.sub("", answer)):
         return None
     try:

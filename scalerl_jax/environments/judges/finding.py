@@ -147,7 +147,7 @@ def last_formula(text: str) -> str | None:
 
 
 def find_answer(text: str, answer_from: AnswerFrom) -> str | None:
-    """Return the final answer of a completion, as it stands there; None without one."""
+    """Return the final answer of a completion, as written; None without one."""
     if answer_from != "last_number":
         boxes, cut_off = _boxes(text)
         if cut_off:

@@ -27,7 +27,7 @@ def judge(
 
     The latter is a LaTeX expression, a number, or a list, any of which is right.
     Spaces, typesetting and units do not count, nor the order of a list or a set; in a
-    list it counts how often something is there.  Numbers are equal as `values` says, a
+    list it counts how often an element occurs.  Numbers are equal as `values` says, a
     percentage is a number or its hundredth, an assignment its right side.  A pair in
     brackets is a point and an open interval, and equals the list of the two.
 

@@ -40,7 +40,7 @@ _MAX_OPERAND = 1000  # exponent, bound or factorial that a computer algebra is g
 _MAX_GROWING = 100  # the same, where a sum's or product's terms grow like powers
 _MAX_ARGUMENT = 10**6  # of functions but logarithms
 _POINTS = 2  # that expressions with variables are compared at
-_FURTHER_POINTS = 6  # for those that are rounded, with values so many times as large:
+_FURTHER_POINTS = 6  # for those that are rounded, with values larger by this factor:
 _FURTHER = 10
 
 _GROUP = r"(?:\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}|\d+|\\?[A-Za-z]+)"

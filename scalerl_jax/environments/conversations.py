@@ -13,13 +13,13 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from scalerl_jax.environments.tasksets import (
-    Loaded,
+    Package,
     faults_of_task,
     messages_of,
     toolsets_of,
 )
 from scalerl_jax.environments.tools import Call, before_calls, find_calls
-from scalerl_jax.environments.toolsets import Refused, Served, Toolbox, written
+from scalerl_jax.environments.toolsets import LiveTools, Refusal, Toolbox, written
 from scalerl_jax.environments.verdict import Done
 
 try:
@@ -42,7 +42,7 @@ class Uncounted(vf.Trace):
     """A trace that no server has sampled: none of its tokens is counted."""
 
     def _unknown(self, name: str) -> NoReturn:
-        raise Refused(f"it reads trace.{name}, which is not known here")
+        raise Refusal(f"it reads trace.{name}, which is not known here")
 
     @property
     def usage(self) -> NoReturn:
@@ -65,7 +65,7 @@ class Uncounted(vf.Trace):
         self._unknown("num_total_tokens")
 
 
-class Turn(NamedTuple):
+class PolicyTurn(NamedTuple):
     """The parts of a turn that the policy wrote."""
 
     thought: str
@@ -73,7 +73,7 @@ class Turn(NamedTuple):
     calls: list[Call]
 
     @classmethod
-    def read(cls, text: str, end_of_thinking: str) -> "Turn":
+    def read(cls, text: str, end_of_thinking: str) -> "PolicyTurn":
         """Read a turn, whose thinking ends with the text, if it is any."""
         if not end_of_thinking:
             return cls("", text, find_calls(text))
@@ -86,7 +86,7 @@ class Turn(NamedTuple):
 class Agent:
     """The policy, as an environment has it for an agent."""
 
-    def __init__(self, episode: "Conversation", config: Any) -> None:
+    def __init__(self, episode: "Playthrough", config: Any) -> None:
         """Speak in the one conversation of an episode."""
         self._episode, self.config = episode, config
         self.trainable = True
@@ -94,7 +94,7 @@ class Agent:
     async def run(self, task: Any, **given: Any) -> Any:
         """Let the policy do a task by itself; return the finished trace."""
         if task.data.prompt is None:
-            raise Refused(
+            raise Refusal(
                 "its agent runs a task without a prompt; speak to it in an interaction"
             )
         trace = await self._begin(task, given)
@@ -113,13 +113,13 @@ class Agent:
 
     async def provision(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse: there is no container."""
-        raise Refused("it asks for a container (agent.provision), and there is none")
+        raise Refusal("it asks for a container (agent.provision), and there is none")
 
     async def _begin(self, task: Any, given: dict[str, Any]) -> Any:
         listen = given.pop("on_trace", None)
         for name, value in given.items():
             if value:
-                raise Refused(f"it gives its agent {name} = {value!r:.60}")
+                raise Refusal(f"it gives its agent {name} = {value!r:.60}")
         trace = await self._episode.begin(task, self.config)
         if listen is not None:
             listen(trace)
@@ -137,7 +137,7 @@ class Agents:
 class Interaction:
     """An open conversation, in which an environment speaks to the policy."""
 
-    def __init__(self, episode: "Conversation", trace: Any) -> None:
+    def __init__(self, episode: "Playthrough", trace: Any) -> None:
         """Begin with nothing said."""
         self._episode, self.trace = episode, trace
         self._begun = self._over = False
@@ -170,7 +170,7 @@ class Interaction:
 
     async def send(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse: a turn is sampled without a stop."""
-        raise Refused("it speaks to the policy in the midst of a turn")
+        raise Refusal("it speaks to the policy in the midst of a turn")
 
     steer = send
 
@@ -188,18 +188,18 @@ def _user(message: Any) -> Any:
         message = message.get("content")
     message = getattr(message, "content", message)
     if not isinstance(message, str):
-        raise Refused(f"turn() is given {message!r:.80}, and not one text of a user")
+        raise Refusal(f"turn() is given {message!r:.80}, and not one text of a user")
     return vf.UserMessage(content=message)
 
 
-class Conversation:
+class Playthrough:
     """One episode: an environment's `run` in a task, which waits at each turn."""
 
-    def __init__(self, loaded: Loaded, task: Any, shared: Sequence[Served]) -> None:
+    def __init__(self, loaded: Package, task: Any, shared: Sequence[LiveTools]) -> None:
         """Begin to run."""
         self._environment, self._shared = loaded.environment, shared
         self._asked: asyncio.Queue[list[Any]] = asyncio.Queue()
-        self._turns: asyncio.Queue[Turn | None] = asyncio.Queue()
+        self._turns: asyncio.Queue[PolicyTurn | None] = asyncio.Queue()
         self._task, self._tools = task, Toolbox(())
         self._trace: Any = None  # of the conversation, once it has begun
         self._limit: int | None = None  # turns
@@ -231,7 +231,7 @@ class Conversation:
         self._running.result()
         return None
 
-    def tell(self, turn: Turn | None) -> None:
+    def tell(self, turn: PolicyTurn | None) -> None:
         """Hand over a turn; None: there will be no other."""
         self._turns.put_nowait(turn)
 
@@ -240,7 +240,7 @@ class Conversation:
         """Return the reward of a conversation that is over, and its parts by name."""
         rewards = {name: each for name, each in self._trace.rewards.items() if each}
         if not rewards:
-            raise Refused(f"{type(self._playing).__name__} has recorded no reward")
+            raise Refusal(f"{type(self._playing).__name__} has recorded no reward")
         metrics = {
             f"metric.{name}": value
             for name, value in self._trace.metrics.items()
@@ -267,10 +267,10 @@ class Conversation:
         async with self._open:
             await environment.setup(Agents(agents))
             if not any(agent.trainable for agent in agents.values()):
-                raise Refused(f"{type(environment).__name__} trains none of its agents")
+                raise Refusal(f"{type(environment).__name__} trains none of its agents")
             await environment.run(self._task, Agents(agents))
             if not self._episode.traces:
-                raise Refused(
+                raise Refusal(
                     f"{type(environment).__name__}.run() has ended without a turn of "
                     f"the policy"
                 )
@@ -280,12 +280,12 @@ class Conversation:
     async def begin(self, task: Any, config: Any) -> Any:
         """Open the tools of a task, and return the trace of the conversation on it."""
         if self._trace is not None:
-            raise Refused(
+            raise Refusal(
                 "it begins a second conversation, and an episode is one token sequence"
             )
         if type(task) is not type(self._task):  # whose class was looked at
             for why in faults_of_task(task):
-                raise Refused(why)
+                raise Refusal(why)
         self._playing, self._limit = task, config.max_turns
         self._trace = Uncounted(
             task=_record(task),
@@ -293,7 +293,7 @@ class Conversation:
             agent=vf.AgentInfo(config=config),
         )
         await invoke(task.setup, {"trace": self._trace, "runtime": None})
-        own = [Served(each) for each in toolsets_of(task)]
+        own = [LiveTools(each) for each in toolsets_of(task)]
         for each in own:
             self._open.push_async_callback(each.close)
             await each.start(task.data)
@@ -351,7 +351,7 @@ class Conversation:
                 trace.stop(stop.__name__)
         return trace.stop_condition is not None
 
-    def _message(self, turn: Turn, calls: list[Call]) -> Any:
+    def _message(self, turn: PolicyTurn, calls: list[Call]) -> Any:
         """Return a turn as verifiers has it."""
         thought, said = turn.thought, turn.said
         if calls:

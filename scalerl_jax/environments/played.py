@@ -10,9 +10,9 @@ import json
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
-from scalerl_jax.environments.conversations import Conversation, Turn
+from scalerl_jax.environments.conversations import Playthrough, PolicyTurn
 from scalerl_jax.environments.tasksets import load, messages_of, shared_toolsets
-from scalerl_jax.environments.toolsets import Refused, Served
+from scalerl_jax.environments.toolsets import LiveTools, Refusal
 from scalerl_jax.environments.verdict import Done, More
 
 
@@ -22,7 +22,7 @@ class Tasksets:
     def __init__(self, names: Sequence[str], *, end_of_thinking: str) -> None:
         """Load the tasks; a completion's thinking ends with the text, if it is any."""
         self._loaded = {name: load(name) for name in names}
-        self._ready: dict[str, asyncio.Task[list[Served]]] = {}
+        self._ready: dict[str, asyncio.Task[list[LiveTools]]] = {}
         self.end_of_thinking = end_of_thinking
 
     async def score(self, prompt: str, completion: str, reference: Any) -> Done:
@@ -38,34 +38,34 @@ class Tasksets:
         """Return the environment of an episode."""
         return Played(self)
 
-    async def begin(self, reference: Any) -> Conversation:
+    async def begin(self, reference: Any) -> Playthrough:
         """Begin the conversation on the task of a prompt.
 
         Raises:
-            Refused: the prompt is of none, or the package has another in its place.
+            Refusal: the prompt is of none, or the package has another in its place.
         """
         if not isinstance(reference, dict) or "taskset" not in reference:
-            raise Refused("the prompt is of no package; name env:PACKAGE in its place")
+            raise Refusal("the prompt is of no package; name env:PACKAGE in its place")
         name, place = reference["taskset"], reference["task"]
         if name not in self._loaded:
             self._loaded[name] = load(name)
         loaded = self._loaded[name]
         if place >= len(loaded.tasks) or loaded.tasks[place].hash != reference["hash"]:
-            raise Refused(
+            raise Refusal(
                 f"task {place} of {name} is not the one whose prompt was asked; the "
                 f"package must give the same tasks each time"
             )
-        return Conversation(loaded, loaded.tasks[place], await self._prepared(name))
+        return Playthrough(loaded, loaded.tasks[place], await self._prepared(name))
 
-    async def _prepared(self, name: str) -> list[Served]:
+    async def _prepared(self, name: str) -> list[LiveTools]:
         """Start what a package's episodes share, once; return its toolsets."""
         if name not in self._ready:
             task = asyncio.create_task(self._prepare(self._loaded[name].environment))
             self._ready[name] = task
         return await asyncio.shield(self._ready[name])
 
-    async def _prepare(self, environment: Any) -> list[Served]:
-        served = [Served(each) for each in shared_toolsets(environment.taskset)]
+    async def _prepare(self, environment: Any) -> list[LiveTools]:
+        served = [LiveTools(each) for each in shared_toolsets(environment.taskset)]
         for each in served:
             await each.start()
         await environment.start()
@@ -102,20 +102,20 @@ class Played:
     def __init__(self, tasksets: Tasksets) -> None:
         """Begin with no task."""
         self._tasksets = tasksets
-        self._episode: Conversation | None = None
+        self._episode: Playthrough | None = None
 
     async def begin(self, prompt: str, reference: Any) -> None:
         """Run the task's environment to the policy's first turn.
 
         Raises:
-            Refused: it says something else than what the prompt was written of.
+            Refusal: it says something else than what the prompt was written of.
         """
         self._episode = await self._tasksets.begin(reference)
         try:
             said = await self._episode.next()
             assert said is not None, "an episode without a turn raises"
             if reference.get("said", _digest(said)) != _digest(said):
-                raise Refused(
+                raise Refusal(
                     "it begins otherwise than when its prompt was written; an episode "
                     "of a package must begin the same each time"
                 )
@@ -126,7 +126,7 @@ class Played:
     async def step(self, completion: str) -> More | Done:
         """Answer a turn: with what tools give or the environment says, or the end."""
         episode = self._begun
-        episode.tell(Turn.read(completion, self._tasksets.end_of_thinking))
+        episode.tell(PolicyTurn.read(completion, self._tasksets.end_of_thinking))
         said = await episode.next()
         if said is None:
             return episode.done
@@ -152,7 +152,7 @@ class Played:
             await self._episode.close()
 
     @property
-    def _begun(self) -> Conversation:
+    def _begun(self) -> Playthrough:
         assert self._episode is not None, "begin comes first"
         return self._episode
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from scalerl_jax.environments.package_names import read_name
-from scalerl_jax.environments.toolsets import Refused, faults_of
+from scalerl_jax.environments.toolsets import Refusal, faults_of
 
 try:
     import verifiers.v1 as vf  # pyright: ignore[reportMissingImports]
@@ -35,7 +35,7 @@ _OF_RUN = (  # settings of an agent that are the run's own to say
 )
 
 
-class Loaded(NamedTuple):
+class Package(NamedTuple):
     """A package's tasks, and how they are played."""
 
     tasks: list[Any]
@@ -43,23 +43,23 @@ class Loaded(NamedTuple):
     by_turns: bool  # the policy may take several
 
 
-def load(name: str) -> Loaded:
+def load(name: str) -> Package:
     """Return the tasks of a package.
 
     Raises:
-        Refused: it cannot be imported, has no taskset or asks for what is not here.
+        Refusal: it cannot be imported, has no taskset or asks for what is not here.
     """
     package, most, settings = read_name(name)
     module = _import(package)
     if found := _exported(module, vf.Harness):
-        raise Refused(
+        raise Refusal(
             f"{package} has {found[0]}, a program of its own that calls the policy "
             f"over HTTP, where what was sampled is written and tokenised again; it is "
             f"not run here"
         )
     if not _exported(module, vf.Taskset):
         old = hasattr(module, "load_environment")
-        raise Refused(
+        raise Refusal(
             f"{package} names no subclass of verifiers.v1.Taskset in its __all__"
             + ("; its load_environment() is of verifiers before 0.4" if old else "")
         )
@@ -68,10 +68,10 @@ def load(name: str) -> Loaded:
     if most is not None:
         taskset = taskset.take(most)
     elif not taskset.bounded:
-        raise Refused(f"{package} has tasks without end; say how many: env:{package}@9")
+        raise Refusal(f"{package} has tasks without end; say how many: env:{package}@9")
     tasks = list(itertools.islice(taskset, _MOST_TASKS + 1))
     if not tasks or len(tasks) > _MOST_TASKS:
-        raise Refused(
+        raise Refusal(
             f"{package} has {len(tasks) or 'no'} tasks, and must have 1 to "
             f"{_MOST_TASKS:,}"
         )
@@ -84,9 +84,9 @@ def load(name: str) -> Loaded:
         *map(_of_row, tasks),
         () if own else itertools.chain(*map(_of_row_alone, tasks)),
     ):
-        raise Refused(f"{package}: {why}")
+        raise Refusal(f"{package}: {why}")
     several = own or shared or toolsets_of(tasks[0]) or tasks[0].hooks("stop")
-    return Loaded(tasks, environment, by_turns=bool(several))
+    return Package(tasks, environment, by_turns=bool(several))
 
 
 def shared_toolsets(taskset: Any) -> list[Any]:
@@ -104,14 +104,14 @@ def _import(package: str) -> Any:
         return vf.import_taskset(package)
     except ModuleNotFoundError as error:
         missing = getattr(error.__cause__, "name", None) or package
-        raise Refused(
+        raise Refusal(
             f"the module {missing!r} is not installed, which env:{package} needs"
         ) from error
     except (AttributeError, ImportError) as error:
         asked = getattr(error, "obj", None)
         if "verifiers" not in (error.name, getattr(asked, "__name__", "")):
             raise
-        raise Refused(
+        raise Refusal(
             f"{package} is for verifiers before 0.4, whose environments are not those "
             f"of 0.4: {error}"
         ) from error
@@ -134,7 +134,7 @@ def _environment(package: str, settings: dict[str, Any]) -> Any:
     taskset = _config(package, kind, {**of_taskset, "id": package}, settings)
     own = settings.get(_ENVIRONMENT, {})
     if not isinstance(own, dict):
-        raise Refused(
+        raise Refusal(
             f"{package}: {_ENVIRONMENT} = {own!r} must be {{'setting': value}}"
         )
     given = {**own, "taskset": taskset}
@@ -153,7 +153,7 @@ def _config(
         listed = getattr(error, "errors", lambda: [])()
         said = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in listed]
         known = sorted({*kind.model_fields} - {"id", "taskset"})
-        raise Refused(
+        raise Refusal(
             f"{package} does not take {settings}: {'; '.join(said) or error}; its "
             f"settings are {known}"
         ) from error

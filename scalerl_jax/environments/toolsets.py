@@ -29,7 +29,7 @@ except ImportError as error:
 _CALLER: contextvars.ContextVar[Any] = contextvars.ContextVar("_CALLER")
 
 
-class Refused(ValueError):
+class Refusal(ValueError):
     """A package, or what it does with a turn, cannot be used; says why."""
 
 
@@ -48,7 +48,7 @@ def faults_of(toolset: Any, name: str) -> Iterator[str]:
         yield f"{kind} runs in a container ({runtime}), and there is none"
 
 
-class Served:
+class LiveTools:
     """A toolset whose tools can be called; of a task, or shared by a taskset's."""
 
     def __init__(self, toolset: Any) -> None:
@@ -90,7 +90,7 @@ class Served:
             _CALLER.reset(token)
         said = mcp_content_to_chat_content(found.content)
         if not isinstance(said, str):
-            raise Refused(f"{call.name} gives a picture, which no policy here reads")
+            raise Refusal(f"{call.name} gives a picture, which no policy here reads")
         return shown(said)
 
 
@@ -114,17 +114,17 @@ def _share_state(toolset: Any) -> None:
 class Toolbox:
     """The tools of a conversation, by the names under which the policy calls them."""
 
-    def __init__(self, served: Sequence[Served]) -> None:
+    def __init__(self, served: Sequence[LiveTools]) -> None:
         """Take toolsets that have started.
 
         Raises:
-            Refused: two tools have one name.
+            Refusal: two tools have one name.
         """
-        self._served: dict[str, Served] = {}
+        self._served: dict[str, LiveTools] = {}
         for each in served:
             for name in each.schemas:
                 if name in self._served:
-                    raise Refused(f"two tools are called {name!r}; give a TOOL_PREFIX")
+                    raise Refusal(f"two tools are called {name!r}; give a TOOL_PREFIX")
                 self._served[name] = each
 
     def __bool__(self) -> bool:

@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
-class Replica:
+class HttpReplica:
     """A copy of the model, which samples and gives log-probabilities of prompts."""
 
     sampler: Sampler
@@ -69,7 +69,7 @@ class SamplingThread:
     last step) and `failure` (why the thread ended) may be read in any thread.
     """
 
-    def __init__(self, replica: Replica, *, on_death: Callable[[], None]) -> None:
+    def __init__(self, replica: HttpReplica, *, on_death: Callable[[], None]) -> None:
         """Make, not start; a dying thread fails all requests, then calls `on_death`."""
         self._driver = Driver(replica.sampler)
         self.scorer = replica.scorer

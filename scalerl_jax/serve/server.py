@@ -46,7 +46,7 @@ from scalerl_jax.serve.access import (
 from scalerl_jax.serve.app import make_app
 from scalerl_jax.serve.fields import MAX_LOGPROBS
 from scalerl_jax.serve.orders import Served
-from scalerl_jax.serve.replica import Replica, SamplingThread
+from scalerl_jax.serve.replica import HttpReplica, SamplingThread
 from scalerl_jax.serve.service import Service
 from scalerl_jax.types import PyTree
 from scalerl_jax.wiring.loading import Model, load_model
@@ -132,7 +132,7 @@ def _bind(host: str, port: int, held: contextlib.ExitStack) -> socket.socket:
 
 def _load(
     flags: argparse.Namespace, progress: Progress
-) -> tuple[Served, list[Replica]]:
+) -> tuple[Served, list[HttpReplica]]:
     """Load the model, and compile a replica of it for every few devices."""
 
     def meshes(arch: Architecture) -> list[Mesh]:
@@ -254,7 +254,7 @@ def make_replicas(
     notice: Callable[[int, int], None] = lambda *_: None,
     *,
     version: int,
-) -> list[Replica]:
+) -> list[HttpReplica]:
     """Return, per mesh, a compiled sampler that has the params (as `layered_table`).
 
     What scores prompts is compiled when somebody asks for it.
@@ -263,14 +263,14 @@ def make_replicas(
     """
     count = itertools.count(1)
 
-    def make(mesh: Mesh) -> Replica:
+    def make(mesh: Mesh) -> HttpReplica:
         own = jax.device_put(params, sampler_shardings(settings.arch, mesh))
         engine = Engine(settings, mesh=mesh)
         engine.notice = lambda _, total: notice(next(count), len(meshes) * total)
         warm_up(engine, own)
         sampler = make_sampler(engine, detokenizer=detokenizer)
         sampler.load(own, version)
-        return Replica(sampler, PromptScorer(settings, own, mesh))
+        return HttpReplica(sampler, PromptScorer(settings, own, mesh))
 
     # A program is compiled for its devices: one after another would take long.
     with concurrent.futures.ThreadPoolExecutor(len(meshes)) as pool:
@@ -305,7 +305,7 @@ class _Server(uvicorn.Server):
 
 async def answer_requests(
     served: Served,
-    replicas: Sequence[Replica],
+    replicas: Sequence[HttpReplica],
     connections: Connections,
     listener: socket.socket,
     *,

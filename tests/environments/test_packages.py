@@ -176,9 +176,9 @@ def test_scores_have_their_names_and_a_failure_is_no_score(tmp_path):
     for verdict, words in (
         (broken, "CountTask scoring: ZeroDivisionError: the scorer divides by 0"),
         (counted, "reads trace.num_output_tokens, which is not known here"),
-        (silent, "Refused: CountTask has recorded no reward"),
-        (changed, "Refused: task 0 of env:count_letters@3 is not the one whose prompt"),
-        (stranger, "Refused: the prompt is of no package; name env:PACKAGE"),
+        (silent, "Refusal: CountTask has recorded no reward"),
+        (changed, "Refusal: task 0 of env:count_letters@3 is not the one whose prompt"),
+        (stranger, "Refusal: the prompt is of no package; name env:PACKAGE"),
     ):
         assert verdict.status == "verifier_error" and words in verdict.detail
         assert "\n" not in verdict.detail

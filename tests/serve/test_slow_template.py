@@ -14,7 +14,7 @@ from scalerl_jax.sampler.requests import Completion, SamplerStats
 from scalerl_jax.serve import app
 from scalerl_jax.serve.access import Connections
 from scalerl_jax.serve.orders import Served
-from scalerl_jax.serve.replica import Replica, SamplingThread
+from scalerl_jax.serve.replica import HttpReplica, SamplingThread
 from scalerl_jax.serve.service import Service
 
 TOKENIZER = load_tokenizer(BASE)
@@ -105,7 +105,7 @@ async def client_of(template):
         slots=4,
         max_waiting=9,
     )
-    sampler = SamplingThread(Replica(OneToken(), NoScorer()), on_death=lambda: None)
+    sampler = SamplingThread(HttpReplica(OneToken(), NoScorer()), on_death=lambda: None)
     connections = Connections(max_connections=9, header_s=LONG, body_s=LONG)
     made = app.make_app(Service(served, [sampler]), connections, key="", hosts=None)
     sampler.start()

@@ -1,13 +1,14 @@
-"""Bounds of who may ask, how often at once and how long: connections, hosts, a key.
+"""Access to the server: limits of connections, allowed hosts, and the API key.
 
-uvicorn waits for ever for a request's headers, and for a client to take an answer; and
-it accepts connections until the process has no file left.  Here the connection that
-has waited longest for its client is closed for a new one, so that clients who never
-send a whole request cannot keep others out.
+uvicorn waits for ever for a request's headers and for a client to read its answer.  It
+accepts connections until the process has no file descriptor left.  Here the connection
+that has waited longest for its client is closed for a new one, so that clients who
+never send a whole request cannot keep others out.
 
 A page in a browser can send requests to a server on the same machine.  It cannot
-choose the `Host`, which is its own name even where that name was bent to another
-address (DNS rebinding); nor, unasked, the content type of JSON, which `app` checks.
+choose the `Host`: this is the page's own host name, even if that name now resolves to
+another address (DNS rebinding).  Without a CORS preflight it cannot send JSON's
+content type either, which `app` checks.
 """
 
 import asyncio
@@ -33,14 +34,14 @@ from scalerl_jax.formats.bounded import read_text
 from scalerl_jax.serve.fields import ApiError
 
 KEY_VARIABLE = "SCALERL_API_KEY"
-_OPEN_TO_ALL = ("/", "/health")  # without the key: a page without anything of the model
+_OPEN_TO_ALL = ("/", "/health")  # need no key: they show nothing of the model
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:]*))(?::[0-9]*)?")
 _KEY = re.compile(r"[!-~]{1,4096}")  # what a header can hold, without spaces
 
-# Connections that the event loop accepts at a time.  They are files before they are
-# counted, and those that are turned away remain so for a moment.
+# Connections that the event loop accepts at a time.  Each takes a file before it is
+# counted, and a refused one keeps its file for a moment.
 ACCEPTED_TOGETHER = 32
-# What is accepted in four turns of the loop, and files of the devices' libraries.
+# Connections accepted in four turns of the loop, and files of the devices' libraries.
 _SPARE_FILES = 4 * ACCEPTED_TOGETHER + 256
 _FULL = ApiError(
     "the server has --max_connections connections, all of them busy: try again later",
@@ -50,7 +51,7 @@ _FULL = ApiError(
 
 
 def reserve_files(max_connections: int) -> None:
-    """Raise the process's limit of open files so far that the connections fit.
+    """Raise the process's limit of open files to what the connections need.
 
     Raises:
         ValueError: the hard limit does not allow it.
@@ -79,12 +80,12 @@ class Connections:
     open: int = 0
 
     def __call__(self, **options: Any) -> "Connection":
-        """Make one, as the class of a protocol does that uvicorn is given."""
+        """Make a connection; uvicorn calls this as it would a protocol's class."""
         return Connection(self, **options)
 
 
 class Connection(H11Protocol):
-    """uvicorn's, with an end to every wait for the client."""
+    """uvicorn's HTTP protocol with a timeout on every wait for the client."""
 
     def __init__(
         self, connections: Connections, *, config: uvicorn.Config, **options: Any
@@ -96,7 +97,7 @@ class Connection(H11Protocol):
         self._writing: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the connection, in place of one that waits if there are too many."""
+        """Take the connection; above the limit close the longest waiting one."""
         super().connection_made(transport)  # type: ignore[arg-type]
         self._all.open += 1
         if self._all.open > self._all.max_connections:
@@ -115,14 +116,14 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Read on; a client that breaks off in nonsense behind its answer is left."""
+        """Read on; disconnect a client that sends invalid HTTP behind its answer."""
         try:
             super().data_received(data)
-        except h11.LocalProtocolError:  # the answer to it cannot be said any more
+        except h11.LocalProtocolError:  # no error can be answered any more
             self.give_up()
 
     def handle_events(self) -> None:
-        """Stop waiting for the headers, or at the end of a request altogether."""
+        """End the wait for headers; at a request's end, every wait for the client."""
         super().handle_events()
         if self.cycle is not None and not self.cycle.response_complete:
             _cancel(self._reading)
@@ -135,7 +136,7 @@ class Connection(H11Protocol):
         super().on_response_complete()
 
     def pause_writing(self) -> None:
-        """Wait for the client to take what is written."""
+        """Wait at most `body_s` for the client to read what is written."""
         super().pause_writing()
         self._writing = self.loop.call_later(self._all.body_s, self.give_up)
 
@@ -145,7 +146,7 @@ class Connection(H11Protocol):
         super().resume_writing()
 
     def give_up(self) -> None:
-        """Leave the client at once, whatever it has not taken."""
+        """Disconnect the client at once, even if it has not read its answer."""
         self._all.waiting.pop(self, None)
         self.transport.abort()
 
@@ -175,7 +176,7 @@ def find_key(given: str | None, file: str | None, variables: Mapping[str, str]) 
     """Return the API key of a flag, a file or a variable; empty without any.
 
     Raises:
-        ValueError: there are several, or it is no key; a key is never shown.
+        ValueError: there are several, or one is invalid; the message shows no key.
     """
     found = {"--api_key": given, KEY_VARIABLE: variables.get(KEY_VARIABLE)}
     if file is not None:
@@ -200,8 +201,8 @@ def known_hosts(address: str, allowed: str) -> frozenset[str] | None:
     """Return the names that a `Host` may have, beside addresses; None: any.
 
     Args:
-        address: that the server listens on, which may be a name.
-        allowed: further names with commas between them; "*": any.
+        address: The address or name that the server listens on.
+        allowed: Further names, separated by commas; "*": any.
     """
     names = [name.strip().lower() for name in allowed.split(",") if name.strip()]
     if "*" in names:
@@ -211,7 +212,7 @@ def known_hosts(address: str, allowed: str) -> frozenset[str] | None:
 
 
 def guarded(app: ASGIApp, *, key: str, hosts: frozenset[str] | None) -> ASGIApp:
-    """Return the application, for requests that may ask; without a key all may."""
+    """Return the application behind checks of the host and, unless "", of the key."""
     digest = _digest(key) if key else None
 
     async def guard(scope: Scope, receive: Receive, send: Send) -> None:
@@ -235,7 +236,7 @@ def _check_host(given: str, hosts: frozenset[str]) -> None:
     if name in hosts:
         return
     try:
-        ipaddress.ip_address(name)  # which no page can bend to another
+        ipaddress.ip_address(name)  # an address cannot be rebound to another one
     except ValueError:
         raise ApiError(
             f"Host: {given[:80]!r} is no name of this server; ask it by its address, "
@@ -247,7 +248,7 @@ def _check_host(given: str, hosts: frozenset[str]) -> None:
 
 def _check_key(given: str, digest: bytes) -> None:
     scheme, _, key = given.partition(" ")
-    # Digests are equally long: the time says nothing about the key.
+    # Digests are equally long: the time reveals nothing about the key.
     if not hmac.compare_digest(_digest(key.strip()), digest) or (
         scheme.lower() != "bearer"
     ):

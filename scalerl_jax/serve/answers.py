@@ -33,7 +33,7 @@ class CompletionText:
         self._eos_ids = tokenizer.eos_ids
         self._text = TextStream(tokenizer.shown)
         self._stop = stop
-        self._held = ""  # it may begin a stop string
+        self._held = ""  # the end of the text, which may begin a stop string
         self.stopped = False  # by a stop string: no more text comes
 
     def add(self, tokens: Sequence[int]) -> str:
@@ -70,7 +70,7 @@ def _begun(text: str, stops: Sequence[str]) -> int:
 
 
 def text_offsets(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[int]:
-    """Return the characters of the text before each token, were nothing cut."""
+    """Return the number of characters before each token in the uncut text."""
     whole, offsets, length = CompletionText(tokenizer), [], 0
     for token in tokens:
         offsets.append(length)
@@ -87,7 +87,7 @@ class TokenRow(NamedTuple):
 
 
 class Echo(NamedTuple):
-    """A prompt as it stands before its completions; empty: it does not."""
+    """A prompt that is repeated before its completions; empty: it is not."""
 
     text: str = ""
     offsets: tuple[int, ...] = ()  # characters before each token
@@ -97,7 +97,7 @@ class Echo(NamedTuple):
 def token_name(tokenizer: Tokenizer, token: int) -> str:
     """Return the text of a token that follows others, special ones written out.
 
-    Part of a character is named by its bytes, as OpenAI does: "bytes:\\xe2\\x82".
+    A part of a character is named by its bytes, as OpenAI does: "bytes:\\xe2\\x82".
     """
     table = tokenizer.written.later
     spelled = table[token] if token < len(table) else b""
@@ -108,7 +108,7 @@ def token_name(tokenizer: Tokenizer, token: int) -> str:
 
 
 class PendingAnswer:
-    """The answer to one order, to be asked for once, in the form of /v1/completions."""
+    """The answer to one order, to be read once, in the form of /v1/completions."""
 
     _PREFIX, _WHOLE, _PART = "cmpl", "text_completion", "text_completion"
 
@@ -142,7 +142,7 @@ class PendingAnswer:
         the finished completion.
 
         Raises:
-            ApiError: a completion failed before there was an event; later it is one.
+            ApiError: a completion failed before the first event; later it is an event.
         """
         head = {**self._head, "object": self._PART}
         include_usage = self._order.fields.stream_options.include_usage
@@ -157,7 +157,7 @@ class PendingAnswer:
         except ApiError as error:
             if not begun:
                 raise
-            yield f"data: {json.dumps(error.body())}\n\n"  # ASCII: maybe no text
+            yield f"data: {json.dumps(error.body())}\n\n"  # ASCII: text may be invalid
 
     async def _choices(self, *, streamed: bool) -> AsyncIterator[dict[str, Any]]:
         """Yield choices as they are complete, or pieces of them as they come."""
@@ -180,7 +180,7 @@ class PendingAnswer:
             if isinstance(event, Completion):
                 left, self._tokens = left - 1, self._tokens + len(event.tokens)
                 tokens = event.tokens.tolist()[added[place] :]
-                # Texts may be long: other requests go on.
+                # Texts may be long: in a thread, so that other requests continue.
                 piece = await asyncio.to_thread(text.finish, tokens)
                 end = await asyncio.to_thread(self._end, echo, event, text)
             elif self._order.logprobs is None:
@@ -199,7 +199,7 @@ class PendingAnswer:
             yield {"index": place, **content, **end}
 
     async def _echoes(self) -> list[Echo]:
-        """Return every prompt as its choices begin with it."""
+        """Return each prompt as repeated at the beginning of its choices."""
         order = self._order
         if not order.echo:
             return [Echo()] * len(order.prompts)
@@ -245,9 +245,9 @@ class PendingAnswer:
     ) -> dict[str, Any] | None:
         """Return the log-probabilities of all tokens, if they are asked for.
 
-        Those of sampled tokens are with EOS and stop strings.  They are of the
+        Sampled tokens include EOS and stop strings.  Log-probabilities are of the
         distribution at the order's temperature before top-k, top-p and min-p; at
-        temperature 0, of that at temperature 1.
+        temperature 0, of the distribution at temperature 1.
         """
         if self._order.logprobs is None:
             return None

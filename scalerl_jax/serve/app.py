@@ -26,8 +26,8 @@ from scalerl_jax.serve.fields import ApiError
 from scalerl_jax.serve.orders import BodyReader, CompletionOrder
 from scalerl_jax.serve.service import Service
 
-_HELD_BODIES = 64  # of the largest size, that are held together
-_CHAT_WAIT_S = TIMEOUT_S  # for the chat template; as long as it may take for one chat
+_HELD_BODIES = 64  # most bodies of the largest size in memory
+_CHAT_WAIT_S = TIMEOUT_S  # for the chat template; its limit for one chat
 _BUSY = ApiError(
     f"the chat template has been busy with other chats for {_CHAT_WAIT_S:g} s: try "
     f"again later",
@@ -35,7 +35,7 @@ _BUSY = ApiError(
     code="chat_template_busy",
 )
 _PAGE = Path(__file__).parents[1] / "assets" / "chat" / "chat.html"
-# The page asks this server alone, and no other page may frame it.
+# The page connects to this server only, and no other page may frame it.
 _POLICY = (
     "default-src 'none'; connect-src 'self'; script-src 'unsafe-inline'; "
     "style-src 'unsafe-inline'; form-action 'none'; frame-ancestors 'none'"
@@ -52,7 +52,7 @@ def make_app(
     key: str,
     hosts: frozenset[str] | None,
 ) -> Starlette:
-    """Return the routes of a service, for who sends the key to one of its hosts."""
+    """Return the routes of a service, behind the checks of key and host."""
     reader = BodyReader(service.served)
     api, metrics = Api(service, reader, connections), Metrics(service, connections)
     completions = Completions(api, reader.completion, PendingAnswer)
@@ -85,18 +85,18 @@ def make_app(
 
 
 async def chat_page(request: Request) -> Response:
-    """Answer with a page for chats, which asks this server alone."""
+    """Answer with the chat page, which connects to this server only."""
     return HTMLResponse(
         _PAGE.read_bytes(), headers={"Content-Security-Policy": _POLICY}
     )
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    """Return the answer to a request that met with an error."""
+    """Return the answer to a request that failed."""
     match error:
         case ApiError():
             return error.response()
-        case HTTPException():  # a path or a method that there is none of
+        case HTTPException():  # an unknown path or method
             message = f"{request.method} {request.scope['path']}: {error.detail}"
             response = ApiError(message, status=error.status_code).response()
             response.headers.update(error.headers or {})
@@ -105,7 +105,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 
 class Api:
-    """Endpoints but those of completions, and the reading of all bodies."""
+    """Reading of all bodies, and every endpoint except those of completions."""
 
     def __init__(
         self, service: Service, reader: BodyReader, connections: Connections
@@ -114,7 +114,7 @@ class Api:
         self.service = service
         self._reader = reader
         self._timeout_s = connections.body_s
-        self._held = 0  # bytes of all bodies that are not orders yet
+        self._held = 0  # bytes of all bodies that are not parsed yet
         self._parsing = asyncio.Semaphore(4)  # JSON takes 30 times its size
         # A template may take seconds: only other chats wait for it.
         self._chats = asyncio.Semaphore(1)
@@ -126,7 +126,7 @@ class Api:
         }
 
     async def models(self, request: Request) -> Response:
-        """Answer with the list of models, which has one."""
+        """Answer with the list of models, which has one entry."""
         return JSONResponse({"object": "list", "data": [self._card]})
 
     async def model(self, request: Request) -> Response:
@@ -174,12 +174,12 @@ class Api:
     ) -> T:
         """Read the body of a request and parse it by `parse`; chats wait in line.
 
-        A chat needs the template, which serves one at a time.
+        The chat template renders one chat at a time.
 
         Raises:
             ApiError: it is not JSON, too large or too slow, other chats keep the
                 template busy, or the server is stopping.
-            ClientDisconnect: the client left.
+            ClientDisconnect: the client has disconnected.
         """
         async with self._body(request) as body:
             return await self._made(parse, body, is_chat=is_chat)
@@ -195,14 +195,14 @@ class Api:
         except TimeoutError:
             raise _BUSY from None
         try:
-            # Other requests go on while long texts are made into tokens.
+            # Other requests continue while long texts are tokenised.
             return await asyncio.to_thread(parse, body)
         finally:
             gate.release()
 
     @contextlib.asynccontextmanager
     async def _body(self, request: Request) -> AsyncIterator[bytes]:
-        """Receive the body, and count it as held until it is left."""
+        """Receive the body; its bytes count as held until the block ends."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise ApiError(
@@ -222,7 +222,7 @@ class Api:
             self._held -= len(body)
 
     async def _receive(self, request: Request, body: bytearray) -> None:
-        """Add the whole body to `body`, no more of it than the limit."""
+        """Add the whole body to `body`, up to the limit."""
         limit = self.service.served.max_body_bytes
         too_large = ApiError(
             f"the body has more than --max_body_bytes = {limit} bytes: send several "
@@ -257,7 +257,7 @@ class Completions:
     is_chat: bool = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; a client that leaves takes its samples with it."""
+        """Answer one request; its samples are cancelled if the client disconnects."""
         with contextlib.suppress(ClientDisconnect):
             await self._answer(scope, receive, send)
 
@@ -308,7 +308,7 @@ async def _left(receive: Receive) -> None:
 
 
 class Metrics:
-    """Counts of requests, and at every look those of the sampler, for Prometheus."""
+    """Counts of requests, and at every scrape those of the sampler, for Prometheus."""
 
     def __init__(self, service: Service, connections: Connections) -> None:
         """Make the counts, all zero."""
@@ -332,7 +332,7 @@ class Metrics:
         prometheus_client.ProcessCollector(registry=self._registry)
 
     def collect(self) -> Iterable[Metric]:
-        """Yield how things stand now."""
+        """Yield the current values."""
         service, count = self._service, self._service.count
         gauges = {
             "samples_running": ("Completions in slots", service.running),
@@ -366,7 +366,7 @@ class Metrics:
     def counted(self, app: ASGIApp, *, paths: frozenset[str]) -> ASGIApp:
         """Return the application with its answers counted.
 
-        Other paths than these are counted together: clients may make up any.
+        Paths not in `paths` are counted together: clients may invent any number.
         """
 
         async def count(scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,6 +1,6 @@
 """The bodies of requests: names, types and fixed bounds of fields, or a refusal.
 
-Limits of what several fields ask for together are kept in `orders`.
+Limits on several fields together are checked in `orders`.
 """
 
 import json
@@ -31,7 +31,7 @@ _UNKNOWN = "unknown_field"
 
 
 class ApiError(Exception):
-    """A request that is not met, and why, in OpenAI's form."""
+    """The error of a refused or failed request, in OpenAI's form."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class ApiError(Exception):
         self.status, self.param, self.code = status, param, code
 
     def body(self) -> dict[str, Any]:
-        """Return the JSON object that says it."""
+        """Return the error as a JSON object."""
         default = "server_error" if self.status >= 500 else "invalid_request_error"
         error = {
             "message": str(self),
@@ -57,7 +57,7 @@ class ApiError(Exception):
         return {"error": error}
 
     def response(self) -> Response:
-        """Return the answer, in ASCII: what a client sent may not be text."""
+        """Return the answer, in ASCII: what a client sent may not be valid text."""
         headers = {"WWW-Authenticate": "Bearer"} if self.status == 401 else None
         content = json.dumps(self.body())
         return Response(content, self.status, headers, media_type="application/json")
@@ -74,12 +74,12 @@ class BodyFields(BaseModel):
         if not isinstance(values, dict):
             return values  # refused with its type
         for name in values:
-            if name not in cls.model_fields:  # the first: there may be thousands
+            if name not in cls.model_fields:  # report the first: there may be thousands
                 raise PydanticCustomError(
                     _UNKNOWN,
                     "{shown} is not a field; choose from {known}",
                     {
-                        "name": ascii(name)[1:-1][:80],  # it may be no text
+                        "name": ascii(name)[1:-1][:80],  # it may not be valid text
                         "shown": show(name),
                         "known": str(list(cls.model_fields)),
                     },
@@ -123,7 +123,7 @@ class Sampled(BodyFields):
     ] = []
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
-    # Known, and without effect: taken only where they ask for nothing.
+    # Known fields without effect: only values that change nothing are accepted.
     presence_penalty: float = Field(0.0, ge=0.0, le=0.0)
     frequency_penalty: float = Field(0.0, ge=0.0, le=0.0)
     logit_bias: dict[str, Any] = Field({}, max_length=0)
@@ -143,7 +143,7 @@ _MaxTokensOr0 = Annotated[int | None, Field(ge=0), AfterValidator(_check_max_tok
 
 
 def _as_prompts(value: Any, info: ValidationInfo) -> Any:
-    """Return the list of prompts, where one may stand for itself."""
+    """Return the list of prompts; a single prompt becomes a list of one."""
     assert info.context is not None, "read_fields gives the limits"
     if isinstance(value, str) or (
         isinstance(value, list) and value and type(value[0]) is int
@@ -186,7 +186,7 @@ class CompletionFields(Sampled):
 
 
 def _check_message(message: dict[str, Any]) -> dict[str, Any]:
-    """Return the message as templates take it: `content` a text, arguments values."""
+    """Return the message for a template: `content` is a text, arguments are values."""
     if not isinstance(message.get("role"), str):
         raise ValueError("'role' must be a text")
     content, calls = message.get("content"), message.get("tool_calls") or []
@@ -211,10 +211,10 @@ def _check_part(part: Any) -> str:
 
 
 def _read_arguments(call: Any) -> None:
-    """Make the arguments of a call, which are JSON in a text, an object.
+    """Replace a call's arguments, which are JSON in a text, by the parsed object.
 
-    A call without any, which clients write in several ways, has an empty one:
-    templates go over the arguments' items.
+    Missing arguments, which clients write in several ways, become an empty object:
+    templates iterate over the arguments' items.
     """
     match call:
         case {"function": {} as function}:
@@ -223,7 +223,7 @@ def _read_arguments(call: Any) -> None:
                 try:
                     arguments = parse_json(arguments.strip() or "null")
                 except ValueError:
-                    pass  # as a model wrote it
+                    pass  # kept as the model wrote it
             function["arguments"] = {} if arguments is None else arguments
         case _:
             raise ValueError("'tool_calls' must hold objects with a 'function'")
@@ -241,7 +241,7 @@ class Conversation(BodyFields):
 
 
 class TextFormat(BodyFields):
-    """Form of a reply: no other than text."""
+    """The form of a reply: only text."""
 
     type: Literal["text"] = "text"
 
@@ -279,7 +279,7 @@ def read_fields(kind: type[F], body: bytes, limits: Any) -> F:
     """
     try:
         values = parse_json(body)
-    except ValueError as error:  # broken, no text, or too deep
+    except ValueError as error:  # malformed, not valid text, or too deep
         raise ApiError(f"the body is not JSON: {error}") from error
     if not isinstance(values, dict):
         raise ApiError("the body is JSON, but not an object")
@@ -297,9 +297,9 @@ def read_fields(kind: type[F], body: bytes, limits: Any) -> F:
 
 
 def show(value: Any) -> str:
-    """Return a value as errors show it: at most 80 characters of it."""
+    """Return a value as shown in errors: at most its first 80 characters."""
     try:
         text = repr(value)
-    except RecursionError:  # JSON may nest deeper than it can be written
+    except RecursionError:  # JSON may nest deeper than `repr` can write
         text = "..."
     return text if len(text) <= 80 else f"{text[:80]}..."

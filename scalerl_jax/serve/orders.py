@@ -1,7 +1,7 @@
-"""Orders: what the sampler is asked for, once all limits of the server are kept.
+"""Orders: requests for completions that keep all limits of the server.
 
-Texts are measured before they are made into tokens, and messages before a template
-sees them: a text longer than the longest tokens could make cannot be a prompt.
+The length of a text is checked before it is tokenised, and that of messages before a
+template renders them: a text longer than the limit's tokens could make is refused.
 """
 
 import dataclasses
@@ -24,13 +24,14 @@ from scalerl_jax.serve.fields import (
     show,
 )
 
-_DEFAULT_MAX_TOKENS = 16  # OpenAI's, of completions that are no chat
-_OURS = ("messages", "tools", "documents", "add_generation_prompt")  # of a template
+_DEFAULT_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
+# Arguments of a template that the server sets.
+_OURS = ("messages", "tools", "documents", "add_generation_prompt")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Served:
-    """The model of a server, and how much of it a request may have."""
+    """The model of a server, and the limits of a request."""
 
     name: str
     policy_version: int
@@ -48,14 +49,14 @@ class Served:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompletionOrder:
-    """A request for completions that can be met."""
+    """A valid request for completions."""
 
     prompts: tuple[np.ndarray, ...]  # int32 [P] each
     fields: Sampled
     sampling: Sampling
     max_tokens: int  # 0: nothing is sampled
-    logprobs: int | None  # likeliest tokens beside the drawn one; None: no logprobs
-    echo: bool = False  # the prompt stands before its completions
+    logprobs: int | None  # likeliest tokens beside the sampled one; None: no logprobs
+    echo: bool = False  # the prompt is repeated before its completions
 
     @property
     def num_choices(self) -> int:
@@ -64,33 +65,33 @@ class CompletionOrder:
 
     @property
     def scores_prompts(self) -> bool:
-        """Whether the log-probabilities of the prompts' own tokens are asked for."""
+        """Whether the log-probabilities of the prompts' tokens are requested."""
         return self.echo and self.logprobs is not None
 
     @property
     def temperature(self) -> float:
-        """Temperature of log-probabilities: 1 where the likeliest tokens are drawn."""
+        """Temperature of log-probabilities: 1 if sampling is greedy."""
         return self.sampling.temperature or 1.0
 
 
 class _Limit(NamedTuple):
-    """The most tokens of a prompt, and the flags that say so."""
+    """The most tokens of a prompt, and the flags that set this limit."""
 
     name: str
     tokens: int
 
 
 class BodyReader:
-    """Reads bodies for one model; each method raises `ApiError` where it cannot."""
+    """Reads bodies for one model; each method raises `ApiError` for a bad body."""
 
     def __init__(self, served: Served) -> None:
         """Make the reader of a server's bodies."""
         self._served = served
-        # Characters that a token stands for, at most: a byte is written as one.
+        # Most characters that a token stands for: a byte is written as one character.
         tokens = served.tokenizer.backend.get_vocab(with_added_tokens=True)
         self._longest_token = max(map(len, tokens), default=1)
         self._limit = _Limit("--max_prompt_tokens", served.max_prompt_tokens)
-        # Of a prompt that nothing is sampled after.
+        # The limit of a prompt after which nothing is sampled.
         self._whole_limit = _Limit(
             "--max_prompt_tokens + --max_completion_tokens",
             served.max_prompt_tokens + served.max_completion_tokens,
@@ -151,7 +152,7 @@ class BodyReader:
     def tokens(self, body: bytes) -> list[int]:
         """Return the ids of a text or a conversation, as completions would take them.
 
-        There may be more of them than a prompt may have.
+        There may be more ids than a prompt may have.
         """
         fields = self._fields(TokenizeFields, body)
         if (fields.prompt is None) == (not fields.messages):
@@ -188,7 +189,7 @@ class BodyReader:
                 f"request: send several requests",
                 param="n",
             )
-        # The sampler's number formats are narrower; no completion is changed by it.
+        # The sampler's number formats are narrower; this changes no completion.
         sampling = Sampling(
             temperature=fields.temperature,
             top_k=min(max(fields.top_k, 0), served.vocab_size),
@@ -205,7 +206,7 @@ class BodyReader:
         )
 
     def _write(self, fields: Conversation) -> str:
-        """Return the prompt of a conversation, by the template of the model."""
+        """Return the prompt of a conversation, rendered by the model's template."""
         served = self._served
         if served.template is None:
             raise ApiError(

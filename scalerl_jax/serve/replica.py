@@ -88,7 +88,7 @@ class SamplingThread:
         self._thread.start()
 
     def stop(self, timeout_s: float = 30.0) -> None:
-        """End after the step that is running; open requests hear nothing more."""
+        """End after the current step; open requests get no more events."""
         self._inbox.put(None)
         self._thread.join(timeout_s)
         if self._thread.is_alive():
@@ -97,9 +97,9 @@ class SamplingThread:
     def submit(
         self, request: Request, deliver: Callable[[Event], None], *, stream: bool
     ) -> bool:
-        """Put a request in line, its `request_id` new; False: the thread is dead.
+        """Queue a request with a new `request_id`; False: the thread is dead.
 
-        With `stream` it hears of tokens too, not of completions alone.
+        With `stream` it gets events of new tokens too, not of completions alone.
         """
         command = functools.partial(self._submit, request, stream)
         return self._enter(request.request_id, deliver, request.num_samples, command)
@@ -112,9 +112,9 @@ class SamplingThread:
         *,
         counted: bool,
     ) -> bool:
-        """Put a sequence in line for its log-probabilities; False: the thread is dead.
+        """Queue a sequence for its log-probabilities; False: the thread is dead.
 
-        One that is `counted` is one of the samples.
+        A `counted` sequence is counted in `samples`.
         """
         command = functools.partial(
             self._scorings.append, _Scoring(request_id, sequence)
@@ -137,11 +137,11 @@ class SamplingThread:
         return True
 
     def cancel(self, request_id: int) -> None:
-        """Give up a request, if it is still open; it hears nothing more."""
+        """Cancel a request, if it is still open; it gets no more events."""
         self._inbox.put(functools.partial(self._cancel, request_id))
 
     def fail_all(self, failed: Failed) -> None:
-        """Give up every request that is open when this comes to pass."""
+        """Fail every request that is open when the thread gets to it."""
         self._inbox.put(functools.partial(self._fail_all, failed))
 
     # -- in the thread ----------------------------------------------------------------
@@ -151,7 +151,7 @@ class SamplingThread:
             while self._obey():
                 self._hand_out(self._driver.step())
                 self._score()
-        except BaseException as failure:  # noqa: BLE001  handed to all who wait
+        except BaseException as failure:  # noqa: BLE001  delivered to open requests
             _log.error("the sampler died", exc_info=failure)
             with self._lock:
                 self.failure = failure
@@ -163,7 +163,7 @@ class SamplingThread:
             self._on_death()
 
     def _obey(self) -> bool:
-        """Do as the queue says, waiting only if nothing is to do; False: end."""
+        """Run the queued commands; wait only if the sampler is idle; False: end."""
         while True:
             busy = self._driver.sampler.busy or bool(self._scorings)
             try:
@@ -194,7 +194,7 @@ class SamplingThread:
         left = self.scorer.room
         while self._scorings and len(self._scorings[0].sequence.tokens) <= left:
             scoring = self._scorings.popleft()
-            if scoring.request_id in self._open:  # not given up meanwhile
+            if scoring.request_id in self._open:  # not cancelled meanwhile
                 taken.append(scoring)
                 left -= len(scoring.sequence.tokens)
         if not taken:
@@ -212,7 +212,7 @@ class SamplingThread:
 
     def _submit(self, request: Request, stream: bool) -> None:
         opened = self._open.get(request.request_id)
-        if opened is None:  # given up before it began
+        if opened is None:  # cancelled before it began
             return
 
         def listen(sample: int, tokens: np.ndarray, logprobs: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""A server from its flags to an orderly end: load, compile, listen, answer, drain."""
+"""The server from its flags to its drain: load, compile, listen, answer, drain."""
 
 import argparse
 import asyncio
@@ -53,8 +53,8 @@ from scalerl_jax.wiring.loading import Model, load_model
 from scalerl_jax.wiring.sampling import make_sampler
 
 _LONGEST = 2048  # tokens; of prompts and of completions, unless flags say otherwise
-_CLOSE_S = 5  # for clients to take what is written, once nothing is sampled
-_QUEUE = 1024  # connections that wait in the kernel, where they cost no file
+_CLOSE_S = 5  # for clients to read their answers, once nothing is sampled
+_QUEUE = 1024  # connections that wait in the kernel, where they take no file
 
 _log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ def serve(flags: argparse.Namespace) -> int:
 def _signals_end_the_process() -> Iterator[None]:
     """Make signals end the process at once, until the server has its own handlers."""
     numbers = (signal.SIGTERM, signal.SIGINT)
-    # Threads that compile would be waited for.
+    # Python would wait for the threads that compile.
     before = [signal.signal(number, lambda *_: os._exit(0)) for number in numbers]
     try:
         yield
@@ -133,7 +133,7 @@ def _bind(host: str, port: int, held: contextlib.ExitStack) -> socket.socket:
 def _load(
     flags: argparse.Namespace, progress: Progress
 ) -> tuple[Served, list[HttpReplica]]:
-    """Load the model, and compile a replica of it for every few devices."""
+    """Load the model, and compile a replica for each mesh of devices."""
 
     def meshes(arch: Architecture) -> list[Mesh]:
         return make_meshes(arch, jax.devices(), flags.tensor)
@@ -215,7 +215,7 @@ def _template(model: Model) -> ChatTemplate | None:
     except ValueError as error:
         _log.warning("warning: there are no chats: %s", error)
         return None
-    # Clients hear of it, and not where it is from.
+    # Messages to clients name it, but not its file.
     return dataclasses.replace(found, origin="the model's chat template")
 
 
@@ -257,9 +257,10 @@ def make_replicas(
 ) -> list[HttpReplica]:
     """Return, per mesh, a compiled sampler that has the params (as `layered_table`).
 
-    What scores prompts is compiled when somebody asks for it.
+    The prompt scorer is compiled by the first request that needs it.
 
-    `notice` hears, from several threads, which program of how many in all is compiled.
+    `notice` is called, in several threads, with the number of programs compiled so far
+    and of all programs.
     """
     count = itertools.count(1)
 
@@ -272,7 +273,7 @@ def make_replicas(
         sampler.load(own, version)
         return HttpReplica(sampler, PromptScorer(settings, own, mesh))
 
-    # A program is compiled for its devices: one after another would take long.
+    # Each mesh compiles its own programs: one mesh after another would take long.
     with concurrent.futures.ThreadPoolExecutor(len(meshes)) as pool:
         return list(pool.map(make, meshes))
 
@@ -281,7 +282,7 @@ def make_replicas(
 
 
 class _Server(uvicorn.Server):
-    """Signals end the service first, so that who comes then is answered with 503.
+    """A server that drains at a signal, and answers later requests with 503.
 
     uvicorn would refuse connections at once, and raise the signal again at the end.
     """
@@ -293,7 +294,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for each in sockets or ():
-            # asyncio takes one number for what it accepts together and for the queue.
+            # asyncio has one number for connections accepted together and the queue.
             each.listen(_QUEUE)
             host, port = each.getsockname()[:2]
             where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -313,9 +314,9 @@ async def answer_requests(
     hosts: frozenset[str] | None,
     drain_s: float,
 ) -> bool:
-    """Answer requests until SIGTERM or SIGINT, and then those that have begun.
+    """Answer requests until SIGTERM or SIGINT, then finish those that have begun.
 
-    False: a sampler died, which is logged, and requests were answered with 500.
+    Return False if a sampler died, which is logged; its requests get a 500.
     """
     samplers = [
         SamplingThread(replica, on_death=lambda: service.stop()) for replica in replicas

@@ -1,7 +1,7 @@
-"""Orders shared out to replicas of the sampler, and their events given back.
+"""Dispatch of orders to the replicas of the sampler, and of events to the orders.
 
-A `Service` lives on the event loop.  What it asks of a replica is done in the thread
-of that, which hands the events of each request back to the loop.
+A `Service` runs on the event loop.  Each replica works in a thread of its own, which
+hands the events of each request back to the loop.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ from scalerl_jax.serve.fields import ApiError
 from scalerl_jax.serve.orders import CompletionOrder, Served
 from scalerl_jax.serve.replica import Event, Failed, NewTokens, SamplingThread
 
-_LAST_WORDS_S = 2.0  # to write answers that are already known
+_LAST_WORDS_S = 2.0  # to write answers that are already complete
 
 
 class Placed:
-    """An order on its way: events of its samples, by the place of the first of them."""
+    """An order in progress: its events, with the first choice of their request."""
 
     def __init__(self, order: CompletionOrder) -> None:
         """Make the order's queues of events, empty."""
@@ -35,7 +35,7 @@ class Placed:
         self.scored: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()  # by prompt
 
     async def next(self) -> tuple[int, NewTokens | Completion]:
-        """Return the place of a choice and the next event of it.
+        """Return the next event, and the index of its choice.
 
         Raises:
             ApiError: a completion failed, or can no longer come.
@@ -68,7 +68,7 @@ class Service:
     """Admits orders, as long as the server is not stopping."""
 
     def __init__(self, served: Served, samplers: Sequence[SamplingThread]) -> None:
-        """Make it on the event loop that it will live on; a sampler per replica."""
+        """Make it on the event loop that it will run on; one sampler per replica."""
         self.served = served
         self.samplers = samplers
         self.stopping = asyncio.Event()
@@ -87,7 +87,7 @@ class Service:
 
     @property
     def waiting(self) -> int:
-        """Completions that no slot is free for, of all replicas."""
+        """Completions that wait for a slot, of all replicas."""
         return sum(max(0, each.samples - self.served.slots) for each in self.samplers)
 
     @property
@@ -100,7 +100,7 @@ class Service:
         return sum(getattr(each.stats, name) for each in self.samplers)
 
     def stopped(self) -> ApiError:
-        """Return the refusal of who comes while the server is stopping."""
+        """Return the error for requests that come while the server is stopping."""
         return ApiError("the server is stopping", status=503, code="stopping")
 
     def stop(self) -> None:
@@ -108,7 +108,7 @@ class Service:
         self._loop.call_soon_threadsafe(self.stopping.set)
 
     async def drain(self, timeout_s: float) -> None:
-        """Return once everyone is answered; who still samples then hears of failure."""
+        """Return once all requests are answered; at the timeout fail the open ones."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         if self._idle.is_set():
@@ -139,7 +139,7 @@ class Service:
 
     @contextlib.asynccontextmanager
     async def placed(self, order: CompletionOrder) -> AsyncIterator[Placed]:
-        """Give the order to the samplers; on leaving, give up what is not finished.
+        """Give the order to the samplers; at the block's end cancel unfinished samples.
 
         Raises:
             ApiError: too many wait already, or a sampler is dead.
@@ -148,7 +148,7 @@ class Service:
             await self._compile_scores(order)
         self._check_room(order.num_choices)
         placed, samples = Placed(order), order.fields.n
-        # One prompt may have more samples than a replica has slots: they are shared.
+        # A prompt may have more samples than a replica has slots: replicas share them.
         share = samples if len(self.samplers) == 1 else self.served.slots
         held: list[tuple[SamplingThread, int]] = []
         try:
@@ -178,7 +178,7 @@ class Service:
                 sampler.cancel(request_id)
 
     async def _compile_scores(self, order: CompletionOrder) -> None:
-        """Compile what the order's prompts need, while the samplers go on."""
+        """Compile what scoring the prompts needs, while the samplers continue."""
         lengths = [len(each) for each in order.prompts]
         for sampler in self.samplers:
             for tokens in (max(lengths), sum(lengths)):
@@ -227,7 +227,7 @@ class Service:
 def _samples(order: CompletionOrder) -> dict[str, Any]:
     """Return the fields of a prompt's `Samples`.
 
-    The same seed and prompt give the same keys, whatever else is asked for.
+    Equal seeds and prompts give equal keys, whatever else the order asks for.
     """
     count, seed = order.fields.n, order.fields.seed
     seed = secrets.randbits(32) if seed is None else seed

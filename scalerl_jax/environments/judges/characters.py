@@ -1,4 +1,4 @@
-"""Characters beyond ASCII, written as LaTeX has them.
+"""Rewriting of characters beyond ASCII as LaTeX.
 
 Fractions, raised and lowered digits, Greek and double-struck letters, full-width forms
 and signs of operators each have one spelling afterwards.  Letters of other scripts
@@ -49,7 +49,7 @@ _NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)")
 
 
 def spelled(text: str) -> str:
-    """Return a text with its characters beyond ASCII as LaTeX has them."""
+    """Return a text with its characters beyond ASCII written as LaTeX."""
     if text.isascii() and "~" not in text:
         return text
     written = "".join(

@@ -9,7 +9,7 @@ A reference holds "tests", of one kind:
 
 `setup` and, of asserts, `entry_point` may be left out.  The solution runs in one
 sandbox and asserts in another (see `harness`); the outputs of calls and programs are
-compared here, and what is expected of them enters no sandbox.
+compared here, and expected outputs enter no sandbox.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ _WRONG, _CORRECT = Verdict("wrong"), Verdict("correct")
 
 
 class Tests(NamedTuple):
-    """Demands of a reference on a solution."""
+    """The tests of a reference, which a solution must pass."""
 
     kind: Kind
     entry_point: str = ""
@@ -103,7 +103,7 @@ def _check_asserts(tests: Tests) -> None:
 def find_solution(answer: str, reference: dict[str, Any]) -> str | None:
     """Return the source of the program in a completion; None without one.
 
-    It is the one that `judge` runs, and without usable tests the last one.
+    This is the program that `judge` runs; without usable tests, the last program.
     """
     try:
         return _find_solution(answer, read_tests(reference))
@@ -132,10 +132,11 @@ def judge(
 ) -> Verdict:
     """Judge the program in a completion by all tests of the reference.
 
-    A solution is wrong that takes more than `wall_s` for all tests, or `cpu_s` or
-    `memory_mib`, which a program may take for each input.  Beside Python's own modules
-    it can import those of the directory `packages`; where a module of `WELL_KNOWN`, or
-    one that the tests import, is missing, the verifier has failed and not the solution.
+    A solution is wrong if it takes more than `wall_s` for all tests, or more than
+    `cpu_s` or `memory_mib`; for a program these two hold for each input.  It can import
+    Python's own modules and those of the directory `packages`.  If a module of
+    `WELL_KNOWN`, or one that the tests import, is missing, the verifier has failed and
+    not the solution.
     Outputs and returned values are compared within the `float_tolerance` (see
     `same_value`); asserts compare for themselves.
 
@@ -183,7 +184,7 @@ def _lacking(who: str, module: str) -> Verdict:
 
 
 class _Trial(NamedTuple):
-    """A solution in its sandbox, and what it is judged by."""
+    """A solution in its sandbox, with its tests and limits."""
 
     tests: Tests
     solution: FrameChannel
@@ -228,7 +229,7 @@ class _Trial(NamedTuple):
                 "named": {"dict": []},
                 "changes": False,
             }
-            # An equal value is written in at most 64 times as much: 1e300, its digits.
+            # An equal value is at most 64 times as long in text: 1e300 and its digits.
             most = 2**16 + 64 * len(json.dumps(_encoded(expected)))
             reply = self.solution.ask(request, deadline=self.deadline, most=most)
             value, tolerance = reply.get("value"), self.tolerance
@@ -272,7 +273,7 @@ def _plain(tree: Any) -> Any:
     return tree
 
 
-# Comparison of what a program gives with what was expected, perhaps with a tolerance.
+# Comparison of outputs with the expected ones, exactly or with a tolerance.
 
 _WHOLE = re.compile(r"[-+]?\d+")
 
@@ -281,7 +282,7 @@ def same_output(output: str, expected: str, tolerance: float = 0.0) -> bool:
     """Compare outputs word by word and line by line, numbers by their value.
 
     Spaces around and between words, and empty lines at both ends, do not count.
-    With a tolerance, numbers are as `same_value` takes them.
+    With a tolerance, numbers are compared as in `same_value`.
     """
     lines, wanted = (
         [line.split() for line in text.strip().splitlines()]
@@ -312,7 +313,7 @@ def _is_close(number: float, expected: float, tolerance: float) -> bool:
     try:
         finite = math.isfinite(number) and math.isfinite(expected)
         close = abs(number - expected) <= tolerance * max(1.0, abs(expected))
-    except OverflowError:  # a whole number beyond floats
+    except OverflowError:  # a whole number beyond the range of floats
         return False
     return bool(tolerance) and finite and close
 

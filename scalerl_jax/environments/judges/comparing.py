@@ -1,9 +1,9 @@
-r"""Comparing of answers: whether two are the same, in whatever way they are written.
+r"""Comparison of answers: whether two are equal, however they are written.
 
 Answers are taken apart: lists and sets, points and intervals, equations and
 inequalities, matrices.  Their parts are compared as words or by `values`.  What these
 cannot read is left to computer algebra, which takes a hundred times as long.
-The file is above 400 lines with that.
+With all of these the file is above 400 lines.
 """
 
 import functools
@@ -37,7 +37,7 @@ from scalerl_jax.environments.judges.values import (
 )
 
 MAX_CHARACTERS = 1000  # of an answer; the longest of MATH-500 has 53
-_MAX_DEPTH = 30  # of brackets in each other: the grammars are read recursively
+_MAX_DEPTH = 30  # depth of nested brackets: the grammars are read recursively
 
 _SEPARATORS = {",", ";"}
 _RELATIONS = {
@@ -122,7 +122,7 @@ def _bare(text: str) -> str:
 
 
 def _letters(text: str) -> str | None:
-    """The letters and digits of a text that has no mathematics in it."""
+    """Return the letters and digits of a text without mathematics."""
     bare = _bare(text).strip(" ()")
     if not _WORDS.fullmatch(bare):
         return None
@@ -130,7 +130,7 @@ def _letters(text: str) -> str | None:
 
 
 def _words(text: str) -> str | None:
-    """The letters of a text that is words and no product of variables."""
+    """Return the letters of a text that is words, not a product of variables."""
     bare = _bare(text)
     typeset = bare != text and re.search(r"[A-Za-z]{2}", bare)
     return _letters(text) if typeset or _WORD.search(bare) else None
@@ -244,14 +244,14 @@ def _as_named(expected: str, found: str) -> bool | None:
     parts = _listed(around.inside if around else ungrouped(found))
     if len(parts) < 2 or any(_relation(part).signs for part in parts):
         return None
-    # A set does not say which is which, and (3, 5] is an interval.
+    # A set does not assign its values to variables, and (3, 5] is an interval.
     if around and around.pair not in ("()", "[]", r"\langle\rangle"):
         return False
     return _match(list(mine.values()), parts, ordered=True)
 
 
 def _listed(text: str) -> list[str]:
-    r"""The parts of a list; two for a part with \pm in it."""
+    r"""Return the parts of a list; a part with \pm gives two."""
     return [
         sign
         for part in split(text, _SEPARATORS)[0]
@@ -311,7 +311,7 @@ def _is_one_value(parts: list[str]) -> bool:
 
 
 def _match(mine: list[str], theirs: list[str], *, ordered: bool) -> bool | None:
-    """Return whether two lists have the same parts, each as often."""
+    """Return whether two lists have the same parts, each the same number of times."""
     if len(mine) != len(theirs):
         return False
     if ordered:
@@ -382,7 +382,7 @@ _APPLIED = re.compile(
 
 
 class _Relation(NamedTuple):
-    """Sides, and the signs between them."""
+    """The sides of a relation, and the signs between them."""
 
     sides: list[str]
     signs: list[str]
@@ -419,7 +419,7 @@ class _Relation(NamedTuple):
 
 
 def _relation(text: str) -> _Relation:
-    """A relation; of `2\\pi \\approx 6.28` the side that is exact."""
+    """Return the relation of a text; of `2\\pi \\approx 6.28`, its exact side."""
     sides, between = split(text, _RELATIONS)
     signs = [_RELATIONS[sign] for sign in between]
     if r"\approx" in signs:
@@ -456,7 +456,7 @@ def _as_relations(expected: str, found: str) -> bool | None:
 
 
 def _turned(relation: _Relation) -> _Relation:
-    """The relation read from its end; signs that cannot be turned are of their own."""
+    """Return the relation from right to left, each sign reversed or marked."""
     signs = [_TURNED.get(sign, f"{sign} turned") for sign in relation.signs[::-1]]
     return _Relation(relation.sides[::-1], signs)
 
@@ -473,7 +473,7 @@ def _proportional(mine: _Relation, theirs: _Relation) -> bool:
 
 
 class _Quantity(NamedTuple):
-    """A value without its unit, and its text."""
+    """Return a value without its unit, and its text."""
 
     value: Value
     text: str
@@ -481,7 +481,7 @@ class _Quantity(NamedTuple):
     has_unit: bool
 
     def hundredth(self) -> Value | None:
-        """The value of a percentage in hundredths; of others their own."""
+        """Return the value of a percentage in hundredths; other values unchanged."""
         if not self.is_percentage:
             return self.value
         return evaluate(f"({ungrouped(self.text)})/100")
@@ -527,8 +527,8 @@ def _as_based(expected: str, found: str) -> bool | None:
 
 # Computer algebra: `math-verify`, over SymPy.  It reads by a LaTeX grammar, and never
 # as Python: of its ways to read, the one that ends in SymPy's `parse_expr`, which
-# evaluates, is left out.  It has no bounds in time or memory, and is not asked about
-# what is large by its looks.
+# evaluates, is left out.  It has no bounds in time or memory, and gets no
+# expression that looks large.
 
 _LATEX = LatexExtractionConfig(
     boxed_match_priority=0,
@@ -537,7 +537,7 @@ _LATEX = LatexExtractionConfig(
         units=False, malformed_operators=True, nits=True
     ),
 )
-# It warns once that its own time limits, made of signals, are off.
+# It warns once that its own time limits, which use signals, are off.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 

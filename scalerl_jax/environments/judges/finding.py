@@ -1,9 +1,9 @@
 r"""Finding of the final answer in a completion: in its last box, or its last number.
 
 Boxes that follow each other with only a separator between are one list.  A box that is
-opened and never closed was cut off: then there is no answer, and an earlier one, which
-it was to replace, does not count.  The last number is taken with the formula that it
-stands in.
+opened and never closed was cut off: then there is no answer, and an earlier box, which
+it would have replaced, does not count.  The last number is taken with the formula
+around it.
 """
 
 import collections
@@ -61,7 +61,7 @@ class AnswerBox(NamedTuple):
 def last_boxed(text: str) -> str | None:
     r"""Return the content of the last \boxed{...}, or None if it is cut off or missing.
 
-    Of boxes in each other it is the inner one.  Of boxes with only a separator between
+    Of nested boxes this is the inner one.  For boxes with only a separator between
     them, `\boxed{3}` and `\boxed{4}`, it is the list of their contents.
     """
     boxes, cut_off = _boxes(text)
@@ -122,9 +122,9 @@ def _last_number(text: str) -> re.Match[str] | None:
 
 
 def last_formula(text: str) -> str | None:
-    r"""Return the formula that the last number of a text stands in, or the number.
+    r"""Return the formula around the last number of a text, or the number.
 
-    Of $\frac{3}{4}$ the last number is no answer; of $x = 5$ the right side is one.
+    In $\frac{3}{4}$ the last number is not the answer; in $x = 5$ the right side is.
     """
     number = _last_number(text)
     if number is None:

@@ -1,6 +1,6 @@
-r"""The formula that a number stands in, in text without delimiters of mathematics.
+r"""The formula around a number, in text without delimiters of mathematics.
 
-Of "3 / 4" the last number is no answer, nor of "−42", "√3", "2π" or "(3, 5)".  A
+The last number alone is not the answer in "3 / 4", "−42", "√3", "2π" or "(3, 5)".  A
 formula grows from its number to both sides, within its line, over signs and what they
 join: numbers, single letters, functions.  Other words end it, and so does "=".
 """
@@ -19,7 +19,7 @@ _OPERAND = (
     rf"(?:\d[\d.,]*(?:/\d+)?[%°{_RAISED}]*|{_VARIABLE}|pi\b|{_COMMAND}"
     r"|\([^()]*\)|\|[^|]*\|)"
 )
-# What may stand left of a number, read from the number's side.
+# What may be left of a number, read from the number's side.
 _LEFT = re.compile(
     r"(?:(?<!\w)\d+\ \(?mod\ "
     r"|(?<![\d,.])\d{1,3}(?:[.,]\d+)?(?:/\d+)?\ "  # 10 000; 2 3/4; 3 7
@@ -45,7 +45,7 @@ _END_OF_LIST = re.compile(r"[^()\[\]A-Za-z\n]*[)\]]")
 
 
 def around(text: str, start: int, end: int) -> str:
-    """Return the formula that the number in these places stands in, or the number."""
+    """Return the formula around the number at these indices, or the number."""
     first = max(text.rfind("\n", 0, start) + 1, start - _MAX_CHARACTERS)
     line_end = text.find("\n", end)
     last = min(len(text) if line_end < 0 else line_end, end + _MAX_CHARACTERS)
@@ -63,7 +63,7 @@ def around(text: str, start: int, end: int) -> str:
 
 
 def _balanced(formula: str) -> str:
-    """Return a formula less a bracket that the text around it closes or opened."""
+    """Return a formula without a bracket whose partner is outside of it."""
     if formula.count("(") < formula.count(")"):
         return formula.rstrip(" ").removesuffix(")")
     if formula.count("(") > formula.count(")") and formula.startswith("("):

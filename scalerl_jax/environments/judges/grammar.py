@@ -2,7 +2,7 @@ r"""Mathematical expressions, read as trees.
 
 Sums, products, fractions, powers, roots, factorials (n! and n!!), elementary
 functions, absolute values, floors and ceilings, in LaTeX or plain.  A tree is an
-operation and what it is done to, trees or texts: ("+", ("name", "x"), ("number",
+operation and its operands, which are trees or texts: ("+", ("name", "x"), ("number",
 Fraction(1))).  Letters are names, but for `e` and `i`; a whole number before a fraction
 of numbers is a mixed number, 2\frac34 and 2 3/4.
 """
@@ -47,7 +47,7 @@ _ZERO, _ONE = ("number", Fraction(0)), ("number", Fraction(1))
 
 
 class Unreadable(ValueError):
-    """A text that is no expression, or one beyond this grammar."""
+    """The text is not an expression of this grammar."""
 
 
 class Token(str):
@@ -113,7 +113,7 @@ class ExpressionReader:
         """Return the tree of the whole text.
 
         Raises:
-            Unreadable: it has none.
+            Unreadable: the text has no tree.
         """
         tree = self._ratio()
         if self._next < len(self._tokens):
@@ -128,7 +128,7 @@ class ExpressionReader:
         return self._tokens[self._next - 1]
 
     def _accept(self, *symbols: str) -> str:
-        """The next token if it is among these, which is then behind; else ""."""
+        """Take and return the next token if it is among these; else return ""."""
         return self._take() if self._peek() in symbols and self._peek() else ""
 
     def _expect(self, symbol: str) -> None:
@@ -162,7 +162,7 @@ class ExpressionReader:
         return self._signed(read) if self._accept("+") else read()
 
     def _product(self, *stop: str) -> Tree:
-        """Factors that follow one another with no sign between them."""
+        """Read factors that follow one another without a sign between them."""
         tree = self._plain_mixed(self._factor())
         while self._starts_factor(stop):
             typeset = self._peek() == "\\frac"
@@ -211,7 +211,7 @@ class ExpressionReader:
             return ("!", tree)
         if self._peek() == "!":
             raise Unreadable("!!!")
-        self.doubtful |= _has_names(tree)  # (2n)!! = 2^n n! is of whole n alone
+        self.doubtful |= _has_names(tree)  # (2n)!! = 2^n n! holds for whole n only
         return ("!!", tree)
 
     def _accepts_degree(self) -> bool:

@@ -1,9 +1,9 @@
 r"""Verdicts on answers to maths problems.
 
-`finding` finds the final answer.  `comparing` says whether it equals the reference's:
-numbers and most expressions by their values, what is left by `math-verify`.  Nothing
-here limits time or memory; both can be without bounds for what SymPy is asked to
-simplify, and the verifier's process is where they are bounded.
+`finding` finds the final answer.  `comparing` decides if it equals the reference's:
+numbers and most expressions by their values, the rest by `math-verify`.  Nothing here
+limits time or memory, which SymPy may use without bounds to simplify an expression:
+the verifier's process limits them.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from scalerl_jax.environments.judges.finding import AnswerFrom, find_answer, las
 from scalerl_jax.environments.judges.notation import squeezed, tidy
 from scalerl_jax.environments.verdict import Verdict
 
-_MAX_WRITTEN = 8 * MAX_CHARACTERS  # of an answer, with all that typesets it
+_MAX_WRITTEN = 8 * MAX_CHARACTERS  # of an answer, typesetting included
 
 
 def judge(
@@ -55,7 +55,7 @@ def judge(
 
 
 def check(task: str, answer: str, reference: dict[str, Any]) -> float:
-    """Return 1 if a prompt's reference can be judged by; for a pool, as `judge` is.
+    """Return 1 if a prompt's reference is usable; a score function for a pool.
 
     Raises:
         ValueError: it holds no answer, or one that cannot be read.

@@ -1,6 +1,6 @@
-r"""Notation of answers: one way to write the same thing, and the parts it has.
+r"""Notation of answers: one spelling for equal texts, and the parts of a text.
 
-`plain` takes away what says nothing of a value (\left, \dfrac, \mathbf, spaces,
+`plain` removes what does not affect a value (\left, \dfrac, \mathbf, spaces,
 delimiters, "the answer is") and gives one spelling to what has several.  Nothing is
 computed here.
 """
@@ -31,7 +31,7 @@ _FUNCTIONS = (
 _CURRENCY = r"(?:\\\$|\\pounds(?![a-z])|[$£€¥₹₩₽₱₫¢])"
 _COUNTRY = r"(?:USD|AUD|CAD|CHF|US|EUR|GBP|CNY|RMB|JPY|INR|[AC](?=\$)|Rs\.?)"
 _OPERATORS = rf"{_FUNCTIONS}|sech?|max|min|sup|inf|lim|Pr"
-# Each rule with what is in all texts that it changes: most rules are skipped by it.
+# Each rule with a text that it needs: without this text the rule is skipped.
 _REWRITTEN = tuple(
     (hint, re.compile(pattern), replacement)
     for hint, pattern, replacement in (
@@ -137,7 +137,7 @@ _ABOUT = re.compile(
 
 @functools.lru_cache(maxsize=4096)
 def plain(answer: str) -> str:
-    """Write an answer in the one way that is compared; texts keep their \\text{}."""
+    """Return an answer in the spelling that is compared; words keep their \\text{}."""
     text = tidy(spelled(answer))
     for hint, pattern, replacement in _REWRITTEN:
         if hint in text:
@@ -154,7 +154,7 @@ def plain(answer: str) -> str:
 
 
 def tidy(answer: str) -> str:
-    """Return an answer less mathematical delimiters, spaces and stops around it."""
+    """Return an answer without the delimiters, spaces and full stops around it."""
     answer = answer.strip()
     for opening, closing in _DELIMITERS:
         inside = answer[len(opening) : -len(closing)]
@@ -246,7 +246,7 @@ def split(text: str, separators: Container[str]) -> tuple[list[str], list[str]]:
 
 
 class Bracketed(NamedTuple):
-    """A text that stands in brackets as a whole."""
+    """A text that is in brackets as a whole."""
 
     opening: str
     closing: str
@@ -278,7 +278,7 @@ _MATRIX = re.compile(
 
 
 def cells(text: str) -> list[list[str]] | None:
-    """Return the cells of a matrix, row by row, times what stands before it."""
+    """Return the cells of a matrix, row by row, times the factor before it."""
     found = _MATRIX.fullmatch(text)
     if not found or bool(found["open"]) != bool(found["close"]):
         return None

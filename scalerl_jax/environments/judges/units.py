@@ -2,7 +2,7 @@ r"""Words around a number: units, which do not count, and words that change its 
 
 "5 cm" is 5 and "\$5" is 5; "2 million" is 2000000, "3 squared" is 9, "12 and a half"
 is 12.5, "negative 5" is -5.  A word that may change the value and has no rule here is
-no unit, so that the number before it is not the answer.
+not a unit, so that the number before it is not the answer.
 """
 
 import re
@@ -143,7 +143,7 @@ _NO_UNIT = re.compile(
 def without_unit(text: str) -> tuple[str, bool]:
     """Return a text without the words behind it, and whether these must be units.
 
-    Where they need not be, as the words in "5 apples", they are units after a number.
+    Other words, as in "5 apples", count as units only after a number.
     """
     found = _DEGREES.fullmatch(text)
     if found and not _ANGLE.search(found["rest"]):

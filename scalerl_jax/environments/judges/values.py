@@ -1,10 +1,10 @@
 """Values of expressions, and whether two agree.
 
-All that is rational is computed exactly, the rest to 80 digits.  Variables are given
-fixed rational values: expressions that agree at generic points are equal.  What would
-be too large to compute, or is not in `grammar`, has no value here.
+Rational values are computed exactly, others to 80 digits.  Variables get fixed rational
+values: expressions that agree at generic points are equal.  An expression that is too
+large to compute, or is not in `grammar`, has no value here.
 
-One file above 400 lines, with every operation beside its bound.
+The file is above 400 lines: every operation is beside its bound.
 """
 
 import dataclasses
@@ -28,9 +28,9 @@ from scalerl_jax.environments.judges.grammar import (
 )
 
 _DIGITS = 80
-_MAX_DIGITS = 20_000  # where a large number is compared to its last whole digits
+_MAX_DIGITS = 20_000  # from here on a number is compared to its last whole digits
 _EQUAL = Fraction(1, 10**40)  # relative; far from rounding and from chance
-_DECIMALS = Fraction(5, 10**7)  # rounding to 6 decimals changes so much at most
+_DECIMALS = Fraction(5, 10**7)  # most that rounding to 6 decimals changes
 _SIGNIFICANT = Fraction(5, 10**6)  # and to 6 significant digits, relatively
 _MAX_BITS = 100_000  # of a power
 _MAX_EXACT_BITS = 400_000  # of the operands of one operation
@@ -60,7 +60,7 @@ _SCIENTIFIC = re.compile(
 
 
 class TooLarge(Unreadable):
-    """An expression of this grammar whose value takes too much to compute."""
+    """The value of an expression of this grammar is too costly to compute."""
 
 
 Number = Any  # Fraction, or mpmath's mpf or mpc, which have no types
@@ -100,7 +100,7 @@ def evaluate(text: str) -> Value | None:
 
 
 def is_bounded(text: str) -> bool:
-    """Return whether a text has parts of a size that computer algebra can take.
+    """Return whether all parts of a text are small enough for computer algebra.
 
     Then no expression in brackets is too large to compute, and no exponent, bound
     of a sum or product, or operand of a factorial is above `_MAX_OPERAND`, or where
@@ -159,7 +159,7 @@ def _evaluated(text: str) -> Value | TooLarge | None:
 
 
 def same_value(one: Value, other: Value) -> bool | None:
-    """Return whether two values are equal; None where it takes more to tell.
+    """Return whether two values are equal; None if that cannot be decided here.
 
     Whole numbers are equal if they are the same.  Where a number has a decimal point,
     both agree to 6 decimals and to 6 significant digits, and in scientific notation
@@ -187,9 +187,9 @@ def _rounds(tree: Tree) -> bool:
 def _agree_further(
     one: Value, other: Value, relative: Fraction, absolute: Fraction | None
 ) -> bool | None:
-    """Compare what is rounded at larger values, too: near 1 much of it is 0.
+    """Compare floors and ceilings at larger values, too: near 1 many are 0.
 
-    None where the values there are too large.
+    None if the values there are too large.
     """
     if one.constant and other.constant:
         return True
@@ -206,7 +206,7 @@ def _agree_further(
 def _agree_to_units(one: Value, other: Value, apart: Fraction) -> bool | None:
     """Compare large numbers that agree in their first digits: e^2010 and e^2010 + 1.
 
-    None where that takes too many digits.
+    None if that takes too many digits.
     """
     pairs = zip(one.points * _POINTS, other.points * _POINTS, strict=False)
     for place, (a, b) in enumerate(pairs):

@@ -1,10 +1,10 @@
 """Conversations of the policy with tasks of `verifiers`, and their scores.
 
 An environment of a package is a coroutine, `Env.run`, that asks its agent for one turn
-after the other.  The agent here is the policy: it hands over the messages to it, and
-waits for the turn, which a sampler elsewhere makes; its text is not tokenised again.
-None of verifiers' own servers and programs is started.  A conversation of a task alone
-is one with verifiers' `SingleAgentEnv`.  No JAX here.
+after the other.  The agent here is the policy: it passes the messages on and waits for
+the turn, which a sampler in another process makes and which is not tokenised again.
+None of verifiers' own servers and programs is started.  A task without an environment
+is played with verifiers' `SingleAgentEnv`.  No JAX here.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ except ImportError as error:
     _MISSING = f"{error}; pip install 'verifiers>=0.4,<0.5', or scalerl_jax[verifiers]"
     raise ImportError(_MISSING) from error
 
-_CUT = "max_turns"  # the condition of verifiers that stands for all limits of a run
+_CUT = "max_turns"  # verifiers' stop condition, used for every limit of a run
 
 
 class Uncounted(vf.Trace):
@@ -84,10 +84,10 @@ class PolicyTurn(NamedTuple):
 
 
 class Agent:
-    """The policy, as an environment has it for an agent."""
+    """The policy as an agent of an environment."""
 
     def __init__(self, episode: "Playthrough", config: Any) -> None:
-        """Speak in the one conversation of an episode."""
+        """Take the episode, in whose one conversation this agent speaks."""
         self._episode, self.config = episode, config
         self.trainable = True
 
@@ -106,7 +106,7 @@ class Agent:
     async def interaction(
         self, task: Any, **given: Any
     ) -> "AsyncIterator[Interaction]":
-        """Speak with the policy, one turn after the other."""
+        """Open a conversation with the policy, one turn after the other."""
         opened = Interaction(self._episode, await self._begin(task, given))
         yield opened
         await opened.close()
@@ -127,10 +127,10 @@ class Agent:
 
 
 class Agents:
-    """The agents of an environment, by attribute, as verifiers has them."""
+    """The agents of an environment as attributes, as in verifiers."""
 
     def __init__(self, agents: dict[str, Agent]) -> None:
-        """Take all there are."""
+        """Take the agents by name."""
         self.__dict__.update(agents)
 
 
@@ -138,7 +138,7 @@ class Interaction:
     """An open conversation, in which an environment speaks to the policy."""
 
     def __init__(self, episode: "Playthrough", trace: Any) -> None:
-        """Begin with nothing said."""
+        """Take the episode and its trace; no message has been sent."""
         self._episode, self.trace = episode, trace
         self._begun = self._over = False
 
@@ -169,7 +169,7 @@ class Interaction:
         return vf.Segment(messages=[node.message for node in new[first:]])
 
     async def send(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse: a turn is sampled without a stop."""
+        """Refuse: no message can be sent while a turn is sampled."""
         raise Refusal("it speaks to the policy in the midst of a turn")
 
     steer = send
@@ -181,7 +181,7 @@ class Interaction:
 
 
 def _user(message: Any) -> Any:
-    """Return a message of the user, of what `turn` was given."""
+    """Return the argument of `turn` as a user's message."""
     if isinstance(message, list) and len(message) == 1:
         (message,) = message
     if isinstance(message, dict) and message.get("role") == "user":
@@ -193,17 +193,17 @@ def _user(message: Any) -> Any:
 
 
 class Playthrough:
-    """One episode: an environment's `run` in a task, which waits at each turn."""
+    """One episode: an environment's `run` of a task, which waits at each turn."""
 
     def __init__(self, loaded: Package, task: Any, shared: Sequence[LiveTools]) -> None:
-        """Begin to run."""
+        """Start `run`."""
         self._environment, self._shared = loaded.environment, shared
         self._asked: asyncio.Queue[list[Any]] = asyncio.Queue()
         self._turns: asyncio.Queue[PolicyTurn | None] = asyncio.Queue()
         self._task, self._tools = task, Toolbox(())
         self._trace: Any = None  # of the conversation, once it has begun
         self._limit: int | None = None  # turns
-        self._playing: Any = None  # the task of the conversation, maybe another one
+        self._playing: Any = None  # the conversation's task, which `run` chooses
         self._open = contextlib.AsyncExitStack()
         self._episode = vf.Episode(task=_record(task))
         self._running = asyncio.create_task(self._run())
@@ -232,7 +232,7 @@ class Playthrough:
         return None
 
     def tell(self, turn: PolicyTurn | None) -> None:
-        """Hand over a turn; None: there will be no other."""
+        """Pass on a turn of the policy; None: the policy takes no more turns."""
         self._turns.put_nowait(turn)
 
     @property
@@ -283,7 +283,7 @@ class Playthrough:
             raise Refusal(
                 "it begins a second conversation, and an episode is one token sequence"
             )
-        if type(task) is not type(self._task):  # whose class was looked at
+        if type(task) is not type(self._task):  # that class is already checked
             for why in faults_of_task(task):
                 raise Refusal(why)
         self._playing, self._limit = task, config.max_turns
@@ -297,7 +297,7 @@ class Playthrough:
         for each in own:
             self._open.push_async_callback(each.close)
             await each.start(task.data)
-        # Shared ones are of the taskset's own tasks, not of others that `run` makes.
+        # Shared toolsets serve the taskset's own tasks, not others that `run` makes.
         shared = self._shared if isinstance(task, type(self._task)) else ()
         self._tools = Toolbox([*shared, *own])
         self._trace.tools = [
@@ -306,7 +306,7 @@ class Playthrough:
         return self._trace
 
     async def segment(self, said: list[Any]) -> int:
-        """Let the policy take turns until one calls no tool; return how many."""
+        """Let the policy take turns until one calls no tool; return their number."""
         taken = 0
         while not await self._is_stopped():
             self._asked.put_nowait(said)
@@ -340,7 +340,7 @@ class Playthrough:
         return trace
 
     async def _is_stopped(self) -> bool:
-        """Return whether the policy may take no other turn."""
+        """Return whether the policy may take no more turns."""
         trace = self._trace
         if self._limit is not None and trace.num_turns >= self._limit:
             trace.stop("max_turns")
@@ -352,7 +352,7 @@ class Playthrough:
         return trace.stop_condition is not None
 
     def _message(self, turn: PolicyTurn, calls: list[Call]) -> Any:
-        """Return a turn as verifiers has it."""
+        """Return a turn in verifiers' form."""
         thought, said = turn.thought, turn.said
         if calls:
             thought = thought if said else before_calls(thought)

@@ -5,8 +5,8 @@
     async def score(prompt, completion, reference):
         return await judge(prompt=prompt, completion=completion, reference=reference)
 
-A call that fails raises JudgeError, by which the completion is unjudged: no failure
-of a judge is a reward.  `scalerl serve` is such an endpoint.
+A failed call raises JudgeError, and the completion then counts as unjudged: a failure
+of the judge never becomes a reward.  `scalerl serve` is such an endpoint.
 """
 
 import asyncio

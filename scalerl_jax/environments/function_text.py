@@ -1,6 +1,6 @@
-"""The text of a function that stands in a notebook or a script, for another process.
+"""The text of a function of a notebook or a script, for another process.
 
-It has the function, what it uses of the names beside it (functions, modules, imported
+It has the function and the names around it that it uses (functions, modules, imported
 names, constants), and nothing else: no cell or script is executed again.  No pickle.
 """
 
@@ -21,7 +21,7 @@ def text_of(function: Callable[..., Any]) -> str:
     """Return a module's text that defines the function.
 
     Raises:
-        ValueError: it uses what no text makes again, or its own text is not known.
+        ValueError: it uses a value that text cannot recreate, or has no source text.
     """
     parts: dict[str, str] = {}
     _add(function, parts, set())

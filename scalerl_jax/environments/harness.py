@@ -2,12 +2,12 @@
 
 They never share a process or a sandbox.  The solution's side answers requests and
 holds no secret: no test, no expected value, no verdict.  The tests' side holds those,
-runs none of the solution's code, and sees of it data alone: plain values, copied, and
-handles to everything else.  So there is nothing that a solution could print, patch,
-compare equal or exit with that would pass for a right answer.
+runs none of the solution's code, and gets only data from it: plain values, copied, and
+handles to everything else.  So a solution cannot pass for right by anything that it
+prints, patches, compares equal or exits with.
 
-This file is run by itself, by a bare Python: only the standard library is imported,
-and it is above 400 lines.
+A bare Python runs this file alone: it imports only the standard library, and has more
+than 400 lines.
 A frame is 4 bytes of length and JSON.
 """
 
@@ -27,7 +27,7 @@ import struct
 import sys
 import types
 
-TYPE_CHECKING = False  # without `typing`, whose import is half of a start
+TYPE_CHECKING = False  # `typing` is not imported: that takes half of a start
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
@@ -43,7 +43,7 @@ class Frames:
     def __init__(
         self, reading: int, writing: int, constants: dict[str, float] | None = None
     ) -> None:
-        """Read from one, write to the other; what JSON's constants become."""
+        """Take both descriptors, and the values of JSON's constants (NaN, Infinity)."""
         self._constant = constants.__getitem__ if constants else None
         self._input = os.fdopen(reading, "rb")
         self._output = os.fdopen(writing, "wb")
@@ -157,7 +157,7 @@ class Solution:
             request = self._frames.receive()
             try:
                 answer = getattr(self, f"_{request.pop('do')}")(**request)
-            except BaseException as error:  # noqa: BLE001  the other side's to judge
+            except BaseException as error:  # noqa: BLE001  the other side judges it
                 answer = {"raised": [type(error).__name__, str(error)[:200]]}
             self._frames.send(answer)
 
@@ -167,7 +167,7 @@ class Solution:
         module = types.ModuleType("solution")
         sys.modules["solution"] = module  # where a dataclass looks for its types
         self._namespace = module.__dict__
-        # As builtins: it has not defined them, and the tests cannot ask for them.
+        # As builtins: the code has not defined them, and tests cannot ask for them.
         self._namespace["__builtins__"] = builtins.__dict__ | given_names(self._code)
         exec(self._code, self._namespace)
         return {"value": None}
@@ -175,7 +175,7 @@ class Solution:
     def _perform(
         self, operation: str, arguments: Any, named: Any, changes: bool = True
     ) -> dict[str, Any]:
-        """An operation on values; says how it changed those that were given."""
+        """Perform an operation; return its value, and its arguments if they changed."""
         given = decode(arguments, self._find)
         value = _OPERATIONS[operation](*given, **decode(named, self._find))
         answer = {"value": encode(value, self._keep)}
@@ -234,10 +234,10 @@ class Solution:
 
 
 def run_main(code: types.CodeType, module: types.ModuleType) -> int:
-    """Run code as a program, to the end that Python makes, and return the exit code.
+    """Run code as a program, end it as Python would, and return the exit code.
 
-    Threads are waited for, what `atexit` was given is called, and what the module holds
-    is let go, which closes its files.  Python's own end would free everything else too,
+    This waits for threads, calls the functions of `atexit`, and releases the module's
+    values, which closes its files.  Python's own end would free everything else too,
     and takes ten times as long as all the rest of a short program.
     """
     status = 0
@@ -245,7 +245,7 @@ def run_main(code: types.CodeType, module: types.ModuleType) -> int:
         exec(code, module.__dict__)
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:  # noqa: BLE001  the exit code says it
+    except BaseException:  # noqa: BLE001  the exit code reports it
         status = 1
 
     def wait_for_threads() -> None:
@@ -263,14 +263,14 @@ def run_main(code: types.CodeType, module: types.ModuleType) -> int:
     for part in (wait_for_threads, atexit._run_exitfuncs, flush, let_go, flush):
         try:
             part()
-        except BaseException:  # noqa: BLE001  Python prints and ignores those
-            status = status or 120 * (part is flush)  # as Python itself
+        except BaseException:  # noqa: BLE001  Python prints and ignores these
+            status = status or 120 * (part is flush)  # Python's own exit code
     return status
 
 
-# Names that judges of LeetCode's kind give to a solution: LiveCodeBench's
-# `import_string` (lcb_runner/evaluation/testing_util.py), of which these are what
-# solutions use.  A module wins over its member of the same name, as there.
+# Names that judges like LeetCode's define for a solution: the part of LiveCodeBench's
+# `import_string` (lcb_runner/evaluation/testing_util.py) that solutions use.  As there,
+# a module takes precedence over its member of the same name.
 _GIVEN = {
     "typing": "Any Callable DefaultDict Deque Dict FrozenSet Generator Generic "
     "Hashable Iterable Iterator List Literal Mapping NamedTuple NoReturn Optional "
@@ -321,9 +321,9 @@ def given_names(code: types.CodeType) -> dict[str, Any]:
 
 
 class NotANumber(float):
-    """A NaN of the solution's on the tests' side: in no order with anything.
+    """A NaN from the solution on the tests' side; ordering it raises AssertionError.
 
-    `abs(found - expected) > limit` is False of a NaN, and no test means that it passes.
+    `abs(found - expected) > limit` is False for a NaN, which no test means to pass.
     """
 
     # ruff: noqa: D102, D105  Python's own operations
@@ -348,13 +348,13 @@ _CONSTANTS = {
 
 
 class Remote:
-    """A name, or a value that is not plain, of the solution's on the tests' side.
+    """The tests' handle to a name of the solution, or to its value that is not plain.
 
-    Its operations are done over there, but for comparisons, which are done here.
+    Its operations run on the solution's side, except comparisons, which run here.
     """
 
     def __init__(self, frames: Frames, tree: dict[str, Any]) -> None:
-        """Stand for what `encode` wrote as `tree`."""
+        """Make the handle to what `encode` wrote as `tree`."""
         object.__setattr__(self, "_frames", frames)
         object.__setattr__(self, "_tree", tree)
 
@@ -403,7 +403,7 @@ class Remote:
         return member in self._ask("list")  # not the solution's to decide
 
     def __eq__(self, other: object) -> bool:
-        """Equal as plain values are; a value that is not plain equals itself alone."""
+        """Compare plain values by content; any other value equals only itself."""
         if "expression" not in self._tree:
             return isinstance(other, Remote) and self._tree == other._tree
         value = self._ask("value")
@@ -426,7 +426,7 @@ def _exception(name: Any, text: Any) -> Exception:
     if isinstance(kind, type) and issubclass(kind, Exception) and not stops:
         try:
             return kind(str(text))
-        except TypeError:  # UnicodeDecodeError and its like take more
+        except TypeError:  # UnicodeDecodeError and others need more arguments
             pass
     return RuntimeError(f"{name}: {text}")
 
@@ -466,13 +466,13 @@ def run_tests(job: dict[str, Any], solution: Frames) -> str:
         exec(compile(tree, "tests.py", "exec"), names)
     except SystemExit as end:
         return f"SystemExit: {end.code}"[:200] if end.code else ""
-    except BaseException as error:  # noqa: BLE001  said to who asked
+    except BaseException as error:  # noqa: BLE001  returned to the caller
         return f"{type(error).__name__}: {error}"[:200]
     return ""
 
 
 def confine(limits: dict[str, int], user: int) -> None:
-    """Give up rights for good: the user, where the sandbox was made by root, limits."""
+    """Set resource limits, and a user if root made the sandbox, for good."""
     if user:
         os.setgroups([])
         os.setresgid(user, user, user)
@@ -482,27 +482,27 @@ def confine(limits: dict[str, int], user: int) -> None:
 
 
 def refuse_processes(program: bytes) -> None:
-    """Set a filter of system calls for good; an empty one on machines without."""
+    """Set a filter of system calls for good; b"": the machine has none."""
     if not program:
         return
     kept = array.array("B", program)
     described = struct.pack("HP", len(program) // 8, kept.buffer_info()[0])
-    own: Any = None  # the process itself, which has the C library
+    own: Any = None  # None: the process itself, which has loaded the C library
     prctl: Any = _ctypes.dlsym(_ctypes.dlopen(own, 0), "prctl")
     if _ctypes.call_function(prctl, (_SET_SECCOMP, _FILTER, described)):
         raise OSError("no filter of system calls can be set")
 
 
 def main(arguments: list[str]) -> None:
-    """Run as `harness.py SIDE OPTIONS`, and do what stdin asks for."""
+    """Run as `harness.py SIDE OPTIONS`, and do the job that stdin brings."""
     side, options = arguments[1], json.loads(arguments[2])
     alone = bytes.fromhex(options["filter"])
-    del sys.argv[1:]  # of the harness, and of no program
+    del sys.argv[1:]  # the harness's arguments, which no program gets
     frames = Frames(os.dup(0), os.dup(1))
-    # Without Python's `site`, which would take longer than all else here.
+    # Python's `site` defines these; it would take longer than all else here.
     builtins.__dict__.update(exit=sys.exit, quit=sys.exit)
     sys.set_int_max_str_digits(0)  # CPU time is limited, and judges lift it too
-    sys.path.append("/packages")  # of the sandbox, if it was given any
+    sys.path.append("/packages")  # the sandbox's packages, if it has any
     confine(options["limits"], options["user"])
     nowhere = os.open("/dev/null", os.O_RDWR)
     for number in range(3):
@@ -524,7 +524,7 @@ def main(arguments: list[str]) -> None:
     try:
         solution.serve()
     except EOFError:
-        os._exit(0)  # threads of the solution do not keep it
+        os._exit(0)  # does not wait for the solution's threads
 
 
 if __name__ == "__main__":

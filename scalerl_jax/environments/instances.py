@@ -4,8 +4,8 @@
         def begin(self, prompt: str, reference: Any) -> str | None: ...
         def step(self, completion: str) -> More | Done | float: ...
 
-An instance is no more than its turns.  Where it is lost with the process that it was
-in, another one is given them again, and must say the same.  No JAX here.
+Its turns determine an instance.  If its process is lost, another instance gets the
+same turns again, and must return the same.  No JAX here.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ from scalerl_jax.environments.verdict import (
     Verifier,
 )
 
-_MOST = 2000  # instances in a process; more are of episodes that were given up
+_MOST = 2000  # instances in a process; older ones are of abandoned episodes
 _MOST_MESSAGES = 100  # before the first turn
 Verify = Callable[[str], Verdict]  # a completion's text -> its prompt's own verdict
 Send = Callable[[int, int, Said], None]  # share, place, answer
@@ -52,7 +52,7 @@ class Environments:
     def __init__(
         self, make: Callable[..., Any], file: OwnFile, setup: Setup, verify: "OwnVerify"
     ) -> None:
-        """Make an instance, to see that it is one.
+        """Make an instance, to check it.
 
         Raises:
             ValueError: it cannot be made, or lacks a method.
@@ -92,7 +92,7 @@ class Environments:
                 group.create_task(one(number, work))
 
     async def _answer(self, work: GroupAnswers, text: str) -> Said:
-        """Return what an episode's environment says to a turn, or before the first."""
+        """Return the environment's answer to a turn, or its opening messages."""
         step = work.step
         assert step is not None, "an environment is given turns alone"
         if step.begins:
@@ -119,7 +119,7 @@ class Environments:
         return said
 
     async def _open(self, work: GroupAnswers) -> Verdict | Opening:
-        """Begin an episode; return what its environment says before the first turn."""
+        """Begin an episode; return its environment's messages before the first turn."""
         assert work.step is not None, "the caller has looked"
         begun = await self._begin(work)
         if isinstance(begun, Verdict):
@@ -139,7 +139,7 @@ class Environments:
         return opening if isinstance(opening, Verdict) else (made, opening)
 
     async def _again(self, work: GroupAnswers) -> Environment | Verdict:
-        """Return an environment that has been given the turns so far."""
+        """Return an environment that has got the turns so far."""
         assert work.step is not None, "the caller has looked"
         begun = await self._begin(work)
         if isinstance(begun, Verdict):
@@ -203,7 +203,7 @@ class Environments:
         reward = found.reward
         if reward is not None:
             reward = number(reward, self._own.max_magnitude)
-        # A text that UTF-8 lacks, such as half of a surrogate pair, is shown so.
+        # Text that UTF-8 cannot encode, such as half a surrogate pair, is escaped.
         text = text.encode("utf-8", "replace").decode()
         return More(text, found.role, reward)
 
@@ -242,12 +242,12 @@ class Environments:
 
     async def _close(self, environment: Environment) -> None:
         close = getattr(environment, "close", None)
-        if close is not None:  # the episode is judged, whatever this does
+        if close is not None:  # a failure is ignored: the episode is already judged
             await self._call(lambda _: None, close)
 
 
 class OwnVerify:
-    """The verifiers that prompts name, for environments that ask for theirs."""
+    """The verifiers that prompts name, for environments that use the prompt's own."""
 
     def __init__(
         self,
@@ -302,7 +302,7 @@ def load_own(setup: Setup, verify: OwnVerify) -> Rewards | Environments:
     if len(own.functions) == 1:
         make = file.find(own.functions[0])
         given = {**own.given, "verify": None}
-        with contextlib.suppress(ValueError):  # no signature is known of it
+        with contextlib.suppress(ValueError):  # it has no known signature
             known = inspect.signature(make).parameters
             asked = {name: None for name in known if name in given}
             if takes(make, **asked) and not takes(make, "", "", None):

@@ -1,4 +1,4 @@
-"""A user's reward functions: one file of Python, and how its functions count.
+"""A user's reward functions: one file of Python, and the weights of its functions.
 
     def score(prompt: str, completion: str, reference: Any) -> float | Done
 
@@ -34,18 +34,18 @@ from scalerl_jax.environments.verdict import (
 
 T = TypeVar("T")
 MODULE = "own_reward"  # the name under which the file's functions are defined
-_CALL_SHARE = 0.9  # of reward.timeout_s, for one call; the pool kills at all of it
+_CALL_SHARE = 0.9  # of reward.timeout_s, for one call; at the whole time the pool kills
 _MAX_TEXT = 80  # characters of a value that is shown
 
 
 class BadReward(ValueError):
-    """A reward function returned what is no reward."""
+    """A reward function returned something that is not a reward."""
 
     status: Status = "bad_reward"
 
 
 class BadObservation(BadReward):
-    """An environment returned what is no text to read, or too much of it."""
+    """An environment returned something that is not a text, or too long a text."""
 
     status: Status = "bad_observation"
 
@@ -65,7 +65,7 @@ def number(found: Any, most: float) -> float:
     """Return a reward as a float.
 
     Raises:
-        BadReward: it is no finite number within the limit.
+        BadReward: it is not a finite number within the limit.
     """
     shown = repr(found)[:_MAX_TEXT]
     if getattr(found, "ndim", None) == 0:  # of NumPy, torch or JAX
@@ -142,7 +142,7 @@ class OwnFile:
 
 
 class Calls:
-    """Calls of a user's functions: within their time, and each failure a verdict."""
+    """Calls of a user's functions with a timeout; each failure becomes a verdict."""
 
     def __init__(self, file: OwnFile, own: OwnReward, *, timeout_s: float) -> None:
         """Let at most `own.max_concurrent` wait at a time."""
@@ -154,9 +154,9 @@ class Calls:
     async def __call__(
         self, read: Callable[[Any], T], function: Callable[..., Any], *arguments: Any
     ) -> T | Verdict:
-        """Return what `read` makes of a call, or the verdict that it has failed.
+        """Return what `read` makes of a call's result, or the verdict of a failure.
 
-        `read` raises BadReward for what cannot be used.
+        `read` raises BadReward for a result that cannot be used.
         """
         limit = asyncio.timeout(None)
         try:
@@ -184,12 +184,12 @@ class Calls:
 
 
 def takes(function: Callable[..., Any], *arguments: Any, **named: Any) -> bool:
-    """Return whether a function can be called so; where nothing is known, True."""
+    """Return whether a function takes these arguments; True if that is not known."""
     try:
         inspect.signature(function).bind(*arguments, **named)
     except TypeError:
         return False
-    except ValueError:  # no signature is known of it
+    except ValueError:  # it has no known signature
         pass
     return True
 
@@ -234,7 +234,7 @@ class Rewards:
                 name: self._call(self._read, function, work.prompt, answer, reference)
                 for name, function in self._functions.items()
             }
-            # Plain ones at once: one that hangs keeps no verdict before it back.
+            # Plain functions first: one that hangs delays no earlier answer's verdict.
             beside = [
                 name
                 for name, function in self._functions.items()

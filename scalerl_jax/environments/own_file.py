@@ -1,9 +1,9 @@
 """The setting `environment`: a user's file as text, or the name of a module.
 
-    my_task.py:score    reward functions, or what makes an environment, of a file
-    tools               by name: here, or of the entry points `scalerl.environments`
+    my_task.py:score    reward functions, or the maker of an environment, in a file
+    tools               a name: built in, or an entry point of `scalerl.environments`
 
-Nothing here executes or imports it: `own` does, in verifier processes.
+Nothing here executes or imports the file: `own` does, in verifier processes.
 """
 
 import os
@@ -29,7 +29,7 @@ def split_name(environment: str) -> tuple[Path, tuple[str, ...]]:
     """Return the file and the functions of "my_task.py:correct,short".
 
     Raises:
-        ValueError: it is not written so.
+        ValueError: it is not of this form.
     """
     found = _FORM.fullmatch(environment)
     if not found:
@@ -58,9 +58,9 @@ def read_own(
     answer_after: str = "",
     prints: bool = False,
 ) -> OwnReward:
-    """Return the reward that a setting names, the file's text with it.
+    """Return the reward that a setting names, with the file's text.
 
-    `prints`: what the functions print goes to stderr, and not nowhere.
+    `prints`: what the functions print goes to stderr; else it is discarded.
 
     Raises:
         ValueError: there is no such file, or a weight or variable is missing.
@@ -105,12 +105,12 @@ def read_own(
 
 
 def most_characters(episode: EpisodeConfig) -> int:
-    """Return how many characters an observation may have, before it is tokenised."""
+    """Return the most characters of an observation, before it is tokenised."""
     return _MOST_CHARACTERS * episode.max_observation_tokens
 
 
 def check_variables(names: Iterable[str]) -> None:
-    """Check that this process has the variables that its verifiers are to be given.
+    """Check that this process has the environment variables for its verifiers.
 
     Raises:
         ValueError: one is missing.

@@ -24,10 +24,10 @@ class PackageName(NamedTuple):
 
 
 def read_name(name: str) -> PackageName:
-    """Return what a name "env:PACKAGE@9(setting=value, ...)" stands for.
+    """Return the parts of a name "env:PACKAGE@9(setting=value, ...)".
 
     Raises:
-        ValueError: it is not written so.
+        ValueError: it is not of this form.
     """
     found = _NAME.fullmatch(name) if len(name) <= _MOST_CHARACTERS else None
     if not found:

@@ -1,11 +1,11 @@
 """Environments in packages for `verifiers`, which are called "env:PACKAGE".
 
-A package is imported in processes of its own only.  One of these,
+A package is imported only in processes of its own.  One of these,
 
     python -m scalerl_jax.environments.packages NAME FILE
 
-writes the tasks as rows of prompts, without their answers.  Each verifier process
-scores, for which the package becomes a file of a reward function or of an environment,
+writes the tasks as rows of prompts, without their answers.  The verifier processes
+score: for them the package becomes a file with a reward function or an environment,
 like a user's own (`own_file`).
 """
 
@@ -30,7 +30,7 @@ from scalerl_jax.formats.bounded import read_lines, read_text
 from scalerl_jax.formats.reading import parse_json
 from scalerl_jax.process.child_environment import child_environment
 
-_REFUSED = 3  # exit status of the process whose file says why there are no rows
+_REFUSED = 3  # exit status of a process that wrote the reason instead of rows
 _MOST_REASON = 2**12  # characters
 _SOURCE = '''"""Tasks of packages, scored by verifiers {version}: {packages}."""
 
@@ -45,12 +45,12 @@ def tasks_file(name: str, directory: Path, variables: tuple[str, ...]) -> Path:
     """Return a file of the prompts of a package's tasks, JSON lines, newly written.
 
     Args:
-        name: "env:PACKAGE", as of a run's setting.
-        directory: in which the file is made.
-        variables: of the environment, for the package; it is given no others.
+        name: "env:PACKAGE", as in a run's setting.
+        directory: The directory in which the file is made.
+        variables: The only environment variables that the package gets.
 
     Raises:
-        ValueError: the package cannot be used; says why.
+        ValueError: the package cannot be used, with the reason.
     """
     read_name(name)
     check_variables(variables)
@@ -70,7 +70,7 @@ def _write(name: str, rows: Path, variables: Sequence[str]) -> str:
     process = subprocess.Popen(
         [sys.executable, "-m", "scalerl_jax.environments.packages", name, str(rows)],
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,  # no line of a package among those of a run
+        stdout=subprocess.DEVNULL,  # no output of a package in a run's
         stderr=subprocess.DEVNULL,
         env=child_environment(**{each: os.environ[each] for each in variables}),
         start_new_session=True,
@@ -96,7 +96,7 @@ class Play(NamedTuple):
 
 
 def play_of(rows: Path) -> Play:
-    """Return how the tasks of a file of prompts are played; all of them alike."""
+    """Return the way in which the tasks of a file of prompts are played."""
     first = parse_json(next(read_lines(rows)))
     return Play("said" in first["reference"], bool(first["tools"]))
 

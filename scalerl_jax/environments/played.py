@@ -1,7 +1,7 @@
 """Tasks of `verifiers` in a verifier process: their prompts, rewards and episodes.
 
-A task that is one turn is scored by a reward function, and one that may be several has
-an environment for each episode, like a user's own (`own`, `instances`).  No JAX here.
+A reward function scores a task of one turn; a task that may take several turns has an
+environment for each episode, like a user's own (`own`, `instances`).  No JAX here.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class Tasksets:
         """Begin the conversation on the task of a prompt.
 
         Raises:
-            Refusal: the prompt is of none, or the package has another in its place.
+            Refusal: the prompt is of no task, or the package's task has changed.
         """
         if not isinstance(reference, dict) or "taskset" not in reference:
             raise Refusal("the prompt is of no package; name env:PACKAGE in its place")
@@ -72,9 +72,9 @@ class Tasksets:
         return served
 
     async def rows(self, name: str) -> AsyncIterator[dict[str, Any]]:
-        """Yield the prompts of a package's tasks, and where each is: never an answer.
+        """Yield the prompts of a package's tasks with their indices, never an answer.
 
-        What an environment or a toolset says of a task is known once it has begun.
+        A task begins here, since only then its environment or toolset gives messages.
         """
         loaded = self._loaded[name]
         for place, task in enumerate(loaded.tasks):
@@ -97,7 +97,7 @@ class Tasksets:
 
 
 class Played:
-    """The environment of one episode, of whatever task its prompt is of."""
+    """The environment of one episode, for the task of its prompt."""
 
     def __init__(self, tasksets: Tasksets) -> None:
         """Begin with no task."""
@@ -108,7 +108,7 @@ class Played:
         """Run the task's environment to the policy's first turn.
 
         Raises:
-            Refusal: it says something else than what the prompt was written of.
+            Refusal: its first messages differ from those in the prompt.
         """
         self._episode = await self._tasksets.begin(reference)
         try:
@@ -124,7 +124,7 @@ class Played:
             raise
 
     async def step(self, completion: str) -> More | Done:
-        """Answer a turn: with what tools give or the environment says, or the end."""
+        """Answer a turn with tools' results, the environment's text, or the end."""
         episode = self._begun
         episode.tell(PolicyTurn.read(completion, self._tasksets.end_of_thinking))
         said = await episode.next()
@@ -158,13 +158,13 @@ class Played:
 
 
 def _digest(messages: Sequence[Any]) -> str:
-    """Return what tells these messages from others."""
+    """Return a hash of these messages."""
     said = [each.model_dump(mode="json", exclude_none=True) for each in messages]
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def _own_hash(task: Any) -> str:
-    """Return what tells a task from others of the same text, wherever it stands."""
+    """Return a task's hash without its index, to distinguish tasks of one text."""
     return task.with_data(idx=None).hash
 
 

@@ -1,12 +1,12 @@
 """A pool of processes that judge completions, and can be killed when they hang.
 
-An environment's episode lives in the process that had its first turn.  It is no more
-than its turns: where that process has ended, another one is given all of them.
+An environment's episode stays in the process that got its first turn.  Its turns
+determine it: if that process has ended, another process gets all of them again.
 
 The pool never blocks its caller: `submit` and `poll` are called between two calls
 of the sampler, and a thread gives each process work as soon as it is free.
 
-The file is above 400 lines: what is submitted, given out and lost is one set of books.
+The file is above 400 lines: submitted, dispatched and lost work share records.
 """
 
 import collections
@@ -42,16 +42,16 @@ from scalerl_jax.environments.verdict import (
 )
 
 _MAX_STARTS = 8  # failed starts in a row, per process: over half a minute
-_BACKOFF_S = 0.25  # before a second start; doubled for each that follows
-_IDLE_S = 60.0  # between two looks when nothing happens
+_BACKOFF_S = 0.25  # before the second start; doubled for each later one
+_IDLE_S = 60.0  # between two checks when nothing happens
 _MOST_HOMES = 50_000  # episodes whose process is remembered
-_LOOK_S = 0.05  # between two looks for a first process
+_LOOK_S = 0.05  # between two checks for a first process
 _END_S = 5.0  # wait for the children of killed processes
 UNNAMED = ""  # the verifier of prompts that name none
 
 
 def verifier_of(reference: Mapping[str, Any], known: Iterable[str]) -> str:
-    """Return the verifier that a reference asks for; "" where it names none.
+    """Return the verifier that a reference names; "" if it names no verifier.
 
     Raises:
         ValueError: the verifier is not among the `known`.
@@ -71,18 +71,18 @@ def verifier_of(reference: Mapping[str, Any], known: Iterable[str]) -> str:
 
 
 class NoVerifierError(RuntimeError):
-    """Nothing can be judged: no verifier process can be started."""
+    """No verifier process can be started, so that nothing can be judged."""
 
 
 class Verdicts(NamedTuple):
-    """The judgements of one group's answers, or what a turn's environment said."""
+    """The verdicts on one group's answers, or an environment's answer to a turn."""
 
     key: Any  # as submitted
     verdicts: list[Said]
 
     @property
     def judgements(self) -> list[Verdict]:
-        """Return the verdicts: all of them, but where an environment asks for more."""
+        """Return the verdicts, without the environment's texts between turns."""
         return [each for each in self.verdicts if isinstance(each, Verdict)]
 
     @property
@@ -92,7 +92,7 @@ class Verdicts(NamedTuple):
 
     @property
     def detail(self) -> str:
-        """The reason why some have no verdict; empty if all have one."""
+        """Return the reason why answers have no verdict; empty if all have one."""
         details = (each.detail for each in self.judgements if each.detail)
         return "; ".join(dict.fromkeys(details))
 
@@ -108,10 +108,10 @@ class VerifierPool:
         score: (task, answer, reference) -> verdict, or score, where 1 or more is
             correct, for prompts whose reference names no "verifier"; the name of a
             function, as "module:function".
-        named: the verifiers that a reference may name.  Each is imported by a
-            process that is given its first answer to judge.
+        named: the verifiers that a reference may name.  A process imports one when
+            it gets the first answer for it.
         timeout_s: limit for one answer.
-        num_workers: processes; the answers of a group are dealt out among them.
+        num_workers: processes; the answers of a group are divided among them.
         memory_mib: limit of a process's memory beside its imports; an answer whose
             judging needs more is too costly.
         passed_at: the score from which on an answer is correct.
@@ -129,7 +129,7 @@ class VerifierPool:
         passed_at: float = 1.0,
         own: OwnReward | None = None,
     ) -> None:
-        """Start the processes, and do not wait for them."""
+        """Start the processes without waiting for them."""
         assert num_workers >= 1 and timeout_s > 0, (num_workers, timeout_s)
         self._setup = Setup(
             verifiers={UNNAMED: Verifier(score), **(named or {})},
@@ -152,11 +152,11 @@ class VerifierPool:
         self._waiting: collections.deque[Share] = collections.deque()
         self._judged: queue.SimpleQueue[Verdicts | Exception] = queue.SimpleQueue()
         self._woken, self._wake = pipes.Pipe(duplex=False)
-        # Used by the thread alone.
+        # Used only by the thread.
         self._workers: list[VerifierProcess] = []
         self._turns = False  # an environment answers turn by turn
         self._homes: dict[Any, VerifierProcess] = {}  # of episodes under way
-        self._starts = [0.0] * num_workers  # when; time.monotonic()
+        self._starts = [0.0] * num_workers  # due times of starts; time.monotonic()
         self._loaded: set[str] = set()  # verifiers that a process has imported
         self._failed: collections.Counter[str] = collections.Counter()  # in a row
         self._killed: list[VerifierProcess] = []  # not reaped yet
@@ -175,8 +175,8 @@ class VerifierPool:
     ) -> None:
         """Queue the answers of a group for judging; None stands for a missing answer.
 
-        `prompt` is its text, for reward functions of a user.  A `step` says which turn
-        of an episode the one answer is; an environment may say `More` to it.
+        `prompt` is its text, for a user's reward functions.  `step` is the place of the
+        one answer in its episode; an environment may then answer `More`.
 
         Raises:
             ValueError: the reference names a verifier that the pool does not have.
@@ -207,12 +207,12 @@ class VerifierPool:
 
     @property
     def kind(self) -> Kind:
-        """Return what a user's file is: reward functions, or an environment.
+        """Return the kind of a user's file: reward functions, or an environment.
 
-        The first call waits for a process to import it.
+        The first call waits for a process to import the file.
 
         Raises:
-            NoVerifierError: none can.
+            NoVerifierError: no process can import it.
         """
         while self._kind is None:
             with contextlib.suppress(queue.Empty):
@@ -278,7 +278,7 @@ class VerifierPool:
     # Methods of the thread.
 
     def _run(self) -> None:
-        """Keep processes at work until the pool is closed."""
+        """Keep the processes busy until the pool is closed."""
         try:
             while not self._closed:
                 self._start_due()
@@ -333,12 +333,12 @@ class VerifierPool:
                 continue
             try:
                 worker.give(shares, timeout_s=self._setup.limit_s)
-            except OSError:  # it died or was stopped with nothing to do
+            except OSError:  # it ended or was stopped while idle
                 self._waiting.extendleft(reversed(shares))
                 self._replace(worker, is_late=False)
 
     def _take_for(self, worker: VerifierProcess) -> list[Share]:
-        """Take work that a process may do: a share, or turns of several episodes."""
+        """Take work for a process: a share, or turns of several episodes."""
         if not self._turns:
             return [self._waiting.popleft()]
         assert self._setup.own is not None, "it alone answers so"
@@ -349,7 +349,7 @@ class VerifierPool:
             home = self._homes.get(share.job.step.episode, worker)
             if home is worker and len(found) < most:
                 self._homes[share.job.step.episode] = worker
-                if len(self._homes) > _MOST_HOMES:  # of episodes that were given up
+                if len(self._homes) > _MOST_HOMES:  # an abandoned episode's
                     del self._homes[next(iter(self._homes))]
                 found.append(share)
             else:
@@ -357,7 +357,7 @@ class VerifierPool:
         return found
 
     def _read(self, worker: VerifierProcess) -> bool:
-        """Take in a worker's messages; False if its process has ended."""
+        """Read a worker's messages; return False if its process has ended."""
         try:
             while worker.pipe.poll():
                 self._receive(worker, worker.pipe.recv())
@@ -381,7 +381,7 @@ class VerifierPool:
                 raise NoVerifierError(
                     f"no verifier process can start: {message.failure}"
                 )
-            return  # else the process ends, and is replaced like one killed in imports
+            return  # after a failure the process ends, and is replaced
         assert worker.shares, "a verdict without work"
         job = worker.shares[message.share].job
         job.settle(message.place, message.verdict)
@@ -397,11 +397,11 @@ class VerifierPool:
             self._judged.put(Verdicts(job.key, verdicts))
 
     def _replace(self, worker: VerifierProcess, *, is_late: bool) -> None:
-        """Replace a process that is late or has ended; its answer has no verdict.
+        """Replace a process that is late or has ended; its answer gets no verdict.
 
-        Its other answers are given to other processes.
+        Other processes get its other answers.
         """
-        # What a user's function computes says nothing about the answer.
+        # The time that a user's function computes says nothing about the answer.
         own = self._setup.own is not None
         computed_s = worker.computed_s() if is_late and not own else 0.0
         worker.kill()
@@ -418,7 +418,7 @@ class VerifierPool:
             episode: home for episode, home in self._homes.items() if home is not worker
         }
         left = [share for share in worker.shares if share.unjudged]
-        if left and worker.loading is None:  # it was at the first one
+        if left and worker.loading is None:  # it was judging the first one
             job, places = left[0].job, left[0].unjudged
             job.settle(places[0], verdict)
             left[0] = Share(job, places[1:])

@@ -70,7 +70,7 @@ def _serve_own(
 ) -> NoReturn:
     """Judge by a user's functions until the pipe closes, which raises EOFError."""
     assert setup.own is not None, "the caller has looked"
-    adopt()  # what they fork stays below this process, and ends with it
+    adopt()  # children of these functions stay below this process, and end with it
     try:
         own = load_own(setup, OwnVerify(setup, find_verifier, judge_by))
     except ValueError as error:  # raised again by poll() and wait()
@@ -94,7 +94,7 @@ def _serve_own(
 
 
 def _load(pipe: pipes.Connection, setup: Setup, name: str) -> ScoreFunction:
-    """Import a verifier and tell the pool; if that fails, tell why and exit."""
+    """Import a verifier and report to the pool; on failure report why and exit."""
     try:
         score = find_verifier(setup.verifiers[name])
     except Exception as error:  # noqa: BLE001  raised again by poll() and wait()
@@ -114,7 +114,7 @@ def find_verifier(verifier: Verifier) -> ScoreFunction:
 
 def _limit_memory(memory_mib: int) -> None:
     """Limit this process's memory, so that allocating more is a MemoryError here."""
-    if sys.platform != "linux":  # no other system counts or limits it so
+    if sys.platform != "linux":  # other systems do not count or limit it this way
         return
     with open("/proc/self/statm") as file:
         held = int(file.read().split()[0]) * resource.getpagesize()
@@ -129,12 +129,12 @@ def judge_by(
     reference: dict[str, Any],
     passed_at: float,
 ) -> Verdict:
-    """Return the verdict of a verifier on an answer, or that it has failed."""
+    """Return a verifier's verdict on an answer, or the verdict of its failure."""
     try:
         found = score(task, answer, reference)
     except Exception as error:  # noqa: BLE001  becomes this rollout's status
         reason = f"{type(error).__name__}: {error}"
-        # Memory and stack are this process's own, and the answer's text fills them.
+        # Memory and stack belong to this process: only the answer's text can fill them.
         full = isinstance(error, MemoryError | RecursionError)
         status = "too_costly" if full else "verifier_error"
         return Verdict(status, reason[:_MAX_DETAIL])

@@ -1,6 +1,6 @@
-"""Names and modules that tests ask for, and programs import, before any is run.
+"""Names that tests need, and modules that tests and programs import, by their text.
 
-Nothing that a policy wrote is parsed here; what a reference holds is.
+References are parsed here, but nothing that a policy wrote.
 """
 
 import ast
@@ -47,10 +47,9 @@ def names_asked(setup: str, tests: str) -> list[str]:
 
 
 # Modules that a program or its tests import and a sandbox does not have.  That is a
-# fault of the sandbox, not of the program.  But a failure that is not judged is not
-# punished either, and `import anything` must be no way out: of a program only the
-# modules of a short list count, which it can expect of a Python in use, and which a
-# user can install.
+# fault of the sandbox, not of the program.  But an unjudged failure is not punished
+# either, and `import anything` must not avoid a verdict: for programs only a short list
+# of modules counts, which a program can expect to find and a user can install.
 
 WELL_KNOWN = frozenset(
     "bitarray bs4 cv2 gmpy2 jax lxml matplotlib mpmath networkx nltk numba numpy "

@@ -19,7 +19,7 @@ _SOLUTION_SHARE = 0.8  # of reward.timeout_s; the rest is for setting up sandbox
 
 
 def named_verifiers(reward: RewardConfig) -> dict[str, Verifier]:
-    """Return the verifiers by the name under which a prompt's reference asks for them.
+    """Return the verifiers by the name that a prompt's reference has for them.
 
     A process imports a verifier's module only when it first has to use it.
     """
@@ -45,9 +45,9 @@ def named_verifiers(reward: RewardConfig) -> dict[str, Verifier]:
 def num_processes(num_workers: int) -> int:
     """Return the number of verifier processes: `num_workers`, or for 0 by the cores.
 
-    Two of the machine's cores are then left to the run itself.
+    With 0, two of the machine's cores are left to the run itself.
     """
-    # Not all systems say which cores this process may use.
+    # Not all systems report which cores this process may use.
     own = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
     return num_workers or min(max(1, len(own) - 2), _MAX_PROCESSES)
 
@@ -59,12 +59,12 @@ def make_pool(
     count: int = 0,
     own: OwnReward | None = None,
 ) -> VerifierPool:
-    """Make a run's pool of `count` processes; `unnamed` judges what names none.
+    """Make a run's pool of `count` processes; `unnamed` judges if no verifier is named.
 
-    `own`: the reward functions of a user, which judge all.
+    `own`: a user's reward functions, which judge all answers.
 
     Raises:
-        ValueError: this machine lacks a variable that these are to be given.
+        ValueError: this machine lacks an environment variable that `own` needs.
     """
     if own:
         check_variables(own.variables)

@@ -1,12 +1,12 @@
 """Sandboxes for untrusted Python, by bubblewrap: `bwrap`, of the package "bubblewrap".
 
 In the sandbox are a read-only system and Python, a small /tmp, no network, no other
-process, no environment, an unprivileged user and few resources.  A solution has threads
-and starts no process, so what limits its process limits the sandbox.  Without
+process, no environment variables, an unprivileged user and few resources.  A solution
+may have threads but no child process: limits of its process limit the sandbox.  Without
 bubblewrap, or where the machine forbids what it needs, nothing is run at all.
 
-As root it needs no user namespace, and the harness takes a user of its own.  As
-another user it needs user namespaces that the machine allows.
+As root this needs no user namespace, and the harness switches to a user of its own.
+As another user it needs user namespaces that the machine allows.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ _INSTRUCTIONS = (
 _MIB = 2**20
 _START_S = 20.0  # to set up a sandbox, before its time counts
 _SHORT_REPLY = 2**16  # bytes of a message that holds neither values nor output
-_FIRST_USER, _USERS = 20_000, 40_000  # of those that root gives to sandboxes
+_FIRST_USER, _USERS = 20_000, 40_000  # user ids of sandboxes that root makes
 _MAX_STDERR = 2000  # characters
 _ENVIRONMENT = {  # one thread for numerical libraries: threads count as processes
     "PATH": "/usr/bin:/bin",
@@ -51,7 +51,7 @@ _ENVIRONMENT = {  # one thread for numerical libraries: threads count as process
 
 
 class SandboxError(RuntimeError):
-    """The sandbox, and not what was run in it, has failed."""
+    """The sandbox itself has failed, not the program in it."""
 
 
 class OutOfTime(Exception):
@@ -82,10 +82,10 @@ class SandboxLimits:
 
 
 class FrameChannel:
-    """Frames to and from a sandbox, none waited for beyond a deadline."""
+    """Frames to and from a sandbox, each with a deadline."""
 
     def __init__(self, reading: int, writing: int) -> None:
-        """Own both descriptors."""
+        """Take both descriptors, which `close` closes."""
         self.reading, self.writing = reading, writing
         os.set_blocking(writing, False)
 
@@ -111,7 +111,7 @@ class FrameChannel:
         """Read one message of `most` bytes at most, which may hold anything.
 
         Raises:
-            OutOfTime: none has come.
+            OutOfTime: no message has come.
             EOFError: the other side has ended, or what it sends is no message.
         """
         (length,) = struct.unpack("=I", self._read(4, deadline))
@@ -133,7 +133,7 @@ class FrameChannel:
         return self.receive(deadline=deadline, most=most)
 
     def hand_over(self) -> None:
-        """Leave it to the sandbox that it was given to, which expects to block."""
+        """Leave the channel to the sandbox that got it, as blocking descriptors."""
         os.set_blocking(self.writing, True)
 
     def _read(self, length: int, deadline: float) -> bytes:
@@ -157,15 +157,15 @@ class Sandbox:
 
     Args:
         side: "solution" or "tests".
-        limits: of it.
-        solution: for the tests' side, the channel to the solution's, which is theirs
-            from now on.
+        limits: resources of the sandbox.
+        solution: for the tests' side, the channel to the solution's side, which the
+            tests' side then owns.
     """
 
     def __init__(
         self, side: str, limits: SandboxLimits, *, solution: FrameChannel | None = None
     ) -> None:
-        """Start it and do not wait; `close` it.
+        """Start the sandbox without waiting; the caller must `close` it.
 
         Raises:
             SandboxError: there is no bubblewrap.
@@ -173,7 +173,7 @@ class Sandbox:
         command = _command(limits)
         adopt()
         shared = (solution.reading, solution.writing) if solution else ()
-        # Two live sandboxes of a process, and those of two processes, differ in it.
+        # Differs between a process's two live sandboxes, and between processes.
         number = 2 * os.getpid() + (side == "tests")
         options = {
             "limits": limits.rlimits(),
@@ -202,7 +202,7 @@ class Sandbox:
                 stdin=theirs_in,
                 stdout=theirs_out,
                 stderr=self._stderr,
-                env={},  # its first process, which the solution can look at, has it
+                env={},  # the solution can read its first process's environment
                 pass_fds=passed,
             )
         finally:
@@ -210,10 +210,10 @@ class Sandbox:
                 os.close(descriptor)
 
     def await_ready(self) -> None:
-        """Wait until its limits are set and it reads.
+        """Wait until the sandbox has set its limits and reads.
 
         Raises:
-            SandboxError: it could not be set up; with what bubblewrap says.
+            SandboxError: it could not be set up; has bubblewrap's message.
         """
         try:
             ready = self.channel.receive(deadline=time.monotonic() + _START_S)
@@ -228,31 +228,31 @@ class Sandbox:
         assert ready == {"ready": True}, ready
 
     def close(self) -> None:
-        """Kill it, with all that it started, and leave no zombie."""
+        """Kill the sandbox and all its processes, and leave no zombie."""
         self._kill()
         os.close(self._info)
         self._stderr.close()
         self.channel.close()
 
     def _kill(self) -> None:
-        """Kill it, from outside and, where that does not reap it, its first process."""
+        """Kill bubblewrap and, if that leaves it, the sandbox's first process."""
         self._process.kill()
         self._process.wait()
         with contextlib.suppress(OutOfTime, ValueError, ChildProcessError):
             _wait(self._info, select.POLLIN, time.monotonic())
             first = json.loads(os.read(self._info, 4096))["child-pid"]
-            # It is this process's child by now, if it is still there.
+            # It is now this process's child, if it still exists.
             os.waitid(os.P_PID, first, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             os.kill(first, signal.SIGKILL)
             os.waitpid(first, 0)
 
 
 def check(packages: str = "") -> None:
-    """Make a sandbox and leave it; `packages` is the setting reward.code_packages.
+    """Check that a sandbox can be made; `packages` is reward.code_packages.
 
     Raises:
         ValueError: there is no such directory.
-        SandboxError: it cannot be made, and how it could be.
+        SandboxError: it cannot be made; the message has the remedy.
     """
     if packages and not Path(packages).is_dir():
         raise ValueError(
@@ -274,7 +274,7 @@ def _wait(descriptor: int, event: int, deadline: float) -> None:
 
 
 def _filter() -> int | None:
-    """A descriptor that the filter of system calls is read from."""
+    """Return a descriptor from which bubblewrap reads the filter of system calls."""
     program = seccomp.program()
     if program is None:
         return None
@@ -285,7 +285,7 @@ def _filter() -> int | None:
 
 
 def _command(limits: SandboxLimits) -> list[str]:
-    """Command that makes the sandbox and starts the harness, less its last options.
+    """Return the command of the sandbox and the harness, without the last options.
 
     Raises:
         SandboxError: there is no bubblewrap.
@@ -295,7 +295,7 @@ def _command(limits: SandboxLimits) -> list[str]:
         raise SandboxError(f"bwrap is not installed; {_INSTRUCTIONS}")
     root = os.geteuid() == 0
     rights = (
-        # For the harness, which gives them up with the user.
+        # For the harness, which loses them when it switches its user.
         ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
         if root
         else ["--unshare-user", "--disable-userns", "--uid", "65534", "--gid", "65534"]
@@ -321,7 +321,7 @@ def _command(limits: SandboxLimits) -> list[str]:
 
 
 def _read_only_system(python: Path) -> Sequence[str]:
-    """Libraries and programs, and the Python that runs this, without its packages."""
+    """Return options that mount programs, libraries and Python without its packages."""
     options = ["--ro-bind", "/usr", "/usr"]
     for name in ("bin", "lib", "lib64"):
         path = Path("/", name)
@@ -330,7 +330,7 @@ def _read_only_system(python: Path) -> Sequence[str]:
         elif path.exists():
             options += ["--ro-bind", str(path), str(path)]
     if not python.is_relative_to("/usr"):
-        for parent in reversed(python.parents):  # else for root's eyes only
+        for parent in reversed(python.parents):  # else only root can read it
             options += ["--perms", "0755", "--dir", str(parent)]
         options += ["--ro-bind", str(python), str(python)]
     return options

@@ -26,7 +26,7 @@ class Search:
         """Read them.
 
         Raises:
-            ValueError: there is no directory, nothing in it, too much, or no FTS5.
+            ValueError: the directory is missing, empty or too large, or FTS5 is absent.
         """
         passages = list(_read(Path(directory)))
         if not passages:
@@ -43,7 +43,7 @@ class Search:
 
     @classmethod
     def of(cls, directory: str) -> "Search":
-        """Return the search of a directory, which is read once."""
+        """Return the search of a directory, whose files are read once."""
         return _of(directory)
 
     def passages(self, query: str) -> str:

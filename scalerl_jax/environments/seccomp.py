@@ -1,11 +1,11 @@
 """A filter of system calls for the sandbox: those that no solution needs.
 
-It is a second wall behind the namespaces.  What is refused fails with EPERM: tracing
+It is a second wall behind the namespaces.  Refused calls fail with EPERM: tracing
 and reading other processes, new namespaces and mounts, keys, kernel modules and
 programs, and memory that no limit of a process counts (memfd, System V).
 
-The harness sets a second filter before a solution runs: no further process.  Threads
-share their process's memory, so its limit is one of the whole sandbox.
+The harness sets a second filter before a solution runs, which refuses new processes.
+Threads share their process's memory, so that its limit is the whole sandbox's.
 """
 
 import platform
@@ -28,7 +28,7 @@ class _Calls(NamedTuple):
 
     architecture: int
     clone: int
-    forks: tuple[int, ...]  # fork and vfork, where there are such
+    forks: tuple[int, ...]  # fork and vfork, if the architecture has them
     refused: tuple[int, ...]
 
 
@@ -79,7 +79,7 @@ def program() -> bytes | None:
 
 
 def one_process() -> bytes | None:
-    """Return the filter that leaves a process its threads and no child, or None."""
+    """Return the filter that allows threads but no child process, or None."""
     calls = _BY_MACHINE.get(platform.machine())
     if calls is None:
         return None

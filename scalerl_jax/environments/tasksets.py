@@ -1,7 +1,7 @@
 """Tasksets of `verifiers`: their tasks, and reasons why a package cannot be used.
 
-What the policy does is what verifiers' harness `null` does: a chat, with the tools of
-the taskset.  Whatever asks for more is refused by name.  No JAX here.
+The policy plays like verifiers' harness `null`: a chat, with the tools of the taskset.
+What needs more than that is refused by name.  No JAX here.
 """
 
 import inspect
@@ -28,8 +28,8 @@ except ImportError as error:
     raise ImportError(_MISSING) from error
 
 _MOST_TASKS = 2**20
-_ENVIRONMENT = "env"  # the setting that holds those of a package's environment
-_OF_RUN = (  # settings of an agent that are the run's own to say
+_ENVIRONMENT = "env"  # the setting that has those of a package's environment
+_OF_RUN = (  # settings of an agent that the run itself has
     *("model", "client", "sampling"),
     *("max_input_tokens", "max_output_tokens", "max_total_tokens"),
 )
@@ -47,7 +47,7 @@ def load(name: str) -> Package:
     """Return the tasks of a package.
 
     Raises:
-        Refusal: it cannot be imported, has no taskset or asks for what is not here.
+        Refusal: it cannot be imported, has no taskset or needs something unsupported.
     """
     package, most, settings = read_name(name)
     module = _import(package)
@@ -90,7 +90,7 @@ def load(name: str) -> Package:
 
 
 def shared_toolsets(taskset: Any) -> list[Any]:
-    """Return toolsets that all tasks of a taskset use together."""
+    """Return the toolsets that all tasks of a taskset share."""
     return type(taskset).toolsets(taskset.config)
 
 
@@ -146,7 +146,7 @@ def _environment(package: str, settings: dict[str, Any]) -> Any:
 def _config(
     package: str, kind: Any, given: dict[str, Any], settings: dict[str, Any]
 ) -> Any:
-    """Return settings of a package's taskset or environment, which take these."""
+    """Return the settings of a package's taskset or environment with these values."""
     try:
         return kind.model_validate(given)
     except ValueError as error:
@@ -163,7 +163,7 @@ def _config(
 
 
 def faults_of_task(task: Any) -> Iterator[str]:
-    """Yield what the code of a task asks for beside a chat and tools."""
+    """Yield what the code of a task needs beside a chat and tools."""
     kind = type(task)
     name = kind.__name__
     if kind.NEEDS_CONTAINER:
@@ -190,7 +190,7 @@ def faults_of_task(task: Any) -> Iterator[str]:
 
 
 def _of_scoring(task: Any, name: str) -> Iterator[str]:
-    """Yield what scoring a task asks for beside the texts of its turns."""
+    """Yield what scoring a task needs beside the texts of its turns."""
     if task.config.judges:
         yield (
             f"{name} asks a judge of verifiers, over the network; ask one from a "
@@ -208,7 +208,7 @@ def needs_runtime(function: Callable[..., Any]) -> bool:
 
 
 def _of_environment(environment: Any) -> Iterator[str]:
-    """Yield what an environment asks for beside one policy of the run's own."""
+    """Yield what an environment needs beside one policy, the run's own."""
     name = type(environment).__name__
     agents = agent_config_fields(environment.config)
     if len(agents) > 1:
@@ -243,7 +243,7 @@ def _of_row_alone(task: Any) -> Iterator[str]:
 
 
 def _of_row(task: Any) -> Iterator[str]:
-    """Yield what the data of a task asks for beside texts."""
+    """Yield what the data of a task needs beside texts."""
     data = task.data
     for field in ("image", "agent_user", "skills", "artifacts", "network_block"):
         if value := getattr(data, field):
@@ -253,7 +253,7 @@ def _of_row(task: Any) -> Iterator[str]:
 
 
 def messages_of(data: Any) -> list[Any]:
-    """Return what a task says before the policy does."""
+    """Return the messages of a task before the policy's first turn."""
     prompt = data.prompt or []
     turns = [vf.UserMessage(content=prompt)] if isinstance(prompt, str) else [*prompt]
     if data.system_prompt is not None and not (turns and turns[0].role == "system"):

@@ -3,8 +3,8 @@
     <tool_call>{"name": "calculator", "arguments": {"expression": "2+3"}}</tool_call>
     {"name": "calculator", "parameters": {"expression": "2+3"}}
 
-The first form is Qwen3's, and a turn may hold several; the second is Llama 3's, and is
-all of a turn.  A turn without a call is the answer.  No JAX here.
+The first form is Qwen3's: a turn may have several calls.  The second is Llama 3's: the
+call is the whole turn.  A turn without a call is the answer.  No JAX here.
 """
 
 import ast
@@ -28,7 +28,7 @@ from scalerl_jax.formats.reading import parse_json
 _BEGIN, _END = "<tool_call>", "</tool_call>"  # Qwen3's
 _MOST_CALLS = 8  # in a turn
 _MOST_CALL = 20_000  # characters
-_MOST_RESULT = 4000  # characters of what a tool gives; more are left out
+_MOST_RESULT = 4000  # characters of a tool's result; the rest is cut
 _MOST_EXPRESSION, _MOST_DIGITS = 400, 200
 _CPU_SHARE, _WALL_SHARE = 0.4, 0.6  # of reward.timeout_s, for a program
 _MEMORY_MIB = 512
@@ -80,7 +80,7 @@ def _read_call(text: str, field: str, *, ended: str = "") -> Call:
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         return _malformed("a call is a json object with a name")
     arguments = call.get(field)
-    if isinstance(arguments, str):  # written as a text, as OpenAI's form has it
+    if isinstance(arguments, str):  # JSON in a text, as in OpenAI's form
         try:
             arguments = parse_json(arguments)
         except ValueError:
@@ -91,7 +91,7 @@ def _read_call(text: str, field: str, *, ended: str = "") -> Call:
 
 
 def before_calls(text: str) -> str:
-    """Return what a turn that calls tools says before its first call."""
+    """Return the text of a turn before its first call; "" without a call."""
     return text.partition(_BEGIN)[0] if _BEGIN in text else ""
 
 
@@ -100,21 +100,21 @@ def _malformed(why: str) -> Call:
 
 
 def refusal(call: Call, names: Collection[str]) -> str:
-    """Return what is wrong with a call where there are tools of these names, or ""."""
+    """Return what is wrong with a call, given the names of the tools, or ""."""
     if call.malformed or call.name in names:
         return call.malformed
     return f"no tool {call.name[:40]!r}; there are {', '.join(sorted(names))}"
 
 
 def shown(result: str) -> str:
-    """Return what a tool gives as the policy reads it; of too much, the beginning."""
+    """Return a tool's result as the policy reads it, cut if it is too long."""
     if len(result) <= _MOST_RESULT:
         return result
     return f"{result[:_MOST_RESULT]} ... ({len(result)} characters)"
 
 
 def answer(call: Call, tools: Mapping[str, Tool]) -> str:
-    """Return what a call gives, or what is wrong with it: a text for the policy."""
+    """Return the result of a call, or what is wrong with it: a text for the policy."""
     if wrong := refusal(call, tools):
         return wrong
     tool = tools[call.name]
@@ -140,7 +140,7 @@ class Tools:
         self._judge = judge
 
     def begin(self, prompt: str, reference: Any) -> None:
-        """Remember the prompt; no turn so far."""
+        """Store the prompt."""
         self._prompt, self._reference = prompt, reference
         self._last = ""
 
@@ -154,7 +154,7 @@ class Tools:
         return More("\n".join(answers), role="tool")
 
     def cut(self) -> float | Done | Verdict:
-        """Judge the last turn, which asked for more."""
+        """Judge the last turn, although it called a tool."""
         return self._judge(self._prompt, self._last, self._reference)
 
 
@@ -164,11 +164,11 @@ def make(
     timeout_s: float,
     verify: Callable[[str], Verdict],
 ) -> Tools:
-    """Make the environment "tools": answers are judged as the prompt's own are.
+    """Make the environment "tools", whose answers the prompt's own verifier judges.
 
     Raises:
         ValueError: there is no such tool, or no documents to search.
-        SandboxError: programs are to be run, and there is no sandbox for them.
+        SandboxError: a tool runs programs, and no sandbox can be made.
     """
     found = [find_tool(name, documents, timeout_s) for name in tools]
     if "search" in tools:
@@ -182,7 +182,7 @@ def find_tool(name: str, documents: str = "", timeout_s: float = 10.0) -> Tool:
     """Return a new tool by its name in episode.tools.
 
     Raises:
-        ValueError: there is none of that name, or it lacks what it needs.
+        ValueError: no tool has that name, or it lacks what it needs.
     """
     makers: dict[str, Callable[[], Tool]] = {
         "calculator": lambda: CALCULATOR,
@@ -199,7 +199,7 @@ def find_tool(name: str, documents: str = "", timeout_s: float = 10.0) -> Tool:
 
 
 def schemas(tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """Return tools in the form that chat templates write them in."""
+    """Return tools in the form that chat templates take."""
     return [
         {
             "type": "function",
@@ -338,7 +338,7 @@ def run_cells(cells: Sequence[str], *, timeout_s: float) -> str:
         case [0, str(output)]:
             return output.rstrip("\n")
         case [int(code), str()] if -code in (signal.SIGKILL, signal.SIGXCPU):
-            raise ValueError("the program took too long")  # of the processor's time
+            raise ValueError("the program took too long")  # CPU time
         case [int(code), str(output)]:
             return f"{output}the program ended with status {code}"
     raise ValueError("the program took too much memory")
@@ -357,7 +357,7 @@ def python(timeout_s: float) -> Tool:
 def interpreter(timeout_s: float) -> Tool:
     """Return the tool of an interpreter, which keeps what earlier programs defined.
 
-    They are run again before each new one, in a new sandbox, and print nothing then.
+    Each program runs in a new sandbox, after all earlier ones, whose output is dropped.
     """
     cells: list[str] = []
 

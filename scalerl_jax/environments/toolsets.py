@@ -1,7 +1,7 @@
 """Toolsets of `verifiers`, whose tools are called in this process.
 
-verifiers starts a server of each toolset, which a program beside the policy calls.
-Here a toolset registers its tools as it does there, and none is started.
+verifiers starts a server for each toolset, which a program beside the policy calls.
+Here a toolset registers its tools in the same way, and no server is started.
 No JAX here.
 """
 
@@ -25,16 +25,16 @@ except ImportError as error:
     _MISSING = f"{error}; pip install 'verifiers>=0.4,<0.5', or scalerl_jax[verifiers]"
     raise ImportError(_MISSING) from error
 
-# The trace of the conversation whose tool is called: its state is the tool's.
+# The trace of the conversation whose tool is called; its state is the tool's state.
 _CALLER: contextvars.ContextVar[Any] = contextvars.ContextVar("_CALLER")
 
 
 class Refusal(ValueError):
-    """A package, or what it does with a turn, cannot be used; says why."""
+    """A package, or its use of a turn, is not supported; the message has the reason."""
 
 
 def faults_of(toolset: Any, name: str) -> Iterator[str]:
-    """Yield what a toolset of the package's class `name` asks for beside a process."""
+    """Yield what a toolset of the package's class `name` needs beside a process."""
     if not isinstance(toolset, Toolset):
         yield f"{name} gives {toolset!r:.80} for a toolset"
         return
@@ -49,18 +49,18 @@ def faults_of(toolset: Any, name: str) -> Iterator[str]:
 
 
 class LiveTools:
-    """A toolset whose tools can be called; of a task, or shared by a taskset's."""
+    """A toolset whose tools can be called; a task's own, or shared by its taskset."""
 
     def __init__(self, toolset: Any) -> None:
-        """Register nothing yet: what it registers may depend on its setup."""
+        """Register no tool yet: the tools may depend on the setup."""
         self._toolset = toolset
         self._prefix = f"{toolset.server_name}_" if toolset.server_name else ""
         self._server = MCPServer(toolset.server_name or type(toolset).__name__)
-        self.schemas: dict[str, dict[str, Any]] = {}  # by the name a call has
+        self.schemas: dict[str, dict[str, Any]] = {}  # by the name in a call
         _share_state(toolset)
 
     async def start(self, data: Any = None) -> None:
-        """Set the toolset up, for a task's `data` if it is of one."""
+        """Set the toolset up, with a task's `data` if it is a task's own."""
         await self._toolset.setup()
         if data is not None:
             await self._toolset.setup_task(data)
@@ -74,11 +74,11 @@ class LiveTools:
             }
 
     async def close(self) -> None:
-        """Let go of what the toolset has opened."""
+        """Close what the toolset has opened."""
         await self._toolset._exit_stack.aclose()
 
     async def call(self, call: Call, trace: Any) -> str:
-        """Return what a tool gives, or what it says is wrong: a text for the policy."""
+        """Return a tool's result, or its error: a text for the policy."""
         token = _CALLER.set(trace)
         try:
             found = await self._server.call_tool(
@@ -107,7 +107,7 @@ def _share_state(toolset: Any) -> None:
             trace = _CALLER.get()
             trace.state = type(trace.state).model_validate_json(after)
 
-    # In the place of requests to the server that holds the state.
+    # This replaces requests to a server that holds the state.
     toolset._pull_state, toolset._push_state = pull, push
 
 
@@ -128,24 +128,24 @@ class Toolbox:
                 self._served[name] = each
 
     def __bool__(self) -> bool:
-        """Return whether there is any."""
+        """Return whether there is any tool."""
         return bool(self._served)
 
     @property
     def schemas(self) -> list[dict[str, Any]]:
-        """Return the tools in the form that chat templates write them in."""
+        """Return the tools in the form that chat templates take."""
         return [
             {"type": "function", "function": each.schemas[name]}
             for name, each in self._served.items()
         ]
 
     async def answer(self, call: Call, trace: Any) -> str:
-        """Return what a call gives, or what is wrong with it: a text for the policy."""
+        """Return a call's result, or what is wrong with it: a text for the policy."""
         if wrong := refusal(call, self._served):
             return wrong
         return await self._served[call.name].call(call, trace)
 
 
 def written(call: Call) -> dict[str, str]:
-    """Return a call's name and arguments as verifiers' `ToolCall` has them."""
+    """Return a call's name and arguments in the form of verifiers' `ToolCall`."""
     return {"name": call.name, "arguments": json.dumps(dict(call.arguments))}

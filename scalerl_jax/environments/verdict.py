@@ -1,9 +1,9 @@
-"""Verdicts on answers, an environment's answers to turns, and the pool's side of both.
+"""Verdicts on answers, environments' answers to turns, and the pool's side of both.
 
 `generation.judging.Judging` turns verdicts into rewards.  `environments.process` is
-the other side.  It is started by name, not through multiprocessing, whose spawned
-children import the main module again, and with it JAX.  It reads its messages with the
-classes below: no JAX here, nor in a score function's module.
+the verifier process.  It is started by name, not through multiprocessing, whose spawned
+children import the main module again, and JAX with it.  Its messages are of the classes
+below: no JAX here, nor in a score function's module.
 
 The file is above 400 lines: it has the messages and the code that sends and reads them.
 """
@@ -28,7 +28,7 @@ import psutil
 from scalerl_jax.process.child_environment import child_environment
 
 MAX_START_S = 120.0  # imports included; not part of a verdict's timeout
-_MAX_SEND_S = 10.0  # a free process that does not read for so long has stopped
+_MAX_SEND_S = 10.0  # after this time a free process that does not read has stopped
 _SET_CHILD_SUBREAPER = 36  # of prctl, in linux/prctl.h
 
 Status = Literal[
@@ -39,7 +39,7 @@ Status = Literal[
     "too_costly",  # judging the answer takes all of its time or memory
     "verifier_timeout",
     "verifier_error",
-    "bad_reward",  # a reward function returned what is no reward
+    "bad_reward",  # a reward function returned something that is not a reward
     "bad_observation",  # an environment returned no text, or too much of it
     "no_end",  # an environment did not end within the limits of an episode
 ]
@@ -50,8 +50,8 @@ _FAILURES: tuple[Status, ...] = (
     "bad_observation",
     "no_end",
 )
-# Share of an answer's time: ordinary answers take a thousandth of it, the first one of
-# a process a tenth at most.
+# Share of an answer's time.  Ordinary answers take a thousandth of the time, and the
+# first one of a process a tenth at most.
 _COMPUTING = 0.25
 
 
@@ -79,20 +79,20 @@ class Opening(NamedTuple):
 class Environment(Protocol):
     """One episode of a user's environment; its methods may be `async`.
 
-    It may also have `cut() -> Done`, which is asked for where the limits of an episode
-    leave no room for another turn, and `close()`, which is called last.
+    It may also have `cut() -> Done`, which is called if the limits of an episode leave
+    no room for another turn, and `close()`, which is called last.
     """
 
     def begin(self, prompt: str, reference: Any) -> Any:
         """Begin with a prompt's text and what belongs to it.
 
         Return None, or what the policy reads behind the prompt: a text, a `More`, or
-        several.  With the annotation `-> None` it is called with the first turn.
+        several.  If annotated `-> None`, it is called only with the first turn.
         """
         ...
 
     def step(self, completion: str) -> Any:
-        """Answer the text of a turn: `More`, or `Done` or a number at the end."""
+        """Answer a turn's text: `More`, or at the end `Done` or a number."""
         ...
 
 
@@ -105,7 +105,7 @@ class Verdict(NamedTuple):
     parts: Mapping[str, float | None] = {}  # of the reward, by name; None: unjudged
 
 
-# The answer of a verifier process: a judgement, or what an environment says.
+# The answer of a verifier process: a verdict, or an environment's messages.
 Said = Verdict | More | Opening
 
 
@@ -114,9 +114,9 @@ def count_as_judged(
 ) -> list[bool]:
     """Return for each of a prompt's answers whether it counts as judged.
 
-    Answers that a verifier failed on do not.  Answers that are too costly to judge do
-    not while they are at most `max_too_costly_share` of the prompt's; more of them are
-    wrong answers, all of them, so that no policy gains by preferring them.
+    Answers on which a verifier failed do not.  Answers that are too costly to judge do
+    not either, if they are at most `max_too_costly_share` of the prompt's answers; if
+    there are more, all count as wrong, so that no policy gains by preferring them.
     """
     costly = statuses.count("too_costly")
     excused = costly <= max_too_costly_share * len(statuses)
@@ -129,7 +129,7 @@ def count_as_judged(
 def lacks_verdict(status: str, *, judged: bool) -> bool:
     """Return whether an answer has no verdict, though it may count as a wrong one.
 
-    An answer that is too costly, and therefore judged to be wrong, has one.
+    A too costly answer that is judged wrong for that has a verdict.
     """
     return status in _FAILURES or (status == "too_costly" and not judged)
 
@@ -155,8 +155,8 @@ def figures_of_parts(
 def late(*, computed_s: float, timeout_s: float) -> Verdict:
     """Return the verdict on an answer that was not judged within `timeout_s`.
 
-    It is too costly if its process computed meanwhile.  A process that was stopped, or
-    had next to nothing of a busy machine, says nothing about the answer.
+    It is too costly if its process computed in that time.  A process that was stopped,
+    or got hardly any time on a busy machine, shows nothing about the answer.
     """
     if computed_s >= _COMPUTING * timeout_s:
         reason = f"still computing after reward.timeout_s = {timeout_s}"
@@ -168,10 +168,10 @@ def late(*, computed_s: float, timeout_s: float) -> Verdict:
 def ended(exit_code: int | None, *, own: bool = False) -> Verdict:
     """Return the verdict on an answer whose process ended while it judged it.
 
-    `own`: by a user's function, whose fault it is, whatever the answer.
+    `own`: a user's function judged it, and is at fault whatever the answer.
     """
     reason = f"the verifier process ended with exit code {exit_code}"
-    # The stack is full: of calls, which the answer's text nests.
+    # The stack is full of calls, as deep as the answer's text nests.
     full = exit_code == -signal.SIGSEGV and not own
     return Verdict("too_costly" if full else "verifier_error", reason)
 
@@ -188,20 +188,20 @@ class Verifier(NamedTuple):
 
 
 class OwnReward(NamedTuple):
-    """Reward functions or an environment of a user: where they are, how they count."""
+    """A user's reward functions or environment: their source, weights and limits."""
 
     file: str  # or the name of a module
     text: str | None  # of the file; None: the module is imported
     functions: tuple[str, ...]
     weights: tuple[float, ...]  # of the functions, in a sum
-    max_magnitude: float  # of what one of them returns
+    max_magnitude: float  # of the reward that a function returns
     max_concurrent: int  # calls of `async` functions in one process
-    variables: tuple[str, ...] = ()  # of the environment, for the process
-    prints: bool = False  # to stderr; else nowhere
+    variables: tuple[str, ...] = ()  # environment variables for the process
+    prints: bool = False  # its output goes to stderr; else it is discarded
     max_observation: int = 100_000  # characters
-    given: Mapping[str, Any] = {}  # to an environment's maker that has such parameters
-    answer_after: str = ""  # for the prompt's own verifier, if the maker asks for it
-    by_turns: bool = False  # it is an environment, as a process that looked has said
+    given: Mapping[str, Any] = {}  # arguments that an environment's maker may take
+    answer_after: str = ""  # for the prompt's own verifier, if the maker uses it
+    by_turns: bool = False  # it is an environment, as a process found that loaded it
 
 
 class Setup(NamedTuple):
@@ -223,13 +223,13 @@ class Setup(NamedTuple):
 class Step(NamedTuple):
     """The place of a turn in its episode."""
 
-    episode: Any  # of all that a pool is given, this one
-    turns: tuple[tuple[str, str], ...] = ()  # before it: completions and observations
+    episode: Any  # identifies the episode in a pool
+    turns: tuple[tuple[str, str], ...] = ()  # earlier completions and observations
     last: bool = False  # the limits of an episode leave no room for another
-    cut: bool = False  # it has been answered, and no turn has room behind that
-    begins: bool = False  # there is no turn yet: the environment is to open the episode
-    opened: Opening = Opening()  # as it has done
-    refused: Verdict | None = None  # of its opening, by which the episode is over
+    cut: bool = False  # the turn was answered, and there is no room for another
+    begins: bool = False  # no turn yet: the environment opens the episode
+    opened: Opening = Opening()  # the environment's opening of the episode
+    refused: Verdict | None = None  # a failed opening, which ends the episode
 
 
 class GroupAnswers(NamedTuple):
@@ -247,7 +247,7 @@ class Kind(NamedTuple):
     """The kind of a user's file, as the process that loaded it found."""
 
     by_turns: bool = False  # an environment, which answers turn by turn
-    opens: bool = False  # and may say something before the first
+    opens: bool = False  # which may have messages before the first turn
 
 
 class Loaded(NamedTuple):
@@ -260,12 +260,12 @@ class Loaded(NamedTuple):
 
 
 class JudgedAnswer(NamedTuple):
-    """The verdict on the answer in one place, or what an environment says to it."""
+    """The verdict on one answer by its index, or an environment's answer to it."""
 
     place: int
     verdict: Said
     cpu_s: float  # of the process so far
-    share: int = 0  # of those that the process was given together
+    share: int = 0  # index among the shares that the process got together
 
 
 # The pool's side.
@@ -285,7 +285,7 @@ class JudgingJob:
     step: Step | None = None  # of the one answer, if it is a turn of an episode
 
     def settle(self, place: int, verdict: Said) -> None:
-        """Write down the verdict on one answer."""
+        """Record the verdict on one answer."""
         self.verdicts[place] = verdict
 
     def unjudged(self, places: Iterable[int]) -> list[int]:
@@ -294,7 +294,7 @@ class JudgingJob:
 
 
 class Share(NamedTuple):
-    """The answers of a group that one process is given."""
+    """The answers of a group that one process gets."""
 
     job: JudgingJob
     places: list[int]
@@ -309,7 +309,7 @@ class VerifierProcess:
     """A verifier process with the pipe to it, its work and its deadline."""
 
     def __init__(self, setup: Setup) -> None:
-        """Start the process, and do not wait for it.
+        """Start the process without waiting for it.
 
         Raises:
             OSError: the system cannot start a process.
@@ -321,7 +321,7 @@ class VerifierProcess:
         number, own, output = child_end.fileno(), setup.own, None
         given: dict[str, str] = {}
         if own:
-            # No line of a user's function among those of a run, or of a command.
+            # A user's function prints nothing into the output of a run or command.
             output = sys.__stderr__ if own.prints else subprocess.DEVNULL
             given = {name: os.environ[name] for name in own.variables}
         self.process = subprocess.Popen(
@@ -331,16 +331,16 @@ class VerifierProcess:
             stdout=output,
             stderr=output,
             env=child_environment(**given),
-            # Its own group: Ctrl-C does not reach it, and what it starts dies with it.
+            # Its own group: Ctrl-C does not reach it, and its children end with it.
             start_new_session=True,
         )
         child_end.close()
         with contextlib.suppress(BrokenPipeError):  # the next read finds it again
             self.pipe.send(setup)
-        self.below: list[psutil.Process] = []  # that it had started when it was killed
+        self.below: list[psutil.Process] = []  # its children when it was killed
         self.loaded: set[str] = set()
         self.loading: str | None = setup.preload
-        self.shares: list[Share] = []  # given and not judged
+        self.shares: list[Share] = []  # sent and not yet judged
         self.deadline = time.monotonic() + MAX_START_S
         self.begun_cpu_s = 0.0  # of the process, before the answer that it judges
 

@@ -6,8 +6,8 @@ runs none of the solution's code, and gets only data from it: plain values, copi
 handles to everything else.  So a solution cannot pass for right by anything that it
 prints, patches, compares equal or exits with.
 
-A bare Python runs this file alone: it imports only the standard library, and has more
-than 400 lines.
+A bare Python runs this file alone: it imports only the standard library, and is above
+400 lines.
 A frame is 4 bytes of length and JSON.
 """
 

@@ -130,7 +130,7 @@ def make_publish(
                 raise
             raise RuntimeError(
                 f"the params of version {int(policy_version)} could not be sent to the "
-                f"sampler, which goes on with those it has: {error}"
+                f"sampler, which continues with its current params: {error}"
             ) from error
         return sent
 

@@ -39,6 +39,7 @@ loss | | loss of the batch, regularisers included
 grad_norm | | norm of the gradient before clipping
 entropy | nats | mean entropy of the policy at the trained tokens
 train/tokens | tokens | trained tokens of the batch
+train/rows | rows | of the step, in a warm start
 train/epoch | passes | passes over the same batch before this one
 train/learning_rate | | learning rate of the step
 train/skipped_steps | optimizer steps | steps skipped since the start of this process

@@ -2,8 +2,7 @@
 
 The server listens on the loopback address alone.  It reads the runs' files as they grow
 and answers two requests: the page, which needs nothing else, and the state of all runs
-as JSON, which the page asks for every few seconds.  Texts of runs are other people's:
-the page shows them as text, and its policy lets no script in but its own.
+as JSON, for which the page asks every few seconds.  Texts of runs are not trusted.
 """
 
 import contextlib
@@ -77,7 +76,6 @@ CHARTS = (
           {f"verifier/{name}_share": name.replace("_", " ") for name in _VERDICTS}),
     Chart("entropy (nats)", {"entropy": "mean"}),
     Chart("gradient norm", {"grad_norm": "norm"}),
-    Chart("cosine of successive gradients", {"grad_cosine": "cosine"}),
     Chart("effective sample size (share)", {"ratio/effective_sample_size": "share"}),
     Chart("tokens per second", {"throughput/generated_tokens_per_s": "generated",
                                 "throughput/trained_tokens_per_s": "trained"}),
@@ -218,8 +216,7 @@ def _fitted(status: Status) -> dict[str, Any]:
     curve, fit = status.curve, status.fit
     state: dict[str, Any] = {
         "points": [
-            [_plain(float(x)), _plain(float(y))]
-            for x, y in zip(curve.x, curve.y, strict=True)
+            [_plain(x), _plain(y)] for x, y in zip(curve.x, curve.y, strict=True)
         ],
         "r0": curve.r0,
         "alarm": status.alarm,
@@ -231,7 +228,7 @@ def _fitted(status: Status) -> dict[str, Any]:
     grid = np.geomspace(float(curve.x[0]), max(right, fit.x_last), _CURVE_POINTS)
     low, high = fit.band(grid)
     state["curve"] = [
-        [_plain(float(value)) for value in row]
+        [_plain(value) for value in row]
         for row in zip(grid, fit.predict(grid), low, high, strict=True)
     ]
     if fit.identified:
@@ -306,7 +303,7 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/":
             self._answer(HTTPStatus.OK, page(), "text/html; charset=utf-8")
         elif self.path == "/runs.json":
-            board = self._board
+            board = _board_of(self)
             if self.headers.get("If-None-Match") == board.tag:
                 self._answer(HTTPStatus.NOT_MODIFIED, b"", "application/json")
             else:
@@ -316,16 +313,11 @@ class Handler(BaseHTTPRequestHandler):
                 HTTPStatus.NOT_FOUND, b"there is / and /runs.json", "text/plain"
             )
 
-    @property
-    def _board(self) -> Board:
-        assert isinstance(self.server, PageServer), "which alone has this handler"
-        return self.server.board
-
     def _answer(self, status: HTTPStatus, body: bytes, kind: str) -> None:
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
-        self.send_header("ETag", self._board.tag)
+        self.send_header("ETag", _board_of(self).tag)
         self.send_header("Cache-Control", "no-cache")
         self.send_header("X-Content-Type-Options", "nosniff")
         self.send_header("Referrer-Policy", "no-referrer")
@@ -340,6 +332,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing: a page asks every few seconds."""
+
+
+def _board_of(handler: Handler) -> Board:
+    assert isinstance(handler.server, PageServer), "which alone has this handler"
+    return handler.server.board
 
 
 class PageServer(ThreadingHTTPServer):

@@ -71,7 +71,7 @@ def test_a_source_is_indexed_as_a_sequence(sums):
     ]
     assert sums[3:3] == []
     for place in (9, -10):
-        with pytest.raises(IndexError, match="of 9"):
+        with pytest.raises(IndexError, match="for 9 members"):
             sums[place]
 
 

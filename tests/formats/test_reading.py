@@ -154,6 +154,7 @@ UNBOUNDED = {
         "the one reader, which looks at the depth",
     ),
     ("formats/bounded.py", "os.open"): (1, "the one that opens"),
+    ("cluster/kept_batches.py", "json.loads"): (1, "what this process has written"),
     ("cluster/session.py", ".read_bytes"): (1, _OWN),
     ("cluster/slice_hosts.py", ".read"): (1, "a file of a host's last words"),
     ("config/__init__.py", "json.loads"): (1, _WRITTEN),

@@ -315,7 +315,7 @@ def test_what_is_not_what_was_sent_is_refused(damage, version, words):
     published = alone()(learner_params(make(0, 1)), 6)
     with pytest.raises(RuntimeError) as failure:
         receive(damage(published), policy_version=version)
-    for word in (f"version {version}", "goes on with those it has", *words):
+    for word in (f"version {version}", "its current params", *words):
         assert word in str(failure.value)
     unchanged(receive(published, policy_version=6))
 

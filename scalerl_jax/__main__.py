@@ -99,10 +99,8 @@ def main() -> None:
         sys.argv = ["scalerl", name, *rest]
     else:
         sys.argv = [f"scalerl {name}", *rest]
-    if name in (
-        "train",
-        "warmstart",
-    ):  # the imports take seconds, and C code does not hear Ctrl-C
+    # Their imports take seconds, and C code does not hear Ctrl-C.
+    if name in ("train", "warmstart"):
         end_at_signals()
     try:
         runpy.run_module(module, run_name="__main__")

@@ -5,6 +5,7 @@ import os
 import pty
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from importlib import util
@@ -30,10 +31,17 @@ def ended(capfd, monkeypatch, *words):
     for module in ("demo", "doctor", "export", "status", "warmstart"):
         monkeypatch.delitem(sys.modules, f"scalerl_jax.{module}", raising=False)
     status = 0
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    handlers = {number: signal.getsignal(number) for number in numbers}
     try:
         command.main()
     except SystemExit as end:
         status = end.code or 0
+    finally:  # `end_at_signals` would end the tests with the next signal
+        if (woken := signal.set_wakeup_fd(-1)) != -1:
+            os.close(woken)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     return status, *capfd.readouterr()
 
 

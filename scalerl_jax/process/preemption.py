@@ -48,9 +48,10 @@ def _watched(watch: Callable[[socket.socket], None]) -> int:
 
 
 def _end(woken: socket.socket) -> None:
-    """End the process at the first of the signals."""
-    while (came := woken.recv(1)) and came[0] not in _SIGNALS:
-        pass
+    """End the process at the first of the signals; end with the other socket."""
+    with woken:
+        while (came := woken.recv(1)) and came[0] not in _SIGNALS:
+            pass
     if came:
         status, said = _ENDED[signal.Signals(came[0])]
         os.write(1, said)
@@ -60,11 +61,12 @@ def _end(woken: socket.socket) -> None:
 def _end_at_second_interrupt(woken: socket.socket) -> None:
     """End the process at the second Ctrl-C; `Preemption` handles the first."""
     interrupts = 0
-    while came := woken.recv(1):
-        interrupts += came[0] == signal.SIGINT
-        if interrupts > 1:
-            os.write(1, _ENDED_AT_ONCE)
-            os._exit(INTERRUPTED)
+    with woken:
+        while came := woken.recv(1):
+            interrupts += came[0] == signal.SIGINT
+            if interrupts > 1:
+                os.write(1, _ENDED_AT_ONCE)
+                os._exit(INTERRUPTED)
 
 
 class Preemption(contextlib.AbstractContextManager["Preemption"]):

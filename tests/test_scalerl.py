@@ -278,6 +278,8 @@ def test_the_doctor_tells_what_fails_and_the_way_out(capfd, monkeypatch, tmp_pat
             0,
         ),
         ("evaluate --samples 16 runs/x", "evaluate --samples 16 runs/x", False),
+        ("data difficulty --num-prompts=9", "data difficulty --num_prompts=9", False),
+        ("data inspect --max_bad-rows=9", "data inspect --max-bad-rows=9", False),
         ("fit runs/x --model_size=n_params", "fit runs/x --model-size=n_params", False),
         ("train --config.a.b_c=3 --quiet", "train --config.a.b_c=3", True),
         ("launch supervise -- cat -q --a_b", "launch supervise -- cat -q --a_b", False),

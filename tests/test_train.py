@@ -469,7 +469,7 @@ def test_steps_that_stay_not_finite_end_the_run_and_save_nothing(tmp_path, capsy
         bad = FloatingPointError("sample 0 of prompt 3 failed: the logits")
         told = rescued(run, bad, lambda: pytest.fail("it is saved"))
     assert str(told).startswith("sample 0 of prompt 3 failed: the logits; the state of")
-    assert "step 0 is not saved" in str(told)
+    assert "step 0 is therefore not saved" in str(told)
     message = str(failure.value)
     assert message.startswith("2 optimizer steps in a row were skipped")
     assert "train.max_skipped_steps = 2" in message

@@ -29,7 +29,8 @@ def rewritten(command: str, words: Sequence[str]) -> tuple[list[str], bool]:
     at = words.index("--") if "--" in words else len(words)
     own = [word for word in words[:at] if word not in ("-q", "--quiet")]
     quiet = len(own) < at
-    own = [_spelled(command, word) for word in own]
+    underscores = command in _UNDERSCORES or own[:1] == ["difficulty"]  # of `data`
+    own = [_spelled(word, underscores=underscores) for word in own]
     if command in _RUN:
         own = _with_run(_RUN[command], own)
     return own + list(words[at:]), quiet
@@ -45,14 +46,14 @@ def is_quiet() -> bool:
     return bool(os.environ.get(QUIET))
 
 
-def _spelled(command: str, word: str) -> str:
+def _spelled(word: str, *, underscores: bool) -> str:
     """Return a flag with the hyphens or underscores of the command's parser."""
     if not word.startswith("--"):
         return word
     name, equals, value = word[2:].partition("=")
     if "." in name:  # a setting: unchanged
         return word
-    old, new = ("-", "_") if command in _UNDERSCORES else ("_", "-")
+    old, new = ("-", "_") if underscores else ("_", "-")
     return f"--{name.replace(old, new)}{equals}{value}"
 
 

@@ -127,13 +127,26 @@ def _to_parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
+def _in_package(value: Any) -> Any:
+    """Return a path of the package from its name on; other values unchanged."""
+    if isinstance(value, str) and Path(value).is_absolute():
+        _, found, rest = value.rpartition("/scalerl_jax/")
+        return f"scalerl_jax/{rest}" if found else value
+    return value
+
+
 def _settings(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that all arms share, each arm's own, and the code's versions.
 
-    Settings that are not part of a recipe (paths, logging) are left out.
+    Settings that are not part of a recipe (paths, logging) are left out, and a file of
+    the package is named without the folder that it was installed in.
     """
     arms = {
-        arm: {n: v for n, v in of.items() if n.split(".")[0] not in NOT_RECIPE}
+        arm: {
+            n: _in_package(v)
+            for n, v in of.items()
+            if n.split(".")[0] not in NOT_RECIPE
+        }
         for arm, of in record["arms"].items()
     }
     first = next(iter(arms.values()))

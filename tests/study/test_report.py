@@ -131,6 +131,8 @@ def test_an_exported_study_is_read_by_the_fitter_as_the_runs_are(tmp_path, capsy
     settings = json.loads((tmp_path / "two/settings.json").read_text())
     assert settings["arms"]["high"] == {"objective.aggregation": "token"}
     assert settings["arms"]["low"] == {"objective.aggregation": "prompt"}
+    base = settings["settings"]["model.checkpoint"]  # of configs/tiny.py
+    assert base == "scalerl_jax/assets/tiny_base"
     (tmp_path / "two/curves.parquet").write_bytes(b"PAR1 and no more")
     with pytest.raises(CurveError, match="curves.parquet: no Parquet file"):
         load_curves(tmp_path / "two")

@@ -19,7 +19,7 @@ from scalerl_jax.parallel.xla import explained
 from scalerl_jax.process.ending import is_explained
 from scalerl_jax.process.preemption import Preemption
 from scalerl_jax.run import lost_work
-from scalerl_jax.run.ledger import LEDGER_FILE, kept_on_disk
+from scalerl_jax.run.ledger import kept_on_disk
 from scalerl_jax.run.metrics import MetricsWriter
 from scalerl_jax.run.record import flatten
 
@@ -226,10 +226,7 @@ def _resume(run: RunState, directory: Path) -> int:
     Return the last step that counts; -1 for a new run.
     """
     restored = run.learner.restore()
-    if restored or (directory / LEDGER_FILE).exists():
-        saved = restored.host["ledger"] if restored else None
-        latest = lost_work.read_ledger(directory)
-        lost_work.restore(run.ledger, saved, latest=latest)
+    lost_work.resume(run.ledger, directory, restored and restored.host)
     if restored is None:
         return -1
     run.state, run.version = restored.state, restored.step

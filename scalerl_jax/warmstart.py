@@ -47,7 +47,7 @@ from scalerl_jax.process.preemption import (
 from scalerl_jax.process.printing import log_to_stderr, to_stdout
 from scalerl_jax.run import lost_work
 from scalerl_jax.run.directory import local_directory, open_run_directory
-from scalerl_jax.run.ledger import LEDGER_FILE, Ledger, kept_on_disk
+from scalerl_jax.run.ledger import Ledger, kept_on_disk
 from scalerl_jax.run.metrics import MetricsWriter
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.run.record import flatten
@@ -105,10 +105,7 @@ class WarmStart:
             ValueError: it is of other rows.
         """
         restored = self.learner.restore()
-        if restored or (directory / LEDGER_FILE).exists():
-            saved = restored.host["ledger"] if restored else None
-            latest = lost_work.read_ledger(directory)
-            lost_work.restore(self.ledger, saved, latest=latest)
+        lost_work.resume(self.ledger, directory, restored and restored.host)
         if restored is None:
             return
         if restored.host["rows"] != self.digest:

@@ -12,7 +12,9 @@ import os
 from collections.abc import Sequence
 
 QUIET = "SCALERL_QUIET"  # environment variable; not empty: no progress
+# Commands, some with their second word, whose parsers have underscores in flags.
 _UNDERSCORES = {"train", "evaluate", "preflight", "simulate", "warmstart", "serve"}
+_UNDERSCORES |= {"data difficulty"}
 # Command -> the flag for its run or checkpoint; "": a word without a flag.
 _RUN = {"train": "workdir", "demo": "workdir"}
 _RUN |= dict.fromkeys(("evaluate", "export", "serve"), "checkpoint")
@@ -29,7 +31,8 @@ def rewritten(command: str, words: Sequence[str]) -> tuple[list[str], bool]:
     at = words.index("--") if "--" in words else len(words)
     own = [word for word in words[:at] if word not in ("-q", "--quiet")]
     quiet = len(own) < at
-    underscores = command in _UNDERSCORES or own[:1] == ["difficulty"]  # of `data`
+    names = {command, " ".join([command, *own[:1]])}
+    underscores = not _UNDERSCORES.isdisjoint(names)
     own = [_spelled(word, underscores=underscores) for word in own]
     if command in _RUN:
         own = _with_run(_RUN[command], own)

@@ -12,6 +12,7 @@ counters: `lost_tokens` (generated) and `lost_flops` (of sampler and learner).
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,21 @@ _LOST = {
     "lost_tokens": ("generated_tokens", "lost_tokens"),
     "lost_flops": ("train_flops", "generate_flops", "teacher_flops", "lost_flops"),
 }
+
+
+def resume(
+    ledger: Ledger, directory: Path, checkpoint: Mapping[str, Any] | None
+) -> None:
+    """Continue the ledger of the run in a directory, if the run has begun.
+
+    `checkpoint` has the books of the newest checkpoint; None: there is none yet.
+    Errors are those of `restore` and `read_ledger`.
+    """
+    latest = read_ledger(directory)
+    if checkpoint is None and latest is None:
+        return
+    saved = None if checkpoint is None else checkpoint["ledger"]
+    restore(ledger, saved, latest=latest)
 
 
 def restore(

@@ -24,7 +24,12 @@ import numpy as np
 from scalerl_jax.algo.advantages import token_weights
 from scalerl_jax.batching.assembly import Assembler, Batch
 from scalerl_jax.batching.group_metrics import group_metrics
-from scalerl_jax.batching.packing import first_fit, pack, train_sequences
+from scalerl_jax.batching.packing import (
+    ROW_SEGMENTS,
+    first_fit,
+    pack,
+    train_sequences,
+)
 from scalerl_jax.batching.stream_packing import StreamShape, pack_shared
 from scalerl_jax.cluster.batch_parts import SentBatches, arrays_of
 from scalerl_jax.cluster.kept_batches import KeptBatch
@@ -155,7 +160,7 @@ def parts_of(groups: list[Group]) -> dict[str, Callable[[], object]]:
     lengths = [sequence.row_length for sequence in sequences]
     rows = dict(row_tokens=ROW_TOKENS, rows_per_microbatch=8)
     return {
-        "first fit": functools.partial(first_fit, lengths, ROW_TOKENS, packing=True),
+        "first fit": functools.partial(first_fit, lengths, ROW_TOKENS, ROW_SEGMENTS),
         "rows laid out": functools.partial(pack, sequences, **rows),
         "streams that share prompts": functools.partial(
             pack_shared, sequences, SHAPE, streams=1

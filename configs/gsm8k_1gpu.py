@@ -33,6 +33,7 @@ def get_config(checkpoint: str = "Qwen3-0.6B") -> ml_collections.ConfigDict:
     config.batch.num_prompts = 32
     config.batch.group_size = 8
     config.batch.row_tokens = 2048
+    config.batch.row_segments = 16
     config.batch.rows_per_microbatch = 2
     config.optimizer.learning_rate = 1e-6
     config.train.num_steps = 200

@@ -31,7 +31,7 @@ from scalerl_jax.formats.reading import is_remote, parse_json
 from scalerl_jax.machines import ray_access
 from scalerl_jax.objective.describe import describe
 from scalerl_jax.parallel import rendezvous
-from scalerl_jax.parallel.xla import keep_programs
+from scalerl_jax.parallel.xla import exact_products, keep_programs
 from scalerl_jax.process.ending import tell
 from scalerl_jax.process.printing import (
     Stderr,
@@ -107,6 +107,7 @@ def run(config: config_lib.Config, workdir: str) -> RunOutcome:
         raise ValueError(why_not)
     arch = wiring.make_architecture(config)
     devices = jax.devices()
+    exact_products(config.model.compute_dtype)
     config = wiring.fit_devices(config, arch, len(devices), kind=devices[0].device_kind)
     with _opened(config, workdir) as directory, Progress() as progress:
         # An earlier run in this directory with several processes may have left it.

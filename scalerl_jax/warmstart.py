@@ -37,7 +37,12 @@ from scalerl_jax.learner.forward import LearnerFlops
 from scalerl_jax.learner.step import LocalLearner, TrainState
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.saving import check_place
-from scalerl_jax.parallel.xla import explained, keep_freed_memory, keep_programs
+from scalerl_jax.parallel.xla import (
+    exact_products,
+    explained,
+    keep_freed_memory,
+    keep_programs,
+)
 from scalerl_jax.process.ending import answer
 from scalerl_jax.process.preemption import (
     INTERRUPTED,
@@ -189,6 +194,7 @@ def _prepared(
     config = supervised(config, num_steps=order.num_steps)
     if jax.default_backend() == "cpu":
         keep_freed_memory(arch.num_params)
+    exact_products(config.model.compute_dtype)
     devices, kind = jax.devices(), jax.devices()[0].device_kind
     config = wiring.fit_devices(config, arch, len(devices), kind=kind)
     return config, arch, sequences, order
@@ -245,6 +251,7 @@ def _step(made: WarmStart) -> tuple[dict[str, Any], str]:
             pack,
             row_tokens=batch.row_tokens,
             rows_per_microbatch=batch.rows_per_microbatch,
+            row_segments=batch.row_segments,
             packing=batch.packing,
         ),
     )

@@ -13,8 +13,9 @@ import numpy as np
 from jaxtyping import Float, Int, Shaped
 
 from scalerl_jax.batching.rooms import Rooms
-from scalerl_jax.model.attention import MAX_SEGMENTS
 from scalerl_jax.types import Group, PackedBatch, Sharing
+
+ROW_SEGMENTS = 128  # sequences in a row, at most, where the caller has no limit
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -137,12 +138,13 @@ def pack(
     *,
     row_tokens: int,
     rows_per_microbatch: int,
+    row_segments: int = ROW_SEGMENTS,
     packing: bool = True,
 ) -> Packed:
     """Lay sequences end to end in rows, and these in as few microbatches as needed.
 
-    The batch is [M, R, S] with R = `rows_per_microbatch` and S = `row_tokens`.
-    Without `packing` each sequence has a row of its own.
+    The batch is [M, R, S] with R = `rows_per_microbatch` and S = `row_tokens`.  A row
+    gets at most `row_segments` sequences; without `packing` each has its own.
 
     Raises:
         ValueError: a sequence is longer than a row.
@@ -153,7 +155,8 @@ def pack(
             f"a rollout of {longest + 1} tokens does not fit in batch.row_tokens = "
             f"{row_tokens}; raise it"
         )
-    rows = first_fit(lengths, row_tokens, packing=packing)
+    segments = row_segments if packing else 1
+    rows = first_fit(lengths, row_tokens, segments)
     filled = -(-len(rows) // rows_per_microbatch)
     shape = (filled * rows_per_microbatch, row_tokens)
     integers = ("tokens", "segment_ids", "positions")
@@ -196,19 +199,19 @@ def abstract_microbatch(*, row_tokens: int, rows_per_microbatch: int) -> PackedB
 
 
 def first_fit(
-    lengths: Sequence[int], row_tokens: int, *, packing: bool
+    lengths: Sequence[int], row_tokens: int, row_segments: int
 ) -> list[list[int]]:
     """Return for each row the indices in `lengths` of its sequences.
 
-    First fit, longest first: within 11/9 of the fewest rows.  No row gets more
-    segments than the attention kernels accept.
+    First fit, longest first: within 11/9 of the fewest rows.  A row gets at most
+    `row_segments` sequences.
     """
     rows: list[list[int]] = []
     space: list[int] = []
     rooms = Rooms()
     for number in sorted(range(len(lengths)), key=lambda each: -lengths[each]):
         length = lengths[number]
-        row = rooms.first(length) if packing else None
+        row = rooms.first(length)
         if row is None:
             row = len(rows)
             rows.append([])
@@ -216,5 +219,5 @@ def first_fit(
             rooms.append(row_tokens)
         rows[row].append(number)
         space[row] -= length
-        rooms[row] = space[row] if len(rows[row]) < MAX_SEGMENTS else -1
+        rooms[row] = space[row] if len(rows[row]) < row_segments else -1
     return rows

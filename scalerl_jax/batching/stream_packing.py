@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from scalerl_jax.batching.packing import (
+    ROW_SEGMENTS,
     Packed,
     TrainSequence,
     as_packed,
@@ -20,7 +21,6 @@ from scalerl_jax.batching.packing import (
     no_experts,
 )
 from scalerl_jax.batching.rooms import Rooms
-from scalerl_jax.model.attention import MAX_SEGMENTS
 from scalerl_jax.types import PackedBatch, Sharing
 
 # Sequences, each with its place among all that are packed.
@@ -33,6 +33,7 @@ class StreamShape:
 
     rows: int  # rows that attention reads for the stream
     row_tokens: int  # S
+    row_segments: int = ROW_SEGMENTS  # sequences in a row, at most
     shared_tokens: int  # room for prompts, at the head of the stream
     own_tokens: int  # room for completions, each after the last token of its prompt
     group_size: int  # sequences that share a prompt, at most
@@ -69,8 +70,11 @@ class _Stream:
     @property
     def room(self) -> int:
         """Room of the row that has most of it; -1: no row takes another sequence."""
-        free = zip(self.space, self.segments, strict=True)
-        open_rows = (left for left, segments in free if segments < MAX_SEGMENTS)
+        free, most = (
+            zip(self.space, self.segments, strict=True),
+            self.shape.row_segments,
+        )
+        open_rows = (left for left, segments in free if segments < most)
         return max(open_rows, default=-1) if self.own < self.shape.own_tokens else -1
 
     def add(self, number: int, sequence: TrainSequence, group: int) -> bool:
@@ -85,7 +89,8 @@ class _Stream:
             (
                 row
                 for row, left in enumerate(self.space)
-                if left >= sequence.row_length and self.segments[row] < MAX_SEGMENTS
+                if left >= sequence.row_length
+                and self.segments[row] < shape.row_segments
             ),
             None,
         )

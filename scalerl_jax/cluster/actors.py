@@ -42,7 +42,7 @@ from scalerl_jax.parallel.coordinator import HeldPort
 from scalerl_jax.parallel.mesh import AXES, make_mesh
 from scalerl_jax.parallel.multihost import Box, own_box
 from scalerl_jax.parallel.signed_lines import new_secret
-from scalerl_jax.parallel.xla import is_broken_off, keep_programs
+from scalerl_jax.parallel.xla import exact_products, is_broken_off, keep_programs
 from scalerl_jax.process.ending import first_line
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.sampler.lockstep import EngineCall
@@ -155,6 +155,7 @@ class RoleProcess:
                 held=self._held,
                 timeout_s=timeout_s,
             )
+        exact_products(self._config.model.compute_dtype)
 
     def _devices(self) -> list[Any]:
         """Return the devices of this process's replica."""

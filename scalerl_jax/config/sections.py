@@ -324,6 +324,11 @@ class BatchConfig:
         True, "pack several rollouts into a row; never changes gradients"
     )
     row_tokens: Tokens = setting(16384, "S; at least the longest prompt + completion")
+    row_segments: Count = setting(
+        128,
+        "rollouts in a row, at most; on GPUs cuDNN's backward pass reserves 8 bytes x "
+        "R x row_segments x S x heads x head_dim: 16 is often enough",
+    )
     rows_per_microbatch: CountOr0 = setting(
         8, "R; a multiple of mesh.data * mesh.fsdp; 0: this product"
     )

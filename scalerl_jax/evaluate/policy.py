@@ -29,7 +29,7 @@ from scalerl_jax.evaluate.metrics import MAX_SAMPLES
 from scalerl_jax.generation.evaluation import Evaluator, JudgedPrompt
 from scalerl_jax.model.architecture import Architecture, sampler_mesh, sampler_shardings
 from scalerl_jax.model.transformer import unstack_layers
-from scalerl_jax.parallel.xla import explained, keep_programs
+from scalerl_jax.parallel.xla import exact_products, explained, keep_programs
 from scalerl_jax.process.ending import answer
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.run.record import flatten
@@ -253,6 +253,7 @@ def open_policy(described: Described, own: OwnReward | None) -> Iterator[Policy]
     config, arch = described.config, described.arch
     keep_programs(config.compile_cache)
     devices = jax.devices()[: config.generators.devices or 1]
+    exact_products(config.model.sampler_dtype)
     mesh = sampler_mesh(arch, devices)
     with (
         contextlib.ExitStack() as opened,

@@ -25,8 +25,6 @@ MASKED = -1e30  # finite: a row without keys must not give NaN
 SAVED = "attention"
 _UNROLLED = 4  # blocks of a row, at most
 _TINY = 128  # tokens
-# Most segments of a row for cuDNN; `batching.packing` puts at most these in a row.
-MAX_SEGMENTS = 128
 _Carry = Any
 # (first key, number of keys, carry) -> carry after a block of queries has seen them
 _Meet = Callable[[Array | int, int, _Carry], _Carry]

@@ -1,6 +1,7 @@
 """Segment attention by kernels from JAX, and the choice among them."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,6 @@ from jaxtyping import Array, Float, Int
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.attention import (
     KEYS,
-    MAX_SEGMENTS,
     QUERIES,
     SAVED,
     BlockwiseAttention,
@@ -81,11 +81,21 @@ class SplashAttention:
         return run(kernel, q, k, v, segment_ids, segment_ids)
 
 
+# From here on JAX finds the keys of grouped heads in packed rows; before, it took the
+# stride of the queries: https://github.com/jax-ml/jax/pull/39521
+_GROUPED = (0, 11, 1)
+
+
 @dataclasses.dataclass(frozen=True)
 class CudnnAttention:
-    """cuDNN's flash attention, through JAX, with the segments' positions."""
+    """cuDNN's flash attention, through JAX, with the segments' positions.
+
+    Its backward pass reserves 8 bytes of memory per row, segment, token, head and
+    dimension of a head, also for segments that a row does not have.
+    """
 
     mesh: Mesh
+    segments: int  # of a row, at most
 
     def __call__(
         self,
@@ -97,7 +107,12 @@ class CudnnAttention:
         """Return causal attention within each segment; 0 on padding."""
 
         def local(q: Array, k: Array, v: Array, segment_ids: Array) -> Array:
-            lengths, offsets = segment_places(segment_ids)
+            lengths, offsets = segment_places(segment_ids, self.segments)
+            # Where no segment is, cuDNN writes nothing: neither outputs nor gradients.
+            real = functools.partial(jnp.where, (segment_ids > 0)[..., None, None])
+            if jax.__version_info__ < _GROUPED:
+                k, v = (jnp.repeat(x, q.shape[2] // k.shape[2], axis=2) for x in (k, v))
+            q, k, v = (real(x, 0) for x in (q, k, v))
             # The public jax.nn.dot_product_attention does not support segments.
             found: Any = cudnn.dot_product_attention(
                 q,
@@ -110,27 +125,27 @@ class CudnnAttention:
                 scale=q.shape[-1] ** -0.5,
                 mask_type=cudnn.MaskType.PADDING_CAUSAL,
             )
-            # After the last segment cuDNN writes nothing.
-            return jnp.where((segment_ids > 0)[..., None, None], found, 0)
+            return real(found, 0)
 
         specs = (QUERIES, KEYS, KEYS, PartitionSpec(ROWS, None))
         return over_mesh(self.mesh, local, specs, QUERIES)(q, k, v, segment_ids)
 
 
 def segment_places(
-    segment_ids: Int[Array, "R S"],
+    segment_ids: Int[Array, "R S"], segments: int
 ) -> tuple[Int[Array, "R segments"], Int[Array, "R segments+1"]]:
     """Return length and first position of every segment of a row; -1 for no segment.
 
-    A row's segments 1, 2, ... are laid end to end from its first position.
+    A row's segments 1, 2, ... are laid end to end from its first position.  JAX joins
+    the rows' lists without their -1, so that each has as many positions as lengths;
+    the last column is only for the end that JAX adds.
     """
-    numbers = jnp.arange(1, MAX_SEGMENTS + 1)
+    numbers = jnp.arange(1, segments + 1)
     lengths = (segment_ids[:, None, :] == numbers[:, None]).sum(axis=-1)
-    ends = jnp.cumsum(lengths, axis=1)
-    starts = jnp.pad(ends, ((0, 0), (1, 0)))
-    exists = jnp.pad(lengths > 0, ((0, 0), (1, 0)), constant_values=True)
+    starts = jnp.where(lengths > 0, jnp.cumsum(lengths, axis=1) - lengths, -1)
+    starts = jnp.pad(starts, ((0, 0), (0, 1)), constant_values=-1)
     lengths = jnp.where(lengths > 0, lengths, -1)
-    return lengths.astype(jnp.int32), jnp.where(exists, starts, -1).astype(jnp.int32)
+    return lengths.astype(jnp.int32), starts.astype(jnp.int32)
 
 
 _OF_PLATFORM = {"tpu": "splash", "gpu": "cudnn"}  # the kernels that "auto" tries
@@ -198,6 +213,7 @@ def choose_attention(
     mesh: Mesh,
     dtype: DTypeLike,
     row_tokens: int,
+    row_segments: int,
     block: int,
 ) -> SegmentAttention:
     """Return the attention model.attention, for the machine of `mesh`.
@@ -210,6 +226,7 @@ def choose_attention(
         mesh: the learner's mesh.
         dtype: dtype of queries, keys and values.
         row_tokens: tokens of a row.
+        row_segments: segments of a row, at most.
         block: tokens in a block of blockwise attention.
 
     Raises:
@@ -218,7 +235,7 @@ def choose_attention(
     made: dict[str, Callable[[], SegmentAttention]] = {
         "blockwise": lambda: BlockwiseAttention(mesh, block=block),
         "splash": lambda: SplashAttention(mesh, arch.num_heads),
-        "cudnn": lambda: CudnnAttention(mesh),
+        "cudnn": lambda: CudnnAttention(mesh, row_segments),
     }
     if name not in (*made, "auto"):
         raise ValueError(

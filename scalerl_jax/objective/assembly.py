@@ -144,13 +144,16 @@ def make_pack(config: Config, arch: Architecture) -> tuple[Pack, PackedBatch]:
         rows = dict(
             row_tokens=batch.row_tokens, rows_per_microbatch=batch.rows_per_microbatch
         )
-        packing = functools.partial(pack, **rows, packing=batch.packing)
+        packing = functools.partial(
+            pack, **rows, row_segments=batch.row_segments, packing=batch.packing
+        )
         microbatch = abstract_microbatch(**rows)
     else:
         streams = config.mesh.data * config.mesh.fsdp
         shape = StreamShape(
             rows=batch.rows_per_microbatch // streams,
             row_tokens=batch.row_tokens,
+            row_segments=batch.row_segments,
             shared_tokens=batch.shared_tokens,
             own_tokens=batch.own_tokens,
             group_size=batch.group_size,

@@ -250,7 +250,7 @@ def _train_seconds(
         lengths,
         rollouts=batch.num_prompts * batch.group_size,
         row_tokens=batch.row_tokens,
-        packing=batch.packing,
+        row_segments=batch.row_segments if batch.packing else 1,
     )
     seconds = rates.train_seconds(
         arch,

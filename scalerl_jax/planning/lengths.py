@@ -127,7 +127,7 @@ def _lines(path: Path) -> list[Any]:
 
 @functools.lru_cache(maxsize=64)
 def count_rows(
-    lengths: Lengths, *, rollouts: int, row_tokens: int, packing: bool
+    lengths: Lengths, *, rollouts: int, row_tokens: int, row_segments: int
 ) -> int:
     """Return the rows that `rollouts` rollouts fill, packed as by the learner."""
     # The last token of a rollout predicts nothing.
@@ -135,4 +135,4 @@ def count_rows(
         min(row_tokens, max(1, round(lengths.prompt) + length - 1))
         for length in lengths.drawn(rollouts)
     ]
-    return len(first_fit(used, row_tokens, packing=packing))
+    return len(first_fit(used, row_tokens, row_segments))

@@ -29,7 +29,7 @@ from scalerl_jax.model.architecture import (
 )
 from scalerl_jax.model.transformer import unstack_layers
 from scalerl_jax.parallel.mesh import Device, make_mesh
-from scalerl_jax.parallel.xla import keep_programs
+from scalerl_jax.parallel.xla import exact_products, keep_programs
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.sampler.decoding import EngineSettings
 from scalerl_jax.sampler.engine import Engine
@@ -67,6 +67,7 @@ def serve(flags: argparse.Namespace) -> int:
     """
     with contextlib.ExitStack() as held:
         keep_programs(flags.compile_cache)
+        exact_products(flags.dtype)
         held.enter_context(_signals_end_the_process())
         listener = _bind(flags.host, flags.port, held)
         key = find_key(flags.api_key, flags.api_key_file, os.environ)

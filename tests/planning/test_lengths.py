@@ -72,6 +72,6 @@ def test_rollouts_share_rows_as_the_learner_lays_them_out(tmp_path):
     path.write_text("100\n")
     found = read_lengths(str(path), CONFIG)
     used = round(found.prompt) + 99
-    rows = count_rows(found, rollouts=10, row_tokens=3 * used, packing=True)
+    rows = count_rows(found, rollouts=10, row_tokens=3 * used, row_segments=128)
     assert rows == 4
-    assert count_rows(found, rollouts=10, row_tokens=3 * used, packing=False) == 10
+    assert count_rows(found, rollouts=10, row_tokens=3 * used, row_segments=1) == 10

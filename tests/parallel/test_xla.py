@@ -27,6 +27,7 @@ def too_much():
         (
             "the train step",
             "batch.rows_per_microbatch = 8, batch.row_tokens = 16384, "
+            "batch.row_segments = 128 (with cuDNN's attention), "
             "model.head_chunk_tokens = 1024 or model.head_chunk_vocab = 16384, "
             "set model.remat = 'none' to 'attention' or 'full', or cut the state into "
             "more shards by mesh.fsdp = 1;",

@@ -3,11 +3,12 @@
     scalerl study run NAME && scalerl study report NAME && scalerl study export NAME
     python benchmarks/studies.py NAME            # --root: another folder of the study
 
-Copies the report's tables of pairs and fits (differences.csv, fits.csv), and draws each
-arm: its seeds thin, their mean thick.  Prints which arm is ahead halfway: the pass rate
-at half of the compute that all runs reached, the first arm against each other one, by
-Student's t, with a shift for each seed and the spread of all arms; all pairs share the
-error of 10 %.  The report compares ends only, not which arm was ahead earlier.
+Copies two tables of the report: differences.csv, and runs.csv under the name fits.csv,
+as the export's own runs.csv has chip-seconds.  Draws each arm in curves.png: its seeds
+thin, their mean thick.  Prints which arm is ahead halfway: the pass rate at half of the
+compute that all runs reached, the first arm against each other one, by Student's t,
+with a shift for each seed and the spread of all arms; all pairs share the error of
+10 %.  The report compares ends only, not which arm was ahead earlier.
 """
 
 import argparse
@@ -32,12 +33,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("name", help="of a file in configs/studies")
     parser.add_argument("--root", type=Path, help="default: runs/studies/NAME")
+    parser.add_argument("--out", type=Path, help="default: studies/NAME")
     flags = parser.parse_args()
     root = flags.root or Path("runs") / "studies" / flags.name
-    out = ROOT / "studies" / flags.name
+    out = flags.out or ROOT / "studies" / flags.name
     out.mkdir(parents=True, exist_ok=True)
     for table, name in COPIES.items():
-        (out / name).write_bytes((root / "report" / table).read_bytes())
+        copied = root / "report" / table
+        if not copied.is_file():
+            parser.error(f"{copied} does not exist; run scalerl study report first")
+        (out / name).write_bytes(copied.read_bytes())
     axis = json.loads((root / "study.json").read_text())["axis"]
     runs: Runs = {}
     with (root / "report" / "curves.csv").open() as file:

@@ -8,7 +8,7 @@ generated together, no filter, solved prompts sampled again.  Everything is floa
 here, the head too.  GSPO's clips are the paper's, for completions of thousands of
 tokens, and clips ten times as wide, as completions here have 17 tokens and move more.
 
-Result: docs/studies.md.  Not yet run: token average and no normalization.
+Result: docs/studies.md.
 """
 
 from scalerl_jax.study.design import Study

@@ -3,7 +3,7 @@
 scalerl study run leave_one_out && scalerl study report leave_one_out
 
 The arms are those of `configs/ablations`, without the float32 head, since everything is
-float32.  Not yet run except for ScaleRL itself: docs/studies.md.
+float32.  Result: docs/studies.md.
 """
 
 from scalerl_jax.study.design import Study

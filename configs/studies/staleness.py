@@ -5,7 +5,7 @@ scalerl study run staleness && scalerl study report staleness
 In batched mode all samples of k steps are generated at one version, so that the i-th
 step has staleness i - 1, whatever the machine's speed.
 
-Result: docs/studies.md.  Not run yet: windows of 2, 4 and 16.
+Result: docs/studies.md.
 """
 
 from scalerl_jax.study.design import Study

@@ -11,6 +11,7 @@ from typing import Any
 
 from scalerl_jax.formats.reading import read_json
 from scalerl_jax.run.directory import EVALS_FILE
+from scalerl_jax.run.record import with_own_assets
 from scalerl_jax.run.writing import replace_file
 from scalerl_jax.scaling.load import NOT_RECIPE, PROMPTS_COLUMN
 from scalerl_jax.scaling.resumed import settle
@@ -33,6 +34,9 @@ _UNITS = {
     "pass_rate": "mean over the evaluation's prompts, in [0, 1]",
     "pass_rate_se": "its standard error, the choice of prompts in it",
     "num_prompts": "of the evaluation, the same for all runs",
+    "prompts_per_step": "of training",
+    "rollouts_per_prompt": "of training: the size of a group",
+    "model_size": "params of the policy",
     "samples_per_prompt": "of the evaluation",
     PROMPTS_COLUMN: "pass rate of each prompt, in one order (Parquet only)",
 }
@@ -44,7 +48,7 @@ def export(study: Study, root: Path, out: Path, *, title: str) -> list[Path]:
     Raises:
         ValueError: no run has an evaluation yet, or the files would be too large.
     """
-    curves, runs = _read(study, root)
+    curves, runs = _read(study, root, _sizes(root))
     if not curves:
         raise ValueError(
             f"{root}: no run has an evaluation yet; scalerl study run makes them"
@@ -72,7 +76,29 @@ def export(study: Study, root: Path, out: Path, *, title: str) -> list[Path]:
     return [out / name for name in files]
 
 
-def _read(study: Study, root: Path) -> tuple[list[Row], list[Row]]:
+def _sizes(root: Path) -> dict[str, Row]:
+    """Return, by arm, the constants of a run that laws over several runs read."""
+    arms = with_own_assets(read_json(root / STUDY_FILE)["arms"])
+    sizes: dict[str, Row] = {
+        arm: {
+            "prompts_per_step": settings["batch.num_prompts"],
+            "rollouts_per_prompt": settings["batch.group_size"],
+        }
+        for arm, settings in arms.items()
+    }
+    models = {arm: settings["model.checkpoint"] for arm, settings in arms.items()}
+    if len(set(models.values())) > 1:
+        # Here: it brings JAX, which the other studies do without.
+        from scalerl_jax.model.hugging_face import read_architecture
+
+        for arm, checkpoint in models.items():
+            sizes[arm]["model_size"] = read_architecture(checkpoint).num_params
+    return sizes
+
+
+def _read(
+    study: Study, root: Path, sizes: Mapping[str, Row]
+) -> tuple[list[Row], list[Row]]:
     """Return the rows of all evaluations and of all runs that have some."""
     curves: list[Row] = []
     runs: list[Row] = []
@@ -82,7 +108,8 @@ def _read(study: Study, root: Path) -> tuple[list[Row], list[Row]]:
             continue
         ledger = read_json(state.folder / LEDGER_NAME)
         own = {"arm": planned.arm, "seed": planned.seed, "chip": ledger.get("chip")}
-        curves += [own | row for row in _evaluations(state.folder)]
+        more = sizes[planned.arm]
+        curves += [own | row | more for row in _evaluations(state.folder)]
         seconds = {f"{n}_chip_s": s for n, s in ledger.get("chip_s", {}).items()}
         done = {"finished": state.finished, "last_step": state.evaluation["step"]}
         runs.append(own | done | seconds | ledger.get("counts", {}))

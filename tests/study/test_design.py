@@ -1,6 +1,7 @@
 """Studies as their files say them: what is refused, and the order of the runs."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,11 @@ SMALL = Study(
     arms={"prompt": {}, "token": {"objective.aggregation": "token"}},
     seeds=(0, 1, 2),
     steps=12,
+)
+
+FOLDER = Path(__file__).parents[2] / "configs" / "studies"
+SHIPPED = sorted(
+    file.stem for file in FOLDER.glob("*.py") if "def get_study" in file.read_text()
 )
 
 
@@ -101,8 +107,6 @@ def test_an_unknown_name_is_answered_with_the_known_ones():
         read_study("nosuch")
 
 
-@pytest.mark.parametrize(
-    "name", ["smoke", "forward", "staleness", "leave_one_out", "batch", "clips"]
-)
+@pytest.mark.parametrize("name", SHIPPED)
 def test_every_shipped_study_can_be_run(name):
     assert check(read_study(name))

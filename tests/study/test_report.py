@@ -1,7 +1,12 @@
 """The report of studies whose curves are written by a known law."""
 
 import csv
+import dataclasses
 import json
+import runpy
+import shutil
+import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow
@@ -18,6 +23,8 @@ from scalerl_jax.study.export import export
 from scalerl_jax.study.report import describe, find, write_report
 from scalerl_jax.study.runs import keep_record
 
+ROOT = Path(__file__).parents[2]
+TINY_BASE = ROOT / "scalerl_jax" / "assets" / "tiny_base"
 STUDY = Study(
     base="configs/tiny.py",
     arms={"low": {}, "high": {"objective.aggregation": "token"}},
@@ -139,6 +146,61 @@ def test_an_exported_study_is_read_by_the_fitter_as_the_runs_are(tmp_path, capsy
     card = (tmp_path / "two/README.md").read_text()
     assert "246 evaluations of 6 runs (6 finished)" in card
     assert "| `pass_rate_se` |" not in card and "| `pass_rate` |" in card
+
+
+def test_an_exported_sweep_has_the_columns_that_its_laws_read(tmp_path, capsys):
+    """Over completions per prompt (IsoCompute), and over model sizes (Tan et al.)."""
+    models = {}
+    for hidden in (64, 96):
+        models[hidden] = tmp_path / str(hidden)
+        shutil.copytree(TINY_BASE, models[hidden])
+        file = models[hidden] / "config.json"
+        settings = json.loads(file.read_text()) | {"hidden_size": hidden}
+        file.write_text(json.dumps(settings))
+    arms = {
+        "n4": {"batch.group_size": 4, "model.checkpoint": str(models[64])},
+        "n16": {"batch.group_size": 16, "model.checkpoint": str(models[96])},
+    }
+    study = dataclasses.replace(STUDY, arms=arms, seeds=(0,))
+    write_runs(tmp_path, {"n4": 0.6, "n16": 0.7}, seeds=(0,))
+    keep_record(study, tmp_path)
+    export(study, tmp_path, tmp_path / "two", title="two")
+    rows = table(tmp_path / "two/curves.csv")
+    columns = "rollouts_per_prompt", "model_size"
+    found = {row["arm"]: tuple(row[name] for name in columns) for row in rows}
+    # By hand: embedding; per layer attention, feed-forward and norms; the last norm.
+    sizes = {
+        hidden: 72 * hidden
+        + 4 * (hidden * 32 * (2 * 4 + 2 * 2) + 3 * hidden * 384 + 2 * hidden + 2 * 32)
+        + hidden
+        for hidden in models
+    }
+    assert found == {"n4": ("4", str(sizes[64])), "n16": ("16", str(sizes[96]))}
+    sweep = ["--rollouts-per-prompt=rollouts_per_prompt", "--x=step"]
+    sweep += ["--prompts-per-step=prompts_per_step", "--budget=2000"]
+    assert main(["plan", str(tmp_path / "two"), *sweep]) == 0
+    assert "n tested: 4, 16" in capsys.readouterr().out
+    flags = ["--x=generated_tokens", "--model-size=model_size"]
+    assert main(["fit", str(tmp_path / "two"), *flags]) == 0
+    assert "2 model sizes" in capsys.readouterr().out
+
+
+def test_a_picture_and_the_tables_of_a_report_stand_beside_its_data(
+    tmp_path, monkeypatch
+):
+    write_runs(tmp_path, {"low": 0.6, "high": 0.7})
+    keep_record(STUDY, tmp_path)
+    script = str(ROOT / "benchmarks" / "studies.py")
+    flags = ["two", f"--root={tmp_path}", f"--out={tmp_path / 'two'}"]
+    monkeypatch.setattr(sys, "argv", [script, *flags])
+    with pytest.raises(SystemExit):  # there is no report yet
+        runpy.run_path(script, run_name="__main__")
+    findings, report = find(STUDY, tmp_path), tmp_path / "report"
+    write_report(STUDY, findings, tmp_path, report, title="two")
+    runpy.run_path(script, run_name="__main__")
+    assert table(tmp_path / "two/fits.csv") == table(report / "runs.csv")
+    assert table(tmp_path / "two/differences.csv") == table(report / "differences.csv")
+    assert (tmp_path / "two/curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_value_that_every_row_repeats_counts_in_each_of_them(tmp_path, monkeypatch):

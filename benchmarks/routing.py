@@ -1,14 +1,16 @@
-"""Routing differences of sampler and learner, the effect of replay, a mixture's cost.
+"""Mismatch by number formats and by routing, the effect of replay, a mixture's cost.
 
-    python benchmarks/routing.py                    # both parts
+    python benchmarks/routing.py                    # all parts
     python benchmarks/routing.py --only=mismatch
+    python benchmarks/routing.py --only=formats --dense=configs/studies/base.py
     python benchmarks/routing.py --runs runs/on runs/off    # draws docs/routing.png
 
 The first part samples held-out prompts in bfloat16.  The learner, with the same
 weights, then computes its choice of experts and the log-probability of each sampled
 token, with the sampler's experts and with its own.  The second part times sampling and
-the gradient of a mixture and of the dense model of its active size, in turns.  Prints
-two tables.  With --runs it draws runs that differ in `objective.routing_replay`
+the gradient of a mixture and of the dense model of its active size, in turns.  The
+third compares sampler and learner of the dense model in several number formats.  Prints
+a table each.  With --runs it draws runs that differ in `objective.routing_replay`
 instead.
 """
 
@@ -31,7 +33,7 @@ from seeds import processor, rows
 from scalerl_jax import config as config_lib
 from scalerl_jax.batching.packing import pack
 from scalerl_jax.config import Config
-from scalerl_jax.controller.mismatch import MismatchCheck, as_sequence
+from scalerl_jax.controller.mismatch import Mismatch, MismatchCheck, as_sequence
 from scalerl_jax.generation.evaluation import Probe
 from scalerl_jax.learner.forward import Forward, plain_scorer
 from scalerl_jax.learner.publish import make_snapshot
@@ -47,6 +49,15 @@ from scalerl_jax.wiring.sampling import (
     make_engine,
     make_sampler,
     make_samples_of,
+)
+
+# Of the learner's activations, of the sampler, and whether the head is float32.
+FORMATS = (
+    ("float32", "float32", True),
+    ("float32", "bfloat16", True),
+    ("float32", "bfloat16", False),
+    ("bfloat16", "bfloat16", True),
+    ("bfloat16", "bfloat16", False),
 )
 
 
@@ -127,6 +138,17 @@ class Bench:
             rows_per_microbatch=batch.rows_per_microbatch,
         ).batch
 
+    def mismatch(self) -> Mismatch:
+        """Return how far the log-probabilities of sampler and learner are apart."""
+        batch, score = self.config.batch, plain_scorer(self.forward)
+        check = MismatchCheck(
+            score=lambda state, batch: score(state, batch),
+            row_tokens=batch.row_tokens,
+            rows_per_microbatch=batch.rows_per_microbatch,
+            max_mismatch_nats=float("inf"),
+        )
+        return check.require(self.params, self.sampled)
+
 
 def routed_apart(bench: Bench) -> tuple[float, float]:
     """Return shares of (token, layer) and of tokens whose experts the learner changes.
@@ -166,15 +188,7 @@ def mismatch(options: argparse.Namespace) -> None:
                 "objective.routing_replay": "on",
             },
         )
-        batch = bench.config.batch
-        score = plain_scorer(bench.forward)
-        check = MismatchCheck(
-            score=lambda state, batch, score=score: score(state, batch),
-            row_tokens=batch.row_tokens,
-            rows_per_microbatch=batch.rows_per_microbatch,
-            max_mismatch_nats=float("inf"),
-        )
-        found = check.require(bench.params, bench.sampled)
+        found = bench.mismatch()
         assert found.unreplayed is not None, "there are experts"
         layers, tokens = routed_apart(bench)
         for name, each in (("off", found.unreplayed), ("on", found)):
@@ -182,6 +196,26 @@ def mismatch(options: argparse.Namespace) -> None:
                 f"| {dtype} | {each.tokens:,} | {layers:.2%} | {tokens:.1%} | {name} "
                 f"| {each.mean_abs:.5f} | {each.max_abs:.3f} | {each.kl:.2e} |"
             )
+
+
+def formats(options: argparse.Namespace) -> None:
+    """Print the mismatch of the dense model by formats of learner, sampler, head."""
+    print("| learner | sampler | float32 head | tokens | mean abs dlogp | max | KL |")
+    print("|---|---|---|---|---|---|---|")
+    for learner, sampler, head in FORMATS:
+        found = Bench.of(
+            options.dense,
+            options.prompts,
+            **{
+                "model.compute_dtype": learner,
+                "model.sampler_dtype": sampler,
+                "model.float32_head": head,
+            },
+        ).mismatch()
+        print(
+            f"| {learner} | {sampler} | {'yes' if head else 'no'} | {found.tokens:,} "
+            f"| {found.mean_abs:.2e} | {found.max_abs:.2e} | {found.kl:.1e} |"
+        )
 
 
 def timed(work: Any) -> float:
@@ -257,6 +291,9 @@ def draw(runs: list[Path], picture: Path) -> None:
     figure.savefig(picture, dpi=110)
 
 
+PARTS = {"mismatch": mismatch, "throughput": throughput, "formats": formats}
+
+
 def main() -> None:
     """Print the requested tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -264,15 +301,15 @@ def main() -> None:
     parser.add_argument("--dense", default="configs/tiny.py")
     parser.add_argument("--prompts", type=int, default=30)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--only", choices=("mismatch", "throughput"))
+    parser.add_argument("--only", choices=PARTS)
     parser.add_argument("--runs", nargs="*", type=Path, default=[])
     options = parser.parse_args()
     if options.runs:
         docs = Path(__file__).resolve().parents[1] / "docs"
         draw(options.runs, docs / "routing.png")
         return
-    for part in (mismatch, throughput):
-        if options.only in (None, part.__name__):
+    for name, part in PARTS.items():
+        if options.only in (None, name):
             part(options)
             print()
     print(f"{processor()}, JAX {jax.__version__}")

@@ -1,8 +1,9 @@
-"""A server in a process of its own, and what tests ask it."""
+"""Servers of tests: ours in a process of its own, and others in this process."""
 
 import contextlib
 import dataclasses
 import http.client
+import http.server
 import json
 import re
 import subprocess
@@ -102,3 +103,18 @@ def running(command, model):
         process.kill()
         reader.join()
         process.communicate()
+
+
+@contextlib.contextmanager
+def answering(handler, **known):
+    """A server of this process, on loopback; `known` is set on it for its handler."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        for name, value in known.items():
+            setattr(server, name, value)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()

@@ -5,6 +5,8 @@ import http.server
 import json
 import threading
 
+import small_server
+
 
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
@@ -39,14 +41,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 @contextlib.contextmanager
 def serving():
     """Gives token t behind n others -t / 10 - n nats, until its `score` is another."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as made:
-        made.asked, made.failures, made.lock = [], [], threading.Lock()
+    known = {"asked": [], "failures": [], "lock": threading.Lock()}
+    with small_server.answering(Handler, **known) as made:
         made.score = lambda ids: [-each / 10 - n for n, each in enumerate(ids[1:], 1)]
-        made.url = f"http://127.0.0.1:{made.server_address[1]}/v1"
-        thread = threading.Thread(target=made.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield made
-        finally:
-            made.shutdown()
-            thread.join()
+        made.url = f"http://127.0.0.1:{made.server_port}/v1"
+        yield made

@@ -6,11 +6,11 @@ import gzip
 import hashlib
 import http.server
 import json
-import threading
 
 import pyarrow
 import pyarrow.parquet
 import pytest
+import small_server
 from small_sandbox import sandboxed
 
 from scalerl_jax.data import catalog, files, preparing, records
@@ -473,15 +473,8 @@ class _Files(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server():
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Files) as made:
-        made.contents = {}
-        thread = threading.Thread(target=made.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield made
-        finally:
-            made.shutdown()
-            thread.join()
+    with small_server.answering(_Files, contents={}) as made:
+        yield made
 
 
 def url_of(server, path=""):

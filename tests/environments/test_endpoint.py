@@ -7,6 +7,7 @@ import json
 import threading
 
 import pytest
+import small_server
 
 from scalerl_jax.config import RewardConfig
 from scalerl_jax.environments.endpoint import Judge, JudgeError, rubric
@@ -18,14 +19,9 @@ from scalerl_jax.formats import http_json
 SILENCE = -1  # of a server that takes a question and says nothing
 
 
-class Server(http.server.ThreadingHTTPServer):
-    """Answers with what stands in `replies`, the last of them again and again."""
-
-    replies: list[tuple[int, bytes]] = []
-    asked: list[tuple[str, dict, str | None]] = []
-
-
 class Handler(http.server.BaseHTTPRequestHandler):
+    """Answers with the server's `replies`, the last of them again and again."""
+
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.asked.append((self.path, body, self.headers["Authorization"]))
@@ -55,14 +51,10 @@ def said(text):
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setattr(http_json, "_FIRST_PAUSE_S", 0.001)
-    with Server(("127.0.0.1", 0), Handler) as made:
-        made.asked, made.over = [], threading.Event()
-        thread = threading.Thread(target=made.serve_forever, args=(0.01,))
-        thread.start()
+    over = threading.Event()
+    with small_server.answering(Handler, replies=[], asked=[], over=over) as made:
         yield made
-        made.over.set()
-        made.shutdown()
-        thread.join()
+        over.set()
 
 
 def make_judge(server, **changes):

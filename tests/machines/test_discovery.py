@@ -7,6 +7,7 @@ import socket
 import threading
 
 import pytest
+import small_server
 
 from scalerl_jax.machines import discovery
 from scalerl_jax.machines.discovery import NotOnTpu, discover
@@ -47,15 +48,8 @@ def metadata_server(attributes, *, flavor="Google", first=()):
         def log_message(self, format, *args):
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
+    with small_server.answering(Handler) as server:
         yield {"GCE_METADATA_IP": f"127.0.0.1:{server.server_port}"}, asked
-    finally:
-        server.shutdown()
-        thread.join(10)
-        server.server_close()
 
 
 def triples(count):

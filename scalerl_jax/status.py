@@ -5,6 +5,7 @@ during the run or after its end.
 """
 
 import contextlib
+import dataclasses
 import json
 import sys
 import time
@@ -29,21 +30,25 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("workdir", help="directory of the run")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     flags = parser.parse_args(argv)
-    facts = read(Path(flags.workdir))
-    to_stdout(json.dumps(facts) + "\n" if flags.json else _text(facts))
+    status = read(Path(flags.workdir))
+    to_stdout(json.dumps(status.facts) + "\n" if flags.json else status.text)
     return 0
 
 
-def describe(directory: Path) -> str:
-    """Return the status as text; errors are those of `read`."""
-    return _text(read(directory))
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Status:
+    """State of a run, as a program and as a person reads it.
+
+    `facts` has steps, the last step's metrics, the last evaluation (both empty before
+    the first) and the processes (None for a run of one process).
+    """
+
+    facts: dict[str, Any]  # JSON values
+    text: str
 
 
-def read(directory: Path) -> dict[str, Any]:
-    """Return the status: steps, the last step's metrics, evaluation and processes.
-
-    Metrics and evaluation are the last rows of their files, empty before the first;
-    `processes` is None for a run of one process.
+def read(directory: Path) -> Status:
+    """Return the status of a run.
 
     Raises:
         ValueError: it is no run's directory, its bucket cannot be used, or one of its
@@ -58,30 +63,26 @@ def read(directory: Path) -> dict[str, Any]:
         )
     with _sound(file):
         num_steps = int(read_json(file)["config"]["train"]["num_steps"])
-    facts: dict[str, Any] = {"num_steps": num_steps, "processes": None}
     with _sound(directory / METRICS_FILE):
-        facts["metrics"] = step = last_row(directory / METRICS_FILE)
-        facts["step"] = int(step.get("step", 0))
-        _measures(step)
+        metrics = last_row(directory / METRICS_FILE)
+        step = int(metrics.get("step", 0))
+        lines = _measures(metrics)
     with _sound(directory / EVALS_FILE):
-        facts["evaluation"] = evaluation = last_row(directory / EVALS_FILE)
-        _evaluation(evaluation)
+        evaluation = last_row(directory / EVALS_FILE)
+        lines.insert(0, f"step {step} of {num_steps}{_evaluation(evaluation)}")
+    processes = None
     with _sound(directory / STATUS_FILE):
         if (directory / STATUS_FILE).exists():
-            facts["processes"] = status = read_json(directory / STATUS_FILE)
-            _roles(status)
-    return facts
-
-
-def _text(facts: dict[str, Any]) -> str:
-    evaluated = _evaluation(facts["evaluation"])
-    lines = [f"step {facts['step']} of {facts['num_steps']}{evaluated}"]
-    lines += _measures(facts["metrics"])
-    if facts["processes"] is None:
-        lines.append("one process: learner and sampler are its threads")
-    else:
-        lines += _roles(facts["processes"])
-    return "\n".join(lines) + "\n"
+            processes = read_json(directory / STATUS_FILE)
+        lines += _roles(processes)
+    facts = {
+        "num_steps": num_steps,
+        "step": step,
+        "metrics": metrics,
+        "evaluation": evaluation,
+        "processes": processes,
+    }
+    return Status(facts=facts, text="\n".join(lines) + "\n")
 
 
 def _sound(file: Path) -> contextlib.AbstractContextManager[None]:
@@ -144,8 +145,10 @@ def _shown(row: dict[str, Any], name: str, form: str = "g") -> str:
     return "unknown" if value is None else format(value, form)
 
 
-def _roles(status: dict[str, Any]) -> list[str]:
-    """Return a line for every process."""
+def _roles(status: dict[str, Any] | None) -> list[str]:
+    """Return a line for every process; None: a run of one process."""
+    if status is None:
+        return ["one process: learner and sampler are its threads"]
     age = time.time() - status["at"]
     state = str(status["state"])[:_CELL]
     if state == "running" and age > _LATE_S:

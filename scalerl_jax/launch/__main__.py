@@ -9,17 +9,20 @@ Every command but `supervise` may be repeated at any time, from any machine.
 """
 
 import argparse
+import dataclasses
 import datetime
+import json
 import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from scalerl_jax import status as run_status
 from scalerl_jax.formats.bounded import read_lines
-from scalerl_jax.launch import estimate, supervisor, watching
+from scalerl_jax.launch import estimate, supervisor
 from scalerl_jax.launch.client import Client
 from scalerl_jax.launch.gke import GkePlace
 from scalerl_jax.launch.job import Job, add_flags, read_job
@@ -35,6 +38,7 @@ from scalerl_jax.launch.place import (
 )
 from scalerl_jax.launch.ray_place import RayPlace
 from scalerl_jax.launch.tpu import TpuPlace
+from scalerl_jax.launch.watching import find_alarm, forecast
 from scalerl_jax.process.ending import Parser, answer
 from scalerl_jax.process.printing import to_stderr, to_stdout
 from scalerl_jax.run.directory import METRICS_FILE
@@ -75,6 +79,8 @@ def make_parser() -> argparse.ArgumentParser:
             )
         command.add_argument("--poll-s", type=float, help="seconds between two polls")
         command.add_argument("--dry-run", action="store_true", help="print commands")
+        if name == "status":
+            command.add_argument("--json", action="store_true", help="one JSON object")
         if name == "logs":
             command.add_argument("--lines", type=int, default=50, help="per host")
     supervise = commands.add_parser(
@@ -232,7 +238,7 @@ def _find_alarm(
 ) -> str:
     now = datetime.datetime.now(datetime.UTC)
     last = place.last_step()
-    return watching.find_alarm(there, outcome, _files(job), last_step=last, now=now)
+    return find_alarm(there, outcome, _files(job), last_step=last, now=now)
 
 
 def _create(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> int:
@@ -280,37 +286,43 @@ def _start(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -
 
 
 def _status(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> int:
-    there = place.machines()
+    there, outcome = place.machines(), place.outcome()
     since = f" since {there.created}" if there.created else ""
-    to_stdout(f"machines: {there.said}{since}\n")
-    outcome = place.outcome()
+    text = f"machines: {there.said}{since}\n"
+    facts: dict[str, Any] = {
+        "machines": dataclasses.asdict(there),
+        "run": outcome and dataclasses.asdict(outcome),
+        "alarms": [],
+    }
     if outcome is None:
-        to_stdout("run: never started\n")
-        return 0
-    to_stdout(
-        f"run: {outcome.state} at {outcome.at}, attempt {outcome.attempts}, "
-        f"{outcome.preemptions} preempted\n"
-    )
-    if outcome.said:
-        to_stdout(f"{outcome.said}\n")
-    place.fetch(str(_files(job)))
-    lines, falling = [], ""
-    if (_files(job) / "config.json").is_file():
-        to_stdout(run_status.describe(_files(job)))
-        lines, falling = watching.forecast(_files(job))
-    now = datetime.datetime.now(datetime.UTC)
-    lines += estimate.cost_lines(job, there, _files(job), now)
-    to_stdout("".join(f"{line}\n" for line in lines))
-    found = [_find_alarm(job, place, there, outcome), falling]
-    alarms = [each for each in found if each]
-    to_stdout("".join(f"ALARM: {each}\n" for each in alarms))
-    return _ALARM if alarms else 0
+        text += "run: never started\n"
+    else:
+        text += (
+            f"run: {outcome.state} at {outcome.at}, attempt {outcome.attempts}, "
+            f"{outcome.preemptions} preempted\n"
+        )
+        text += f"{outcome.said}\n" if outcome.said else ""
+        place.fetch(str(_files(job)))
+        if (_files(job) / "config.json").is_file():
+            status, fitted = run_status.read(_files(job)), forecast(_files(job))
+            text += status.text + fitted.text
+            facts |= {"status": status.facts, "forecast": fitted.numbers}
+            facts["alarms"] += [fitted.alarm] if fitted.alarm else []
+        now = datetime.datetime.now(datetime.UTC)
+        cost = estimate.cost_so_far(job, there, _files(job), now)
+        text += "".join(f"{line}\n" for line in cost.lines())
+        facts["cost"] = dataclasses.asdict(cost)
+        alarm = _find_alarm(job, place, there, outcome)
+        facts["alarms"] = ([alarm] if alarm else []) + facts["alarms"]
+    text += "".join(f"ALARM: {alarm}\n" for alarm in facts["alarms"])
+    to_stdout(json.dumps(facts) + "\n" if flags.json else text)
+    return _ALARM if facts["alarms"] else 0
 
 
 def _cost(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> int:
     place.fetch(str(_files(job)))
     now = datetime.datetime.now(datetime.UTC)
-    for line in estimate.cost_lines(job, place.machines(), _files(job), now):
+    for line in estimate.cost_so_far(job, place.machines(), _files(job), now).lines():
         to_stdout(f"{line}\n")
     return 0
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from absl import flags
-from ml_collections import config_flags
 
 from scalerl_jax import config as config_lib
 from scalerl_jax.formats.reading import parse_json
@@ -60,10 +59,41 @@ class RunEstimate:
         return rows
 
 
-def cost_lines(
-    job: Job, there: Machines, files: Path, now: datetime.datetime
-) -> list[str]:
-    """Return lines on the cost of the machines and of the run so far.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Chip-hours of a job so far; None: there is nothing to count."""
+
+    chips: int
+    machine_hours: float | None  # since the machines were requested
+    run_chip_hours: float | None  # compute of the run, on all its machines so far
+    run_step: int | None  # of the evaluation that says so
+    price_per_chip_hour: float  # 0: not given
+
+    def lines(self) -> list[str]:
+        """Return the cost as lines for people."""
+        rows = []
+        if self.machine_hours is not None:
+            spent = self.chips * self.machine_hours
+            rows.append(
+                f"these machines: {self.chips} chips x {self.machine_hours:.2f} h "
+                f"since their request = {spent:.2f} chip-hours at most"
+                f"{self._price(spent)}"
+            )
+        if self.run_chip_hours is not None:
+            rows.append(
+                f"the run: {self.run_chip_hours:.4f} chip-hours of compute at step "
+                f"{self.run_step}, on all its machines so far"
+                f"{self._price(self.run_chip_hours)}"
+            )
+        return rows or ["nothing was spent"]
+
+    def _price(self, chip_hours: float) -> str:
+        price = self.price_per_chip_hour
+        return f", {chip_hours * price:,.2f} at {price:g} each" if price else ""
+
+
+def cost_so_far(job: Job, there: Machines, files: Path, now: datetime.datetime) -> Cost:
+    """Return the cost of the machines and of the run so far.
 
     Args:
         job: the run and its machines, with their price.
@@ -71,27 +101,18 @@ def cost_lines(
         files: the run's directory on this machine.
         now: the time, with its zone.
     """
-    rows = []
+    hours = None
     if there.created and job.chips:
-        hours = (now - datetime.datetime.fromisoformat(there.created)).total_seconds()
-        hours /= 3600.0
-        spent = job.chips * hours
-        rows.append(
-            f"these machines: {job.chips} chips x {hours:.2f} h since their request "
-            f"= {spent:.2f} chip-hours at most{_price(spent, job)}"
-        )
-    for last in last_rows(files / EVALS_FILE, 1):
-        spent = last["compute_chip_hours"]
-        rows.append(
-            f"the run: {spent:.4f} chip-hours of compute at step {last['step']}, on "
-            f"all its machines so far{_price(spent, job)}"
-        )
-    return rows or ["nothing was spent"]
-
-
-def _price(chip_hours: float, job: Job) -> str:
-    price = job.price_per_chip_hour
-    return f", {chip_hours * price:,.2f} at {price:g} each" if price else ""
+        since = now - datetime.datetime.fromisoformat(there.created)
+        hours = since.total_seconds() / 3600.0
+    last = (last_rows(files / EVALS_FILE, 1) or [None])[0]
+    return Cost(
+        chips=job.chips,
+        machine_hours=hours,
+        run_chip_hours=last and last["compute_chip_hours"],
+        run_step=last and last["step"],
+        price_per_chip_hour=job.price_per_chip_hour,
+    )
 
 
 def settings_flags(more: Sequence[str]) -> list[str]:
@@ -110,9 +131,7 @@ def resolve_config(job: Job, more: Sequence[str]) -> config_lib.Config:
             raise ValueError(f"{each!r} after --: write flags as --NAME=VALUE")
     values = flags.FlagValues()
     argv = ["launch", f"--config={job.config}", *settings_flags(more)]
-    given = config_flags.DEFINE_config_file(
-        "config", None, config_lib.CONFIG_MEANS, flag_values=values, sys_argv=argv
-    )
+    given = config_lib.define_config(values, argv)
     config_lib.read_flags(values, argv, settings=config_lib.Config)
     return config_lib.resolve(given.value)
 

@@ -85,7 +85,7 @@ class Patience:
     first_pause_s: float = 60.0  # after a refusal; doubles with each further one
     longest_pause_s: float = 900.0
     refusals: int = 60  # in a row, of machines or of the run's start
-    losses: int = 20  # in a row, of machines that were lost before the run started
+    losses: int = 20  # in a row, before the run started; the last one ends `keep`
 
 
 class Refused(RuntimeError):
@@ -143,7 +143,7 @@ class _Losses:
     """Counter of machines, in a row, that were lost before the run started on them."""
 
     def __init__(self, most: int) -> None:
-        self._most, self._lost, self._attempts = most, 0, -1
+        self._most, self._lost, self._attempts = most, 0, 0
 
     def count(self, outcome: Outcome | None) -> None:
         """Count a lost machine; restart the count if the run was started on it.

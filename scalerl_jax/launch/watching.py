@@ -1,5 +1,6 @@
 """Checks of a run in progress: its forecast, and an alarm if it died or stalled."""
 
+import dataclasses
 import datetime
 from pathlib import Path
 from typing import Any
@@ -66,16 +67,28 @@ def last_rows(file: Path, count: int) -> list[dict[str, Any]]:
     return [parse_json(line) for line in lines]
 
 
-def forecast(files: Path) -> tuple[list[str], str]:
-    """Return the lines of `scaling watch` on a run, and its alarm or ""."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """Result of `scalerl watch` on a run."""
+
+    text: str
+    numbers: dict[str, float] | None  # those that are known; None: no fit yet
+    alarm: str  # "": none
+
+
+def forecast(files: Path) -> Forecast:
+    """Fit the run so far, and forecast its end."""
     # SciPy takes half a second to import, and only this command needs it.
-    from scalerl_jax.scaling.checking import to_text
+    from scalerl_jax.scaling.checking import scalars, to_text
     from scalerl_jax.scaling.live import Watch
     from scalerl_jax.scaling.records import CurveError
 
     try:
         status = Watch(path=files).look()
     except CurveError as error:
-        return [f"forecast: not yet: {error}"], ""
+        text = f"forecast: not yet: {error}\n"
+        return Forecast(text=text, numbers=None, alarm="")
     assert status is not None, "the first look finds something"
-    return to_text(status).splitlines(), status.alarm or ""
+    return Forecast(
+        text=to_text(status), numbers=scalars(status), alarm=status.alarm or ""
+    )

@@ -267,6 +267,13 @@ def test_the_status_has_machines_run_forecast_and_cost_and_an_alarm_when_it_stal
     ):
         assert words in done.stdout
     assert len(cloud.calls("storage objects describe")) == 1
+    done = cloud.launch("status", flags=["--json"], **{"price-per-chip-hour": 2})
+    facts = json.loads(done.stdout)
+    assert done.returncode == 3 and len(facts["alarms"]) == 1
+    assert facts["machines"]["state"] == "up" and facts["run"]["state"] == "running"
+    assert facts["status"]["evaluation"]["step"] == 11
+    assert facts["cost"]["run_chip_hours"] == pytest.approx(1.1)
+    assert 0.6 < facts["forecast"]["forecast"] < 0.8
 
 
 def test_a_slice_of_two_that_is_half_there_is_completed_or_removed(cloud):

@@ -77,12 +77,12 @@ def test_the_cost_so_far(tmp_path):
     there = Machines(state="up", said="ACTIVE", created="2026-11-23T10:30:00Z")
     row = {"step": 20, "compute_chip_hours": 30.0}
     (tmp_path / "evals.jsonl").write_text(json.dumps(row) + '\n{"step": 3')
-    machines, run = estimate.cost_lines(JOB, there, tmp_path, NOON)
+    machines, run = estimate.cost_so_far(JOB, there, tmp_path, NOON).lines()
     assert "16 chips x 1.50 h" in machines
     assert "24.00 chip-hours at most, 60.00 at 2.5 each" in machines
     assert "30.0000 chip-hours of compute at step 20" in run and "75.00 at" in run
     absent = Machines(state="absent", said="ABSENT")
-    nothing = estimate.cost_lines(JOB, absent, tmp_path / "none", NOON)
+    nothing = estimate.cost_so_far(JOB, absent, tmp_path / "none", NOON).lines()
     assert nothing == ["nothing was spent"]
 
 

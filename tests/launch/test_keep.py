@@ -68,7 +68,8 @@ def test_refusals_are_tried_again_up_to_a_limit():
 
 def test_machines_that_never_begin_a_run_are_not_made_for_ever():
     with pytest.raises(RuntimeError, match="3 machines in a row were lost before"):
-        keep(Script(*["GONE"] * 9), patience=PATIENCE, tell=lambda _: None)
+        keep(place := Script(*["GONE"] * 9), patience=PATIENCE, tell=lambda _: None)
+    assert place.done == ["remove"] * 2
     # Preemptions of a run that goes on have no limit.
     place = Script(*["GONE"] * 9, attempts=range(9))
     assert keep(place, patience=PATIENCE, tell=lambda _: None).state == "done"

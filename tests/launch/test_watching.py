@@ -67,7 +67,7 @@ def test_but_a_quarter_of_an_hour_at_least(tmp_path):
 def test_the_forecast_is_that_of_watch_and_falling_evaluations_are_an_alarm(tmp_path):
     config = {"config": {"train": {"num_steps": 40}}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert forecast(tmp_path)[0][0].startswith("forecast: not yet: ")
+    assert forecast(tmp_path).text.startswith("forecast: not yet: ")
 
     def evaluated(rates):
         rows = [
@@ -84,10 +84,11 @@ def test_the_forecast_is_that_of_watch_and_falling_evaluations_are_an_alarm(tmp_
         )
         for n in range(21)
     ]
-    lines, told = evaluated(curve)
-    (line,) = [each for each in lines if "forecast at compute_chip_hours = 4" in each]
-    assert not told
+    found = evaluated(curve)
+    at_the_end = "forecast at compute_chip_hours = 4"
+    (line,) = [each for each in found.text.splitlines() if at_the_end in each]
+    assert not found.alarm
     # 0.2 + 0.6 / (1 + (1 / 4) ** 2) at the 40th step
     assert float(line.split(": ")[1].split(",")[0]) == pytest.approx(0.7647, abs=0.01)
-    _, told = evaluated(curve[:14] + [0.3] * 7)
-    assert told
+    assert found.numbers["forecast"] == pytest.approx(0.7647, abs=0.01)
+    assert evaluated(curve[:14] + [0.3] * 7).alarm

@@ -74,7 +74,12 @@ def make_fleet(
             ledger=ledger,
             connect=connect,
             pools=pools,
-            limits=FleetLimits(),
+            limits=FleetLimits(
+                start_timeout_s=600.0,
+                silence_timeout_s=60.0,
+                reissue_after_s=0.0,
+                losses=5,
+            ),
             wake=wake,
         ),
         orders=orders,

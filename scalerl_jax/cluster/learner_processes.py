@@ -341,8 +341,8 @@ class LearnerProcesses:
                     )
                     cause = loss
             raise RuntimeError(
-                f"the learner was lost {limit + 1} times in a row (generators.losses = "
-                f"{limit}); the last time: {cause}"
+                f"the learner was lost {limit + 1} times in a row, more than "
+                f"generators.losses = {limit}; the last time: {cause}"
             )
 
     def close(self) -> None:

@@ -965,8 +965,8 @@ class GeneratorsConfig:
     )
     losses: Count = setting(
         5,
-        "replicas that may be lost in a row without a finished group in between; one "
-        "more ends the run",
+        "losses in a row that a run survives, of replicas without a finished group in "
+        "between, or of the learner without a finished step; one more ends the run",
     )
 
 

@@ -333,7 +333,7 @@ class Dispatcher:
             unfit = isinstance(cause.__cause__, FloatingPointError)
             raise (FloatingPointError if unfit else RuntimeError)(
                 f"{self._in_row} replicas were lost without a finished group in "
-                f"between, the limit is generators.losses = {self._limits.losses}; the "
+                f"between, more than generators.losses = {self._limits.losses}; the "
                 f"last was replica {replica.number} on {where}: {cause}"
             )
 

@@ -20,12 +20,15 @@ from scalerl_jax.contract import (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FleetLimits:
-    """Time limits for replicas, and the limit of losses in a row."""
+    """Time limits for replicas, and the limit of losses in a row.
 
-    start_timeout_s: float = 600.0  # for a replica to start; 0 or more
-    silence_timeout_s: float = 60.0  # for an answer of a replica that is up
-    reissue_after_s: float = 0.0  # an older group moves to another replica; 0: never
-    losses: int = 5  # more losses in a row, without a finished group, end the run
+    The first four are settings of the section `generators`, which has their defaults.
+    """
+
+    start_timeout_s: float  # for a replica to start; 0 or more
+    silence_timeout_s: float  # for an answer of a replica that is up
+    reissue_after_s: float  # an older group moves to another replica; 0: never
+    losses: int  # in a row, without a finished group; one more ends the run
     poll_s: float = 5.0  # longest wait of a call for something to report
 
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from absl import flags
-from ml_collections import config_flags
 
 from scalerl_jax import config as config_lib
 from scalerl_jax.planning.lengths import read_lengths as read_run
@@ -74,10 +73,17 @@ def _define(values: flags.FlagValues) -> None:
     }.items():
         flags.DEFINE_string(name, None, meaning, flag_values=values)
     for name, (default, meaning) in {
-        "mean_tokens": (0.0, "Mean tokens of a completion; 0: half of the longest."),
+        "mean_tokens": (
+            0.0,
+            "Mean tokens of a completion at the start; 0: half of the longest.",
+        ),
         "tail": (4.0, "99th percentile of the lengths over their median."),
         "alike": (0.5, "Share of the variance of lengths that is between prompts."),
-        "drift": (1.0, "Mean length at the end of the run over that at its start."),
+        "drift": (
+            1.0,
+            "Mean length at the end over that at the start; in between it changes "
+            "by the same factor each step.",
+        ),
         "prompt_tokens": (200.0, "Mean tokens of a prompt."),
         "zero_variance": (0.0, "Share of the groups without a gradient."),
         "replica_mtbf_h": (0.0, "Hours between two losses of a replica; 0: never."),
@@ -98,9 +104,7 @@ def _define(values: flags.FlagValues) -> None:
 
 def _run(argv: list[str]) -> int:
     values = flags.FlagValues()
-    given = config_flags.DEFINE_config_file(
-        "config", None, config_lib.CONFIG_MEANS, flag_values=values, sys_argv=argv
-    )
+    given = config_lib.define_config(values, argv)
     _define(values)
     if extra := config_lib.read_flags(
         values, argv, settings=config_lib.Config, about=__doc__

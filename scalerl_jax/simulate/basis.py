@@ -72,7 +72,10 @@ def _of_lengths(
     said: Mapping[str, Any], lengths: SimulatedLengths, found: Basis
 ) -> None:
     between = f"{lengths.alike:.0%} of their variance between prompts (--alike)"
-    drift = f"a mean that ends at {lengths.drift:g} times its start (--drift)"
+    drift = (
+        f"a mean that changes by the same factor each step, to {lengths.drift:g} times "
+        f"its start (--drift)"
+    )
     law = (
         f"completions of {lengths.mean_tokens:,.0f} tokens on average, 99th percentile "
         f"{lengths.tail:.3g} times the median"

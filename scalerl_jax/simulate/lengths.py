@@ -26,15 +26,16 @@ class SimulatedLengths:
         log(tokens) = mu + sigma * (sqrt(r) * x[prompt] + sqrt(1 - r) * y[completion])
 
     with x, y normal, r = `alike`, sigma = log(p99 / median) / 2.33, and mu such that
-    the mean after the cut is `mean_tokens`.
+    the mean after the cut is `mean_tokens`.  A group that begins at version v has
+    drift^(v / num_steps) times as many tokens, up to the limit.
     """
 
     mean_tokens: float = 0.0
     tail: float = 4.0  # p99 over the median, before the cut
     alike: float = 0.5  # share of the variance (of logs) that is between prompts
     limit: int  # tokens of the longest completion
-    drift: float = 1.0  # mean at the last step over mean at the first
-    num_steps: int = 1  # steps over which the mean drifts exponentially
+    drift: float = 1.0  # mean after `num_steps` over that at the start: exponential
+    num_steps: int = 1
     measured: tuple[tuple[int, ...], ...] = ()  # groups to draw from instead of the law
     seed: int = 0
 

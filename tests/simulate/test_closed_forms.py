@@ -145,8 +145,10 @@ def test_lengths_drift_and_do_not_depend_on_the_order():
     )
     drawn, again = (Drawn(lengths, group_size=4) for _ in range(2))
     early = [sum(drawn.tokens(ticket, 0)) for ticket in range(500)]
+    middle = [sum(drawn.tokens(ticket, 50)) for ticket in range(500)]
     late = [sum(again.tokens(ticket, 100)) for ticket in reversed(range(500))]
     assert sum(late) == pytest.approx(2 * sum(early), rel=0.01)
+    assert sum(middle) == pytest.approx(2**0.5 * sum(early), rel=0.01)
     assert np.argsort(early).tolist() == pytest.approx(np.argsort(late[::-1]).tolist())
 
 

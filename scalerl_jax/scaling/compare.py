@@ -252,15 +252,19 @@ def choose(
     identified.  The caller checks that there are enough runs.
     """
     if by_a is None:
-        what, found = "the pass rate where all runs have been", by_rate
+        what, found = "the pass rate at the last compute of all runs", by_rate
     elif by_a.sign or by_b is None or abs(by_a.value) > margin:
         what, found = "A", by_a
     else:
         what, found = "B at the shared A", by_b
     if found.sign:
         return found.sign, f"{what} is higher"
-    what = "A, and of B at the shared A, hold" if found is by_b else f"{what} holds"
-    return 0, f"not decided: the interval of the difference of {what} 0"
+    if found is by_b:
+        return (
+            0,
+            "not decided: the intervals of the differences in A, and in B, contain 0",
+        )
+    return 0, f"not decided: the interval of the difference in {what} contains 0"
 
 
 def hold_asymptote(fit: Fit, asymptote: float) -> Fit:
@@ -574,7 +578,8 @@ def compare_many(
         for name in sorted(fits, key=order)
     )
     unsure = [name for name in fits if name not in sure]
-    warnings = (f"A is not identified for {', '.join(unsure)}: no rank",)
+    of = "; ".join(unsure) if sure else "any run"
+    warnings = (f"no rank, because A is not identified, for {of}",)
     return RunTable(
         x_name=rows[0].fit.x_name,
         y_name=rows[0].fit.y_name,

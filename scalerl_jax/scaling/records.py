@@ -233,7 +233,10 @@ def _check_rates(y: Array, name: str, where: list[str]) -> None:
             "rates"
         )
     elif y.min() >= 0 and y.max() <= 100:
-        advice = "if these are percent, give --map-rewards 0 100, or divide by 100"
+        advice = (
+            "give --map-rewards 0 100 if these are percent; if rewards, "
+            f"--map-rewards 0 HIGH, the most that one can be ({y.max():g} or more)"
+        )
     elif y.min() >= -1 and y.max() <= 1:
         advice = (
             "if these are rewards in [-1, 1], give --map-rewards -1 1, or use "

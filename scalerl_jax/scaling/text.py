@@ -106,7 +106,8 @@ def parameter_text(result: Fit, parameter: Parameter, *, short: bool = False) ->
     """Return a parameter with its interval, or why it has none (not if `short`)."""
     reason = "" if short else f": {result.reason}"
     if not result.climbs and parameter.interval is not None:
-        return f"without meaning{reason}"
+        where = "" if short else ": see A"
+        return f"without meaning{reason if parameter.name == 'A' else where}"
     form = PLAIN.get(parameter.unit, AMOUNT)
     if parameter.name == "A" and not result.identified:
         return f"not identified{reason}"

@@ -66,7 +66,9 @@ GOOD_Y = [0.1, 0.2, 0.3, 0.35, 0.4]
             GOOD_X, [0.1, float("nan"), 0.3, 0.4, 0.5], "point 2: .* nan", id="nan"
         ),
         pytest.param([0, 1, 2, 3, float("inf")], GOOD_Y, "= inf", id="inf"),
-        pytest.param(GOOD_X, [10, 20, 30, 40, 50], "divide by 100", id="percent"),
+        pytest.param(
+            GOOD_X, [10, 20, 30, 40, 50], "--map-rewards 0 100 if", id="percent"
+        ),
         pytest.param(
             GOOD_X, [-0.5, 0, 0.1, 0.2, 0.3], r"\(reward \+ 1\) / 2", id="rewards"
         ),

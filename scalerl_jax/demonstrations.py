@@ -29,7 +29,6 @@ import numpy as np
 import tokenizers
 from absl import flags, logging
 from jax.sharding import NamedSharding, PartitionSpec
-from ml_collections import config_flags
 from tokenizers import decoders, models
 
 from scalerl_jax import config as config_lib
@@ -380,13 +379,7 @@ def _check_out(out: Path, config: DemonstrationsConfig, arch: Architecture) -> N
 def run(argv: Sequence[str]) -> int:
     """Do what the command line asks for; the exit status."""
     values = flags.FlagValues()
-    config = config_flags.DEFINE_config_file(
-        "config",
-        None,
-        config_lib.CONFIG_MEANS,
-        flag_values=values,
-        sys_argv=list(argv),
-    )
+    config = config_lib.define_config(values, argv)
     out = flags.DEFINE_string(
         "out",
         str(Path(__file__).parent / "assets" / "tiny_base"),

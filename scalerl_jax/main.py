@@ -20,7 +20,6 @@ if __name__ == "__main__":
 import jax
 from absl import app, flags
 from absl import logging as absl_logging
-from ml_collections import config_flags
 
 from scalerl_jax import config as config_lib
 from scalerl_jax import wiring
@@ -53,7 +52,7 @@ from scalerl_jax.wiring import loading
 
 _MISTAKE, _FAILURE = 2, 1  # exit statuses: the user's mistake, and any other failure
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, config_lib.CONFIG_MEANS)
+_CONFIG = config_lib.define_config()
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run.")
 _DESCRIBE = flags.DEFINE_bool(
     "describe", False, "Print the objective of the config, and run nothing."
@@ -256,8 +255,10 @@ def _join() -> None:
 def parse_flags(argv: Sequence[str]) -> list[str]:
     """Read the flags; return the other arguments.  A wrong flag ends the program."""
     if config_lib.wants_help(argv):
-        own = flags.FLAGS.module_help(sys.modules[__name__])
-        to_stdout(f"{__doc__}\n{own}\n\n{list_settings()}\n")
+        modules = (config_lib, sys.modules[__name__])
+        own = "\n".join(map(flags.FLAGS.module_help, modules))
+        text = config_lib.flags_text(own)
+        to_stdout(f"{__doc__}\n{text}\n{list_settings()}\n")
         sys.exit(0)
     try:
         argv = loading.with_settings(argv)

@@ -23,7 +23,6 @@ from typing import Any
 import jax
 import numpy as np
 from absl import flags
-from ml_collections import config_flags
 
 from scalerl_jax import config as config_lib
 from scalerl_jax import wiring
@@ -302,13 +301,7 @@ def _count_fault(made: WarmStart, fault: str, skipped: int) -> int:
 def run(argv: Sequence[str]) -> int:
     """Do what the command line asks for; return the exit status."""
     values = flags.FlagValues()
-    config_flag = config_flags.DEFINE_config_file(
-        "config",
-        None,
-        config_lib.CONFIG_MEANS,
-        flag_values=values,
-        sys_argv=list(argv),
-    )
+    config_flag = config_lib.define_config(values, argv)
     workdir = flags.DEFINE_string(
         "workdir", None, "Directory of the warm start.", flag_values=values
     )

@@ -270,9 +270,9 @@ def test_help_lists_every_setting(capfd):
         main.parse_flags(["main", "--help"])
     assert end.value.code == 0
     settings = flatten(main.config_lib.to_json(main.config_lib.Config()))
-    listed = re.findall(
-        r"^  --config\.([\w.]+)=.*\n {6}\S", capfd.readouterr().out, re.MULTILINE
-    )
+    text = capfd.readouterr().out
+    assert "\nflags:\n  --config: Settings: a name (tiny, " in text
+    listed = re.findall(r"^  --config\.([\w.]+)=.*\n {6}\S", text, re.MULTILINE)
     assert set(listed) == set(settings), "each has a comment that says what it is"
     assert len(listed) == len(settings)
 

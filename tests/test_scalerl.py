@@ -92,6 +92,7 @@ def test_every_command_has_help(capfd, monkeypatch, name, asked):
     status, said, error = ended(capfd, monkeypatch, *words)
     assert status == 0 and error == ""
     assert len(said.splitlines()) > 5
+    assert "__main__:" not in said and "--undefok" not in said
 
 
 def test_the_version_is_that_of_the_package(capfd, monkeypatch):
@@ -123,6 +124,7 @@ def test_an_unknown_command_is_told_the_nearest(capfd, monkeypatch):
         (["fit", "nothing_here"], "error: nothing_here: no such file"),
         (["fit"], "PATH; scalerl fit --help lists the flags"),
         (["judge"], "FILE; scalerl judge --help"),
+        (["judge", "x", "--reward=y"], "--reward=y; scalerl judge --help"),
         (["data", "inspect"], "--dataset; scalerl data inspect --help"),
     ],
 )

@@ -15,6 +15,7 @@ from typing import Any
 
 import ml_collections
 from absl import flags, logging
+from ml_collections import config_flags
 
 from scalerl_jax.config import faults
 from scalerl_jax.config.bases import ask_polaris as ask_polaris
@@ -22,7 +23,7 @@ from scalerl_jax.config.bases import based_on as based_on
 from scalerl_jax.config.bases import scalerl_baseline as scalerl_baseline
 from scalerl_jax.config.bases import vanilla_grpo as vanilla_grpo
 from scalerl_jax.config.checks import validate as validate
-from scalerl_jax.config.names import CONFIG_MEANS as CONFIG_MEANS
+from scalerl_jax.config.names import CONFIG_MEANS
 from scalerl_jax.config.names import find_config as find_config
 from scalerl_jax.config.sections import LOSSES as LOSSES
 from scalerl_jax.config.sections import PACKAGES as PACKAGES
@@ -105,9 +106,32 @@ _MOST_BYTES = 2**24  # size limit of a config file
 _MORE_HELP = "--config.NAME=VALUE changes any setting; scalerl train --help lists them."
 
 
+def define_config(
+    values: flags.FlagValues = flags.FLAGS, argv: Sequence[str] | None = None
+) -> flags.FlagHolder[Any]:
+    """Define the flag --config, and one for each setting of the file it names.
+
+    `argv` is the command line in which they are looked for; None: sys.argv.
+    """
+    return config_flags.DEFINE_config_file(
+        "config",
+        None,
+        CONFIG_MEANS,
+        flag_values=values,
+        sys_argv=None if argv is None else list(argv),
+    )
+
+
 def wants_help(argv: Sequence[str]) -> bool:
     """Return whether a command line asks for help."""
     return bool({"--help", "-help", "-h"} & set(argv[1:]))
+
+
+def flags_text(text: str) -> str:
+    """Return absl's help on flags, without absl's own flags and names of modules."""
+    text = text.partition("\nabsl.flags:\n")[0]
+    lines = [line for line in text.splitlines() if line.startswith(" ")]
+    return "\n".join(["flags:", *lines, ""])
 
 
 def read_flags(
@@ -128,7 +152,8 @@ def read_flags(
     """
     if wants_help(argv):
         about = (about or f"usage: {argv[0]} [flags]").strip()
-        sys.stdout.write(f"{about}\n\n{values.get_help()}\n{_MORE_HELP}\n")
+        own = flags_text(values.get_help())
+        sys.stdout.write(f"{about}\n\n{own}\n{_MORE_HELP}\n")
         sys.exit(0)
     argv = _with_found_config(argv)
     names = [word.lstrip("-") for argument in argv for word in argument.split("=", 1)]

@@ -3,6 +3,7 @@
 The file is a program and may fail in any way; ml_collections reports little of that.
 """
 
+import difflib
 import traceback
 from collections.abc import Sequence
 
@@ -27,7 +28,11 @@ def explain(error: BaseException, argv: Sequence[str], settings: type) -> str | 
         cause = error.args[0]
         text = cause.args[0] if isinstance(cause, Exception) else cause
         known = _known(argv, list(settings_of(settings)))
-        return f"--config has no such setting: {text}; choose from {known}"
+        return f"--config has no such setting: {text}; {known}"
+    if isinstance(error, flags.UnrecognizedFlagError):
+        near = _near(error.flagname, list(settings_of(settings)))
+        meant = f"; settings are --config.SECTION.NAME=VALUE; near: {near}"
+        return f"{error}{meant if near else ''}"
     if isinstance(error, flags.Error):
         return str(error)
     return f"--config: {error}" if isinstance(error, OSError) else None
@@ -65,12 +70,26 @@ def _of_file(error: BaseException) -> str | None:
     return None
 
 
-def _known(argv: Sequence[str], settings: list[str]) -> list[str]:
-    """Return the settings of the section in which an unknown one was given."""
+def _known(argv: Sequence[str], settings: list[str]) -> str:
+    """Name the settings of the section that an unknown one is in, or similar ones."""
     prefix = "--config."
     given = [
         arg.removeprefix(prefix).split("=")[0] for arg in argv if arg.startswith(prefix)
     ]
     unknown = next((name for name in given if name not in settings), "")
     section = unknown.rpartition(".")[0]
-    return [name for name in settings if name.startswith(f"{section}.")] or settings
+    if siblings := [name for name in settings if name.startswith(f"{section}.")]:
+        return f"choose from {siblings}"
+    if near := _near(unknown, settings):
+        return f"near: {near}"
+    sections = ", ".join(dict.fromkeys(name.partition(".")[0] for name in settings))
+    return f"sections and settings of none: {sections}"
+
+
+def _near(unknown: str, settings: list[str]) -> str:
+    """Return the settings whose last word is similar, most similar first."""
+    by_last: dict[str, list[str]] = {}
+    for name in settings:
+        by_last.setdefault(name.rpartition(".")[2], []).append(name)
+    close = difflib.get_close_matches(unknown.rpartition(".")[2], by_last)
+    return ", ".join(name for last in close for name in by_last[last])

@@ -212,7 +212,7 @@ class Rewards:
                 raise ValueError(
                     f"{own.file} has {name}{inspect.signature(function)}, which must "
                     f"take (prompt, completion, reference), or as an environment's "
-                    f"maker nothing"
+                    f"maker no arguments"
                 )
 
     def judge(

@@ -1,6 +1,6 @@
 """Evaluate a checkpoint:
 
-    scalerl evaluate --config=configs/tiny.py --checkpoint=runs/x \
+    scalerl evaluate --config=configs/tiny.py --checkpoint=runs/x \\
         --sets=chain_sum,spell_backward --samples=16
 
 or make a page of existing rollouts:
@@ -78,7 +78,7 @@ Sets = Mapping[str, Sequence[Prompt]]
 
 def run(argv: Sequence[str]) -> int:
     """Do what the flags ask for, and return the exit status."""
-    return run_command(argv, _FLAGS, _evaluate, view=_view)
+    return run_command(argv, _FLAGS, _evaluate, about=__doc__, view=_view)
 
 
 def _view(values: flags.FlagValues) -> int:

@@ -1,6 +1,6 @@
 """Measure how hard training prompts are for a policy:
 
-    scalerl data difficulty --config=configs/tiny.py --samples=8 \
+    scalerl data difficulty --config=configs/tiny.py --samples=8 \\
         --out=difficulty.jsonl [--dataset=NAME] [--checkpoint=PATH]
 
 The file has a line per prompt, in the form that `data.difficulty` reads, with its pass
@@ -53,7 +53,7 @@ _FLAGS: tuple[Flag, ...] = (
 
 def main(arguments: Sequence[str]) -> int:
     """Measure what the flags ask for, and return the exit status."""
-    return run_command(["difficulty", *arguments], _FLAGS, _measure)
+    return run_command(["difficulty", *arguments], _FLAGS, _measure, about=__doc__)
 
 
 def _measure(options: Options) -> int:

@@ -13,13 +13,12 @@ import jax
 import numpy as np
 from absl import flags
 from jax.sharding import Mesh
-from ml_collections import config_flags
 
 from scalerl_jax import config as config_lib
 from scalerl_jax.config import (
-    CONFIG_MEANS,
     Config,
     ModelConfig,
+    define_config,
     read_flags,
     to_json,
 )
@@ -92,25 +91,21 @@ def run_command(
     own: Sequence[Flag],
     act: Callable[[Options], int],
     *,
+    about: str | None,
     view: Callable[[flags.FlagValues], int] | None = None,
 ) -> int:
     """Run a command with flags of its `own`, and return the exit status.
 
-    `view` replaces `act` if --rollouts is given, and needs no checkpoint.
+    `about` is the text of --help above the flags.  `view` replaces `act` if --rollouts
+    is given, and needs no checkpoint.
     """
 
     def run() -> int:
         values = flags.FlagValues()
-        config_flag = config_flags.DEFINE_config_file(
-            "config",
-            None,
-            CONFIG_MEANS,
-            flag_values=values,
-            sys_argv=list(argv),
-        )
+        config_flag = define_config(values, argv)
         for kind, name, meaning in (*_SHARED, *own):
             _DEFINE[kind](name, None, meaning, flag_values=values)
-        if extra := read_flags(values, argv, settings=Config)[1:]:
+        if extra := read_flags(values, argv, settings=Config, about=about)[1:]:
             raise ValueError(f"unknown arguments {extra}")
         if view is not None and values["rollouts"].value:
             return view(values)

@@ -60,9 +60,7 @@ def _define(values: flags.FlagValues) -> None:
 
 def _run(argv: list[str]) -> int:
     values = flags.FlagValues()
-    given = config_flags.DEFINE_config_file(
-        "config", None, config_lib.CONFIG_MEANS, flag_values=values, sys_argv=argv
-    )
+    given = config_lib.define_config(values, argv)
     _define(values)
     about = "Check whether a config fits a TPU topology, on a machine without one."
     if extra := config_lib.read_flags(

@@ -25,6 +25,21 @@ class Parser(argparse.ArgumentParser):
             prog = sys.argv[0]
         super().__init__(prog, **settings)
 
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse a command line; an unknown flag's error names the command given."""
+        flags, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            self._given(flags).error(f"unrecognized arguments: {' '.join(unknown)}")
+        return flags
+
+    def _given(self, flags: argparse.Namespace) -> argparse.ArgumentParser:
+        """Return the parser of the command that was given; without commands, this."""
+        commands = self._subparsers._group_actions if self._subparsers else []
+        for action in commands:
+            if isinstance(action.choices, dict) and action.dest in flags:
+                return action.choices[getattr(flags, action.dest)]
+        return self
+
     def _print_message(self, message: str, file: Any = None) -> None:
         super()._print_message(shown(message), file)
 

@@ -157,7 +157,7 @@ def _check_ids(backend: _Tokenizer, file: object) -> None:
     if (last := max(ids, default=0)) > _MOST_IDS + 10 * len(ids):
         raise ValueError(
             f"data.tokenizer: {file} has the token id {last} and {len(ids)} tokens; "
-            f"ids must follow each other: put the file right"
+            f"ids must follow each other: repair the file"
         )
 
 

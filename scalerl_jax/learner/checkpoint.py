@@ -3,10 +3,10 @@
 A checkpoint is a directory `step_00000050` that holds the train state (orbax), the
 buffered finished groups (flat NumPy arrays), the host's state (JSON) and a manifest
 with the SHA-256 of each of these files.  A kill at any moment leaves it whole or not at
-all (`places`).  A checkpoint counts if its manifest and all files are as they were
-written and its arrays are finite; the newest that does is read, so that later damage of
-the disk costs the steps since the one before.  Reading writes nothing: a directory in
-use can be read.
+all (`places`).  A checkpoint is good if its manifest and all files are as they were
+written and its arrays are finite.  The newest good one is read, so damage on the disk
+costs the steps since the one before.  Reading writes nothing: a directory in use can be
+read.
 
 `save` returns when everything in the checkpoint is copied: the state may then be
 donated, and the books may change.  A thread writes the copy, one checkpoint at a time;
@@ -14,8 +14,8 @@ a checkpoint is certain to be on disk only once `wait` has returned.
 
 Several processes save and restore together, in a directory that all of them see: each
 writes its own shards, the first does the rest, and what fails in one fails in all.  The
-state can be restored by any number of processes: each checks every n-th file, and what
-one finds damaged no other uses.
+state can be restored by any number of processes: each of n checks every n-th file, and
+a checkpoint that one finds damaged is used by none.
 
 The file is above 400 lines: what is written and what is checked is one format.
 """
@@ -64,7 +64,7 @@ _BESIDE = {
     "base": ("frozen params", "model.checkpoint or model.param_dtype"),
     "teacher": ("params of a teacher", "teacher.checkpoint or model.compute_dtype"),
 }
-_OF_PROCESS = re.compile(r"process \d+: ")  # as `multihost` tells an error
+_OF_PROCESS = re.compile(r"process \d+: ")  # with which `multihost` begins an error
 T = TypeVar("T")
 
 

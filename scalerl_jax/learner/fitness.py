@@ -18,7 +18,8 @@ _LARGEST_PARAM = float(jnp.finfo(jnp.bfloat16).max)
 def first_unfit(params: PyTree, opt_state: PyTree) -> Int[Array, ""]:
     """Return the place of the first leaf that is not finite, -1 if all are.
 
-    The places are those of `names`.  A param must be finite in bfloat16 too.  The
+    Places count the leaves in the order of `names`.  A param must be finite in bfloat16
+    too.  The
     program reads every leaf once and keeps no copy.
     """
     checks = [(jnp.abs(leaf) <= _LARGEST_PARAM).all() for leaf in _floating(params)]
@@ -38,7 +39,7 @@ def names(params: PyTree, opt_state: PyTree) -> list[str]:
 def unfit_leaf(tree: PyTree) -> str:
     """Return the name of the first array that is not finite; "" if all are.
 
-    With several processes all of them must ask, for the arrays of all.
+    If a run has several processes, all must call this: each has a part of the arrays.
     """
     named = _named(tree)
     finite = jax.device_get(_finite(list(named.values())))
@@ -56,7 +57,7 @@ def _floating(tree: PyTree) -> list[Array]:
 
 
 def _named(tree: PyTree, *, prefix: str = "") -> dict[str, Array]:
-    """Return the leaves that can hold a NaN or infinity, those of numbers, by name."""
+    """Return the floating-point leaves by name: others cannot be NaN or infinite."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {
         f"{prefix}{jax.tree_util.keystr(path, simple=True, separator='.')}": leaf

@@ -15,7 +15,7 @@ _MOST_DIFFERENCES_SHOWN = 5
 _ABSENT = "absent"
 _BEGINNING = b'{"step": '  # of a row; within a text its quotes would be escaped
 _ROW = re.compile(_BEGINNING + rb"(0|[1-9][0-9]{0,17})[,}]")
-_MEND = "put the file right, or choose another --workdir"
+_MEND = "repair the file, or choose another --workdir"
 
 
 @contextlib.contextmanager

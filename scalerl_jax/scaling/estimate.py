@@ -50,9 +50,9 @@ OVERDISPERSED = 0.01
 LARGEST_CORRELATION = 0.9
 SCATTER = (
     "the points scatter by {:.4f}, more than their standard errors (about {:.4f}) "
-    "explain: the intervals go by the scatter"
+    "explain: the intervals use the scatter"
 )
-NOT_CONVERGED = "the search did not converge: the numbers are where it was stopped"
+NOT_CONVERGED = "the search did not converge: the numbers are those at which it stopped"
 
 
 def make_problem(
@@ -74,7 +74,9 @@ def make_problem(
         weights, known = precision / precision.mean(), precision.mean() ** -0.5
     t, y = np.log(curve.x / curve.x[-1]), curve.y
     if observed:
-        assert curve.r0 is not None, "asked by `initial_reward`"
+        assert curve.r0 is not None, (
+            "`initial_reward` observes step 0 only if there is one"
+        )
         t, y = np.append(LOG_ZERO, t), np.append(curve.r0, y)
         weights = np.append(start_weight(curve, known), weights)
     return Problem(law=law, t=t, y=y[None], weights=weights, held=held), known

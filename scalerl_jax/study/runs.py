@@ -98,7 +98,7 @@ def _has_enough(study: Study, evaluation: Mapping[str, Any]) -> bool:
 
 
 def _last_row(path: Path) -> dict[str, Any]:
-    mend = "put the file right, or move the run's folder away"
+    mend = "repair the file, or move the run's folder away"
     with sound(path, else_unknown="the state of the run", way_out=mend):
         return last_row(path)
 

@@ -28,6 +28,11 @@ API = ("algo", "contract", "environments", "run", "scaling")
 SUBCOMMANDS = {"data": ("list", "prepare", "inspect", "difficulty")}
 LINK = re.compile(r"(?P<before>\]\()(?P<path>[^)\s:#]+)(?P<anchor>#[^)\s]*)?(?=\))")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+WORKER = "iframe-worker.js"  # see third_party/iframe_worker/README.md
+# What a page loads by itself: scripts, styles and pictures.
+FETCHED = re.compile(
+    r"""<(?:script|link|img)\b[^>]*\b(?:src|href)=["']?(https?://[^"' >]+)"""
+)
 HIDDEN = "---\nsearch:\n  exclude: true\n---\n\n"
 
 
@@ -36,12 +41,20 @@ def on_files(files: Files, config: Any) -> Files:
     pages = dict(sources(texts_of(files)))
     pages["reference/commands.md"] = commands_page()
     pages |= {f"api/{name}.md": api_page(name) for name in API}
+    pages[f"site/{WORKER}"] = ROOT / "third_party" / "iframe_worker" / WORKER
     for place, content in pages.items():
         if isinstance(content, Path):
             files.append(File.generated(config, place, abs_src_path=str(content)))
         else:
             files.append(File.generated(config, place, content=content))
     return files
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """Refuse a page that fetches something from another site."""
+    if found := FETCHED.search(output):
+        raise RuntimeError(f"{page.file.src_uri} fetches {found[1]}; serve a copy")
+    return output
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

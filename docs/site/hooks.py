@@ -33,6 +33,7 @@ WORKER = "iframe-worker.js"  # see third_party/iframe_worker/README.md
 FETCHED = re.compile(
     r"""<(?:script|link|img)\b[^>]*\b(?:src|href)=["']?(https?://[^"' >]+)"""
 )
+BADGE = re.compile(r"!\[([^\]]+)\]\(https?://[^)\s]+\)")
 HIDDEN = "---\nsearch:\n  exclude: true\n---\n\n"
 
 
@@ -151,8 +152,8 @@ def source_page(target: str) -> str:
 
 
 def cell_text(cell: dict[str, Any]) -> str:
-    """Return a notebook's cell as Markdown, without its outputs."""
-    text = "".join(cell["source"])
+    """Return a notebook's cell as Markdown, without outputs; badges become words."""
+    text = BADGE.sub(r"\1", "".join(cell["source"]))
     return f"~~~~python\n{text}\n~~~~" if cell["cell_type"] == "code" else f"#{text}"
 
 

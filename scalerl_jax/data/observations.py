@@ -8,6 +8,9 @@ the episode keeps what was sampled.
 An observation is untrusted text: it has none of the tokenizer's named tokens, such as
 the end of a turn or of thinking.  The same holds for what an environment says before
 the first turn; that follows the prompt, before a reply begins.
+
+An environment that renders by itself gives token ids, which are appended unchanged and
+may be any of the vocabulary: they are its own frame and no text of others.
 """
 
 import dataclasses
@@ -203,19 +206,52 @@ class ObservationWriter:
             ValueError: as above, or the prompt has another end.
         """
         frame = self._framing.opening(tuple(role for _, role in messages))
+        question = self._question(prompt, frame)
+        first, *others = map(self._encoded, frame.around)
+        if first and first[0] in self._tokenizer.eos_ids:
+            first = first[1:]  # it ends a turn, and there was none
+        tokens = [*question, *first]
+        for (text, _), after in zip(messages, others, strict=True):
+            tokens += [*self._said(text), *after]
+        return np.array(tokens, np.int32)
+
+    def opened_with(self, prompt: str, ids: Sequence[int]) -> Int[np.ndarray, " n"]:
+        """Return the tokens of a prompt and of an opening by token ids.
+
+        These replace the prompt's end, which begins a reply, and nothing follows them.
+
+        Raises:
+            ValueError: an id is not in the vocabulary, or the prompt has another end.
+        """
+        question = self._question(prompt, self._framing.opening(()))
+        return np.concatenate([np.array(question, np.int32), self.checked(ids)])
+
+    def checked(self, ids: Sequence[int]) -> Int[np.ndarray, " n"]:
+        """Return an environment's token ids, which are appended unchanged.
+
+        Ids of tokens that end a sequence or a turn are ids like others: only a sampled
+        one ends anything.
+
+        Raises:
+            ValueError: an id is not in the vocabulary.
+        """
+        known = len(self._tokenizer.written.later)
+        for each in ids:
+            if not 0 <= each < known:
+                raise ValueError(
+                    f"the observation has the token id {each}; those of data.tokenizer "
+                    f"are 0 to {known - 1}"
+                )
+        return np.array(ids, np.int32)
+
+    def _question(self, prompt: str, frame: OpeningFrame) -> list[int]:
+        """Return the tokens of a prompt without its end, which begins a reply."""
         if not prompt.endswith(frame.replaced):
             raise ValueError(
                 f"the prompt does not end with {frame.replaced!r}, where a reply "
                 f"begins; an environment cannot say anything before that"
             )
-        question = prompt[: len(prompt) - len(frame.replaced)]
-        first, *others = map(self._encoded, frame.around)
-        if first and first[0] in self._tokenizer.eos_ids:
-            first = first[1:]  # it ends a turn, and there was none
-        tokens = [*self._encoded(question), *first]
-        for (text, _), after in zip(messages, others, strict=True):
-            tokens += [*self._said(text), *after]
-        return np.array(tokens, np.int32)
+        return self._encoded(prompt[: len(prompt) - len(frame.replaced)])
 
     def _said(self, text: str) -> list[int]:
         """Return the tokens of an untrusted text, none of which is named."""

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import functools
 import inspect
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,6 +42,7 @@ from scalerl_jax.environments.verdict import (
 
 _MOST = 2000  # instances in a process; older ones are of abandoned episodes
 _MOST_MESSAGES = 100  # before the first turn
+_MOST_CHARACTERS = 100  # of a token, on average over an observation
 Verify = Callable[[str], Verdict]  # a completion's text -> its prompt's own verdict
 Send = Callable[[int, int, Said], None]  # share, place, answer
 Judge = Callable[[ScoreFunction, str, str, dict[str, Any], float], Verdict]
@@ -154,7 +156,7 @@ class Environments:
             return otherwise
         for completion, observation in work.step.turns:
             said = await self._call(self._read, made.step, completion)
-            if isinstance(said, More) and said.text == observation:
+            if said == observation:
                 continue
             if isinstance(said, Verdict) and said.detail:
                 return said
@@ -189,23 +191,52 @@ class Environments:
         return self._read_more(found)
 
     def _read_more(self, found: More) -> More:
-        most, text = self._own.max_observation, found.text
+        reward = found.reward
+        if reward is not None:
+            reward = number(reward, self._own.max_magnitude)
+        if found.tokens is not None:
+            return More(found.text, found.role, reward, self._read_tokens(found))
+        text = found.text
         if not isinstance(text, str) or not isinstance(found.role, str):
             raise BadObservation(
                 f"the observation is of type {type(text).__name__} with a role of type "
                 f"{type(found.role).__name__}, and both must be texts"
             )
+        most = _MOST_CHARACTERS * self._own.max_observation_tokens
         if len(text) > most:
             raise BadObservation(
                 f"the observation has {len(text):,} characters; {most:,} are the most "
                 f"that episode.max_observation_tokens can hold"
             )
-        reward = found.reward
-        if reward is not None:
-            reward = number(reward, self._own.max_magnitude)
         # Text that UTF-8 cannot encode, such as half a surrogate pair, is escaped.
         text = text.encode("utf-8", "replace").decode()
         return More(text, found.role, reward)
+
+    def _read_tokens(self, found: More) -> tuple[int, ...]:
+        """Return the token ids of an observation; `Turns` compares them with others."""
+        given, most = found.tokens, self._own.max_observation_tokens
+        if found.text != "":
+            raise BadObservation(
+                "the observation has both a text and tokens; give one of them"
+            )
+        try:
+            assert given is not None, "the caller has looked"
+            if len(given) > most:
+                raise BadObservation(
+                    f"the observation has {len(given):,} tokens; "
+                    f"episode.max_observation_tokens = {most} is the limit"
+                )
+            tokens = tuple(map(operator.index, given))
+        except TypeError as error:
+            raise BadObservation(
+                f"the observation's tokens are no sequence of token ids: {error}"
+            ) from error
+        if not tokens:
+            raise BadObservation(
+                "the observation's tokens are none, and the next turn begins behind "
+                "them; give the tokens with which it begins"
+            )
+        return tokens
 
     def _read_opening(self, found: Any) -> Opening:
         """Return an episode's opening from what `begin` returned."""
@@ -232,6 +263,11 @@ class Environments:
                     f"begin returned a {type(each).__name__}; the policy reads a text, "
                     f"a More, or a list of these, behind the prompt"
                 )
+        if len({each.tokens is None for each in messages}) > 1:
+            raise BadObservation(
+                "begin returned texts and tokens together, and a text would be framed "
+                "with what stands around all messages; give one or the other"
+            )
         return Opening(tuple(messages))
 
     def _keep(self, episode: Any, environment: Environment, taken: int) -> None:

@@ -22,7 +22,6 @@ _MOST_BYTES = 2**24  # of a file
 _GROUP = "scalerl.environments"  # of entry points
 TOOLS = "tools"  # the environment of our own
 _NAMED = {TOOLS: "scalerl_jax.environments.tools:make"}
-_MOST_CHARACTERS = 100  # of a token, on average over an observation
 
 
 def split_name(environment: str) -> tuple[Path, tuple[str, ...]]:
@@ -94,7 +93,7 @@ def read_own(
         max_concurrent=reward.max_concurrent,
         variables=reward.variables,
         prints=prints,
-        max_observation=most_characters(episode),
+        max_observation_tokens=episode.max_observation_tokens,
         given={
             "tools": episode.tools,
             "documents": episode.documents,
@@ -102,11 +101,6 @@ def read_own(
         },
         answer_after=answer_after,
     )
-
-
-def most_characters(episode: EpisodeConfig) -> int:
-    """Return the most characters of an observation, before it is tokenised."""
-    return _MOST_CHARACTERS * episode.max_observation_tokens
 
 
 def check_variables(names: Iterable[str]) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from scalerl_jax.config import PACKAGES, EpisodeConfig, RewardConfig
-from scalerl_jax.environments.own_file import check_variables, most_characters
+from scalerl_jax.environments.own_file import check_variables
 from scalerl_jax.environments.package_names import read_name
 from scalerl_jax.environments.verdict import MAX_START_S, OwnReward
 from scalerl_jax.formats.bounded import read_lines, read_text
@@ -135,7 +135,7 @@ def own_of(
         max_magnitude=reward.max_magnitude,
         max_concurrent=reward.max_concurrent,
         variables=reward.variables,
-        max_observation=most_characters(episode or EpisodeConfig()),
+        max_observation_tokens=(episode or EpisodeConfig()).max_observation_tokens,
         by_turns=by_turns,
     )
 

@@ -40,7 +40,7 @@ Status = Literal[
     "verifier_timeout",
     "verifier_error",
     "bad_reward",  # a reward function returned something that is not a reward
-    "bad_observation",  # an environment returned no text, or too much of it
+    "bad_observation",  # an environment returned nothing to read, or too much of it
     "no_end",  # an environment did not end within the limits of an episode
 ]
 _FAILURES: tuple[Status, ...] = (
@@ -63,11 +63,16 @@ class Done(NamedTuple):
 
 
 class More(NamedTuple):
-    """An environment's answer to a turn: a text to read before the next turn."""
+    """An environment's answer to a turn: what to read before the next turn.
 
-    text: str
+    A text is framed and tokenised.  Token ids are read as they are: whoever gives them
+    has written the frame too.
+    """
+
+    text: str = ""
     role: str = "user"  # of the message, in a chat template: "tool", perhaps
     reward: float | None = None  # of the turn that it answers, for reward.per_turn
+    tokens: Sequence[int] | None = None  # in place of a text
 
 
 class Opening(NamedTuple):
@@ -198,7 +203,7 @@ class OwnReward(NamedTuple):
     max_concurrent: int  # calls of `async` functions in one process
     variables: tuple[str, ...] = ()  # environment variables for the process
     prints: bool = False  # its output goes to stderr; else it is discarded
-    max_observation: int = 100_000  # characters
+    max_observation_tokens: int = 1024
     given: Mapping[str, Any] = {}  # arguments that an environment's maker may take
     answer_after: str = ""  # for the prompt's own verifier, if the maker uses it
     by_turns: bool = False  # it is an environment, as a process found that loaded it
@@ -224,7 +229,7 @@ class Step(NamedTuple):
     """The place of a turn in its episode."""
 
     episode: Any  # identifies the episode in a pool
-    turns: tuple[tuple[str, str], ...] = ()  # earlier completions and observations
+    turns: tuple[tuple[str, More], ...] = ()  # earlier completions and observations
     last: bool = False  # the limits of an episode leave no room for another
     cut: bool = False  # the turn was answered, and there is no room for another
     begins: bool = False  # no turn yet: the environment opens the episode

@@ -32,9 +32,9 @@ class Story:
 
     turns: list[Turn] = dataclasses.field(default_factory=list)
     text: str = ""  # the last sampled turn, as the environment gets it
-    said: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+    said: list[tuple[str, More]] = dataclasses.field(default_factory=list)
     verdict: Verdict | None = None  # None: it has not ended
-    opened: Opening = Opening()  # the environment's text before the first turn
+    opened: Opening = Opening()  # what is read before the first turn
     refused: Verdict | None = None  # set if the opening failed; ends the sample
 
 
@@ -320,7 +320,7 @@ class Episodes:
         assert request is not None, "set when the episode began"
         limits, most = request.samples.max_tokens, self._turns.max_tokens
         most = most if limits is None else int(limits[sample])
-        story.said.append((story.text, said.text))
+        story.said.append((story.text, said))
         known = len(completion.tokens) + len(appended)
         if known >= most:
             self._submit(episode, sample, cut=True)

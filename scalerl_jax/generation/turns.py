@@ -1,11 +1,13 @@
 """The text before and between the turns of an episode, and its limits."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Int
 
+from scalerl_jax.data.observations import ObservationWriter
 from scalerl_jax.environments.verdict import More, Opening
 from scalerl_jax.sampler.decoding import NEVER
 from scalerl_jax.sampler.requests import Completion, Request
@@ -14,12 +16,9 @@ from scalerl_jax.types import Prompt
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Turns:
-    """Limits of an episode's turns, and the writers of the tokens between them."""
+    """Limits of an episode's turns, and the writer of the tokens between them."""
 
-    # (text, role, last=token) -> tokens: an `ObservationWriter`
-    write: Callable[..., Int[np.ndarray, " n"]]
-    # (prompt's text, [(text, role)]) -> tokens of both: its `opened`
-    open: Callable[..., Int[np.ndarray, " n"]]
+    writer: Callable[[], ObservationWriter]  # made once, when it is needed
     max_turns: int
     max_observation_tokens: int
     max_tokens: int  # limit of a completion whose request has none
@@ -31,8 +30,11 @@ class Turns:
         Raises:
             ValueError: they cannot be written, or are too many.
         """
-        last = int(completion.tokens[-1])
-        tokens = self.write(said.text, said.role, last=last)
+        if said.tokens is not None:
+            tokens = self.writer().checked(said.tokens)
+        else:
+            last = int(completion.tokens[-1])
+            tokens = self.writer()(said.text, said.role, last=last)
         self._check("the observation", tokens)
         return tokens
 
@@ -44,18 +46,23 @@ class Turns:
         """
         if not said.messages:
             return prompt.tokens
-        messages = [(each.text, each.role) for each in said.messages]
-        tokens = self.open(prompt.text, messages)
+        ids = [each.tokens for each in said.messages if each.tokens is not None]
+        if ids:
+            given = list(itertools.chain(*ids))
+            tokens = self.writer().opened_with(prompt.text, given)
+        else:
+            messages = [(each.text, each.role) for each in said.messages]
+            tokens = self.writer().opened(prompt.text, messages)
         kept = shared_length([prompt.tokens, tokens])
         if not kept:
             raise ValueError(
-                "followed by the text of begin, the prompt shares no token with the "
-                "prompt alone; put the text into the prompts"
+                "followed by what begin says, the prompt shares no token with the "
+                "prompt alone; put it into the prompts"
             )
-        self._check("the text of begin", tokens[kept:])
+        self._check("what begin says", tokens[kept:])
         if len(tokens) - kept >= most:
             raise ValueError(
-                f"the text of begin has {len(tokens) - kept} tokens, of the {most} "
+                f"what begin says has {len(tokens) - kept} tokens, of the {most} "
                 f"that sampler.max_completion_tokens leaves, and a turn needs one"
             )
         return tokens

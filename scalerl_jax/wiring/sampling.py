@@ -239,11 +239,9 @@ def make_turns(config: Config, tokenizer: Tokenizer) -> Turns | None:
     """Return the limits of an environment's turns, and the writer between them."""
     if not config.environment:
         return None
-    # The writer is made at the first observation: reward functions need none.
-    writer = functools.cache(functools.partial(make_writer, config, tokenizer))
     return Turns(
-        write=lambda text, role, *, last: writer()(text, role, last=last),
-        open=lambda prompt, messages: writer().opened(prompt, messages),
+        # It is made at the first observation: reward functions need none.
+        writer=functools.cache(functools.partial(make_writer, config, tokenizer)),
         max_turns=config.episode.max_turns,
         max_observation_tokens=config.episode.max_observation_tokens,
         max_tokens=config.sampler.max_completion_tokens,

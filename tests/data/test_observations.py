@@ -87,6 +87,11 @@ def test_an_opening_is_what_the_template_writes_behind_the_question(
     expected = chat.render([question, *messages], options=options)
     found = writer.opened(prompt, said)
     assert made.decode_all(found.tolist()) == expected
+    # An environment that renders by itself says the same in ids.
+    rest = expected.removeprefix(
+        chat.render([question], options=options, replied_to=False)
+    )
+    assert writer.opened_with(prompt, made.encode(rest)).tolist() == found.tolist()
     # Its own prompt is as far the same as no reply begins.
     shared = shared_length([np.array(made.encode(prompt), np.int32), found])
     assert made.decode_all(found[:shared].tolist()).startswith(

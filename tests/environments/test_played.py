@@ -71,7 +71,7 @@ class Table:
                 for found in self.pool.poll():
                     said += found.verdicts
             if isinstance(said[-1], More):
-                turns += ((completion, said[-1].text),)
+                turns += ((completion, said[-1]),)
         return said
 
 

@@ -16,6 +16,7 @@ import pytest
 from small_model import small_architecture
 from small_tokenizers import byte_level, tokenizer_of
 
+from scalerl_jax.batching.packing import train_sequences
 from scalerl_jax.config import EpisodeConfig, RewardConfig
 from scalerl_jax.controller.group_check import GroupCheck
 from scalerl_jax.data.observations import ObservationWriter, PlainFraming
@@ -43,6 +44,8 @@ from scalerl_jax.types import Group, Prompt
 
 BACKEND = byte_level()
 EOS = BACKEND.token_to_id("<|end|>")
+IM_START = BACKEND.token_to_id("<|im_start|>")
+SIZE = BACKEND.get_vocab_size(with_added_tokens=True)
 TOKENIZER = Tokenizer(backend=BACKEND, eos_ids=(EOS,))
 BETWEEN = "<|end|>\n{observation}<|im_start|>"
 MOST = 70  # tokens of a completion
@@ -95,9 +98,7 @@ def environment(file, maker, **changes):
 
 @functools.cache
 def engine_settings():
-    arch = small_architecture(
-        vocab_size=BACKEND.get_vocab_size(with_added_tokens=True), hidden_size=16
-    )
+    arch = small_architecture(vocab_size=SIZE, hidden_size=16)
     return EngineSettings(
         arch=dataclasses.replace(arch, max_positions=128),
         slots=4,
@@ -152,8 +153,7 @@ def make_samples(prompt):
 
 WRITER = ObservationWriter(TOKENIZER, PlainFraming(BETWEEN, "{question}so"))
 TURNS = Turns(
-    write=WRITER,
-    open=WRITER.opened,
+    writer=lambda: WRITER,
     max_turns=4,
     max_observation_tokens=60,
     max_tokens=MOST,
@@ -445,6 +445,104 @@ def test_an_episode_begins_with_what_its_environment_says(tmp_path):
     # Samples whose openings differ have in common what stands before them.
     first, second = (completion.tokens.tolist() for completion in found[3].completions)
     assert first[: len(first) // 2] != second[: len(second) // 2]
+
+
+OPENING = [5, EOS, IM_START, 300, 41]
+BETWEEN_IDS = [EOS, IM_START, 7, 7, EOS, IM_START]  # an end of a turn, in the midst
+RENDERED = f"""
+    import os
+
+    import numpy
+
+    OPENING, BETWEEN = {OPENING}, {BETWEEN_IDS}
+
+    class Rendered:
+        def begin(self, prompt, reference):
+            self.kind, self.heard = prompt.split()[0], []
+            if self.kind == "0":
+                first, *others = OPENING
+                return [More(tokens=(first,)), More(tokens=numpy.array(others))]
+            if self.kind == "1":
+                return [More("a board"), More(tokens=[1])]
+            if self.kind == "2":
+                return More(tokens=[{SIZE}])
+
+        def step(self, completion):
+            self.heard.append(completion)
+            if len(self.heard) == 3:
+                return Done(1.0, dict(characters=sum(map(len, self.heard)) % 97))
+            if self.kind == "0" and len(self.heard) == 2:
+                return More("a<|end|>")
+            if self.kind == "10":
+                os._exit(9)
+            return dict(zip("03456789", [
+                More(tokens=BETWEEN),
+                More(tokens=[3, {SIZE}]), More(tokens=[-1]), More(tokens=[2**40]),
+                More("a", tokens=[1]), More(tokens=[]), More(tokens="12"),
+                More(tokens=[1] * 1025),
+            ]))[self.kind]
+
+        def cut(self):
+            return 0.0
+"""
+
+
+def test_token_ids_of_an_environment_are_the_learners_bit_for_bit(tmp_path):
+    """By hand: ids open the episode and answer its first turn, a text the second."""
+    file = write_file(tmp_path, RENDERED)
+    with environment(file, "Rendered", num_workers=1) as pool:
+        _, found = episodes_of(pool, seed=4, count=11)
+        assert pool.restarts == 2  # and the others' turns were given again
+        _, slow = episodes_of(pool, seed=4, count=1, fast=False)
+    group, wholes = found[0], []
+    # The prompt is "0 so", of which "so" begins a reply, and gives way to the ids.
+    before, space, newline, *letters = map(BACKEND.token_to_id, "0ĠĊa<|end|>")
+    assert group.prompt.tokens.tolist() == [before]
+    text = [newline, *letters, IM_START]  # spelled in letters, and in its frame
+    for sample, (completion, turns, verdict) in enumerate(
+        zip(group.completions, group.turns, group.verdicts, strict=True)
+    ):
+        tokens = completion.tokens.tolist()
+        parts = [tokens[turn.start : turn.end] for turn in turns]
+        assert [turn.sampled for turn in turns] == [False, True] * 3
+        assert parts[::2] == [[space, *OPENING], BETWEEN_IDS, text]
+        heard = [TOKENIZER.decode(each) for each in parts[1::2]]
+        assert verdict.parts == {"characters": sum(map(len, heard)) % 97}
+        drawn, logprobs = redrawn(4, group.prompt, sample, completion)
+        assert completion.tokens[completion.mask].tolist() == drawn
+        assert drawn == sum(parts[1::2], [])
+        np.testing.assert_allclose(
+            completion.logprobs[completion.mask], logprobs, atol=3e-5
+        )
+        assert slow[0].completions[sample].tokens.tolist() == tokens
+        wholes.append([before, *tokens])
+    rollouts = JUDGING.rollouts(group.completions, group.verdicts, group.turns)
+    made = Group(ticket=0, prompt=group.prompt, rollouts=rollouts, finished_version=3)
+    weights = np.zeros((2, MOST), np.float32)
+    for row, rollout in zip(weights, rollouts, strict=True):
+        row[: len(rollout.completion_mask)] = rollout.completion_mask
+    learned = train_sequences([made], weights=weights, learner_version=3)
+    assert [each.tokens.tolist() for each in learned.values()] == wholes
+    assert [each.mask.tolist() for each in learned.values()] == [
+        each.mask.tolist() for each in group.completions
+    ]
+    for place, words in enumerate(
+        (
+            "begin returned texts and tokens together",
+            f"the token id {SIZE}; those of data.tokenizer are 0 to {SIZE - 1}",
+            f"the token id {SIZE}; those of data.tokenizer are 0 to {SIZE - 1}",
+            "the observation has the token id -1;",
+            f"the observation has the token id {2**40};",
+            "the observation has both a text and tokens; give one of them",
+            "the observation's tokens are none, and the next turn begins behind them",
+            "tokens are no sequence of token ids: 'str' object cannot be interpreted",
+            "has 1,025 tokens; episode.max_observation_tokens = 1024 is the limit",
+        ),
+        start=1,
+    ):
+        statuses = {verdict.status for verdict in found[place].verdicts}
+        assert statuses <= {"bad_observation", "wrong"}, found[place].detail
+        assert words in found[place].detail and "\n" not in found[place].detail
 
 
 def test_what_goes_wrong_in_a_turn_is_its_own_episodes_status(tmp_path):

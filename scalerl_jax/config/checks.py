@@ -167,6 +167,11 @@ def _groups(config: Config) -> None:
                 f"reward.{name} = {value!r} is for functions of your own; set "
                 f"environment = 'FILE.py:FUNCTION', or leave it out"
             )
+    if reward.weights and config.environment.startswith(PACKAGES):
+        raise ValueError(
+            f"{reward.weights = } with {config.environment = !s}: a package weighs its "
+            f"rewards itself; leave it out"
+        )
     if reward.per_turn and objective.advantage == "critic":
         raise ValueError(
             f"{reward.per_turn = } with {objective.advantage = }: a critic gives each "

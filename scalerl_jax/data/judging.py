@@ -1,8 +1,8 @@
 """Judging the completions of a file: `scalerl judge FILE`.
 
 Rows have a `completion`, and an `answer` or `tests` as rows of prompts have them, or
-the arguments of the user's reward function.  The verdicts are those of a run with the
-same settings.
+the arguments of the user's reward function, or the `task` or `prompt` of a package's.
+The verdicts are those of a run with the same settings.
 """
 
 import argparse
@@ -10,20 +10,23 @@ import collections
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-from scalerl_jax.config import SETTINGS, MathAnswer, RewardConfig
+from scalerl_jax.config import PACKAGES, SETTINGS, MathAnswer, RewardConfig
 from scalerl_jax.data.drafts import Malformed, first, maths
 from scalerl_jax.data.files import read_rows
 from scalerl_jax.data.own import ANSWERS, read_reference
 from scalerl_jax.data.questions import extract_answer
-from scalerl_jax.environments import sandbox
+from scalerl_jax.environments import packages, sandbox
 from scalerl_jax.environments.judges import code
 from scalerl_jax.environments.own_file import read_own
 from scalerl_jax.environments.run_verifiers import check_own, make_pool
 from scalerl_jax.environments.verdict import OwnReward, Verdict, figures_of_parts
+from scalerl_jax.formats.bounded import read_lines
+from scalerl_jax.formats.reading import parse_json
 from scalerl_jax.process.ending import Parser, answer
 from scalerl_jax.process.printing import to_stderr, to_stdout
 
@@ -37,6 +40,16 @@ class _Row(NamedTuple):
     completion: str
     reference: dict[str, Any]
     prompt: str = ""
+
+
+class _Judges(NamedTuple):
+    """What judges, and what it takes of a row of a file."""
+
+    reward: RewardConfig
+    read: Callable[[str, dict[str, Any]], _Row]  # (place, row)
+    own: OwnReward | None = None
+    answer_after: str = ""  # what is judged of a completion follows it
+    whole: bool = False  # without `answer_after`, all of the completion is judged
 
 
 class _Judged(NamedTuple):
@@ -121,7 +134,8 @@ def _add_own(judge: argparse.ArgumentParser) -> None:
         metavar="FILE.py:FUNCTION",
         help="reward functions of your own, as in a run; a row then has a "
         "'completion', perhaps a 'prompt' and a 'reference'; what they print goes to "
-        "stderr",
+        "stderr. Or the name of an installed one, or a package, env:PACKAGE, whose "
+        "tasks are named by a 'task' (0 for the first) or by their 'prompt'",
     )
     judge.add_argument(
         "--weights",
@@ -154,40 +168,102 @@ def _run(flags: argparse.Namespace) -> None:
     for name, value in settings.items():
         given = f"--{name.replace('_', '-')}={value}"
         SETTINGS[f"reward.{name}"].check(value, given=given)
-    reward, own = _own(flags, RewardConfig(**settings))
-    rows = _read(flags.file, own=own is not None)
+    judges = _judges(flags, RewardConfig(**settings))
+    rows = _read(flags.file, judges)
     if any(row.reference.get("verifier") == "code" for row in rows):
-        sandbox.check(reward.code_packages)
+        sandbox.check(judges.reward.code_packages)
     verdicts = []
-    for judged in _judged(rows, reward, own, answer_after=flags.answer_after):
+    for judged in _judged(rows, judges):
         verdicts.append(judged.verdict)
         line = json.dumps(judged.values()) if flags.json else judged.shown()
         to_stdout(f"{line}\n")
     (to_stderr if flags.json else to_stdout)(_summary(verdicts))
 
 
-def _own(
-    flags: argparse.Namespace, reward: RewardConfig
-) -> tuple[RewardConfig, OwnReward | None]:
-    """Return the settings with those of --environment, and its functions."""
-    if not flags.environment:
+def _judges(flags: argparse.Namespace, reward: RewardConfig) -> _Judges:
+    """Return what judges by these flags."""
+    after, named = flags.answer_after, flags.environment
+    if not named:
         for name in ("weights", "variables"):
             if value := getattr(flags, name):
                 raise ValueError(f"--{name}={value} is not read without --environment")
-        return reward, None
+        return _Judges(reward, _read_row, answer_after=after)
     try:
         weights = tuple(map(float, filter(None, flags.weights.split(","))))
     except ValueError as error:
         raise ValueError(f"--weights={flags.weights} must be numbers") from error
     variables = tuple(filter(None, flags.variables.split(",")))
     reward = dataclasses.replace(reward, weights=weights, variables=variables)
-    own = read_own(flags.environment, reward, prints=True)
+    if named.startswith(PACKAGES):
+        return _judges_of_package(named, reward, after)
+    own = read_own(named, reward, prints=True)
     if check_own(own, reward):
         raise ValueError(
-            f"--environment={flags.environment} makes an environment of several turns; "
-            f"a completion of a file is one, which a reward function judges"
+            f"--environment={named} makes an environment of several turns; a "
+            f"completion of a file is one, which a reward function judges"
         )
-    return reward, own
+    return _Judges(reward, _read_own_row, own, after, whole=True)
+
+
+def _judges_of_package(name: str, reward: RewardConfig, after: str) -> _Judges:
+    """Return the rewards of a package for `verifiers`, and the reader of its rows.
+
+    Raises:
+        ValueError: the package cannot be used, or its tasks take several turns.
+    """
+    if reward.weights:
+        raise ValueError(f"--weights are not read with {name}, which has its own")
+    with tempfile.TemporaryDirectory() as folder:
+        file = packages.tasks_file(name, Path(folder), reward.variables)
+        play = packages.play_of(file)
+        tasks = [parse_json(line) for line in read_lines(file)]
+    if play.by_turns:
+        raise ValueError(
+            f"--environment={name} has tasks of several turns; a completion of a file "
+            f"is one. Try it in a run: scalerl train --config.environment={name}"
+        )
+    own = packages.own_of((name,), reward, end_of_thinking=after, prints=True)
+    # The package gets the thinking too: it parts the completion itself.
+    return _Judges(reward, _PackageRows(name, tasks).read, own, whole=True)
+
+
+class _PackageRows:
+    """Rows of a file with completions of a package's tasks."""
+
+    def __init__(self, name: str, tasks: Sequence[dict[str, Any]]) -> None:
+        """Look the tasks' last messages up by their texts."""
+        self._name, self._tasks = name, tasks
+        self._places: dict[str, list[int]] = {}
+        for place, task in enumerate(tasks):
+            said = task["messages"][-1]["content"]
+            self._places.setdefault(str(said), []).append(place)
+
+    def read(self, place: str, row: dict[str, Any]) -> _Row:
+        """Read the row at a place of the file.
+
+        Raises:
+            Malformed: it has no completion, or does not name one of the tasks.
+        """
+        task = self._tasks[self._place(row)]
+        told = {"verifier": task["verifier"], "answer": task["reference"]}
+        return _Row(place, _completion(row), told)
+
+    def _place(self, row: dict[str, Any]) -> int:
+        number, count = row.get("task"), len(self._tasks)
+        if number is not None:
+            if type(number) is not int or not 0 <= number < count:
+                raise Malformed(
+                    f"field 'task' is {number!r}; {self._name} has the tasks 0 to "
+                    f"{count - 1}"
+                )
+            return number
+        found = self._places.get(str(row.get("prompt")), [])
+        if len(found) != 1:
+            raise Malformed(
+                f"field 'prompt' is the last message of {len(found)} of the {count} "
+                f"tasks of {self._name}; name one, or give its number as 'task'"
+            )
+        return found[0]
 
 
 def _summary(verdicts: Sequence[Verdict]) -> str:
@@ -202,7 +278,7 @@ def _summary(verdicts: Sequence[Verdict]) -> str:
     return f"{total:,} rows: {', '.join(shares)}{''.join(means)}\n"
 
 
-def _read(path: Path, *, own: bool) -> list[_Row]:
+def _read(path: Path, judges: _Judges) -> list[_Row]:
     """Read the rows of a file.
 
     Raises:
@@ -213,17 +289,24 @@ def _read(path: Path, *, own: bool) -> list[_Row]:
         try:
             if row is None:
                 raise Malformed(reason)
-            if own:
-                told = {"answer": first(row, "reference", *ANSWERS)}
-                prompt = str(first(row, "prompt", "question", "problem") or "")
-                rows.append(_Row(place, _completion(row), told, prompt))
-            else:
-                rows.append(_Row(place, _completion(row), _reference(row)))
+            rows.append(judges.read(place, row))
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from error
     if not rows:
         raise ValueError(f"{path} holds no rows")
     return rows
+
+
+def _read_row(place: str, row: dict[str, Any]) -> _Row:
+    """Read a row that a verifier of the package judges."""
+    return _Row(place, _completion(row), _reference(row))
+
+
+def _read_own_row(place: str, row: dict[str, Any]) -> _Row:
+    """Read a row that the user's functions judge."""
+    told = {"answer": first(row, "reference", *ANSWERS)}
+    prompt = str(first(row, "prompt", "question", "problem") or "")
+    return _Row(place, _completion(row), told, prompt)
 
 
 def _completion(row: dict[str, Any]) -> str:
@@ -244,29 +327,24 @@ def _reference(row: dict[str, Any]) -> dict[str, Any]:
     return reference
 
 
-def _judged(
-    rows: Sequence[_Row],
-    reward: RewardConfig,
-    own: OwnReward | None,
-    *,
-    answer_after: str,
-) -> Iterator[_Judged]:
+def _judged(rows: Sequence[_Row], judges: _Judges) -> Iterator[_Judged]:
     """Yield the verdicts on rows, in the order of the rows."""
     found: dict[int, _Judged] = {}
-    submitted = 0
-    with contextlib.closing(make_pool(reward, unnamed="math", own=own)) as pool:
+    submitted, after = 0, judges.answer_after
+    pool = make_pool(judges.reward, unnamed="math", own=judges.own)
+    with contextlib.closing(pool):
         for number in range(len(rows)):
             while number not in found:
                 while submitted < len(rows) and pool.pending < _AHEAD:
                     row = rows[submitted]
                     answer = row.completion
-                    if own is None or answer_after:
-                        answer = extract_answer(answer, answer_after=answer_after)
+                    if after or not judges.whole:
+                        answer = extract_answer(answer, answer_after=after)
                     pool.submit(
                         submitted, "any", [answer], row.reference, prompt=row.prompt
                     )
                     submitted += 1
-                pool.wait(reward.timeout_s)
+                pool.wait(judges.reward.timeout_s)
                 for each in pool.poll():
                     (verdict,) = each.judgements
                     found[each.key] = _Judged(rows[each.key].place, verdict)

@@ -34,7 +34,7 @@ def split_name(environment: str) -> tuple[Path, tuple[str, ...]]:
     if not found:
         raise ValueError(
             f"environment = {environment!r} must be FILE.py:FUNCTION, or "
-            f"FILE.py:FUNCTION,FUNCTION for several, or one of "
+            f"FILE.py:FUNCTION,FUNCTION for several, or env:PACKAGE, or one of "
             f"{sorted(_known_names())}"
         )
     functions = tuple(found["functions"].split(","))

@@ -108,10 +108,12 @@ def own_of(
     end_of_thinking: str,
     episode: EpisodeConfig | None = None,
     by_turns: bool = False,
+    prints: bool = False,
 ) -> OwnReward:
     """Return the reward function or the environment for the tasks of these packages.
 
     Its text has the packages' versions, so that a resumed run reports other ones.
+    `prints` is that of `OwnReward`.
 
     Raises:
         ValueError: a variable is missing.
@@ -135,6 +137,7 @@ def own_of(
         max_magnitude=reward.max_magnitude,
         max_concurrent=reward.max_concurrent,
         variables=reward.variables,
+        prints=prints,
         max_observation_tokens=(episode or EpisodeConfig()).max_observation_tokens,
         by_turns=by_turns,
     )

@@ -238,7 +238,9 @@ def test_a_key_reaches_the_process_only_where_it_is_asked_for(tmp_path, monkeypa
         assert judge(file, "score", ["a"], reward)[0].reward == expected
 
 
-def test_an_installed_package_names_a_reward_of_its_own(file, tmp_path, monkeypatch):
+def test_an_installed_package_names_a_reward_of_its_own(
+    file, tmp_path, monkeypatch, capsys
+):
     """By an entry point, whose module the verifier process imports."""
     about = tmp_path / "mine-1.0.dist-info"
     about.mkdir()
@@ -255,6 +257,12 @@ def test_an_installed_package_names_a_reward_of_its_own(file, tmp_path, monkeypa
         pool.wait(60.0)
         ((_, (verdict,)),) = pool.poll()
     assert verdict == Verdict("wrong", reward=0.75, parts={"style": 0.5})
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"completion": "a"}')
+    assert judging.main(["judge", "--environment=my_parts", str(rows)]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == (
+        "rows.jsonl, line 1  wrong  reward 0.75  style 0.5"
+    )
 
 
 def test_a_relative_path_is_that_of_the_working_directory(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import shlex
 import sys
 import textwrap
 from pathlib import Path
@@ -13,6 +14,7 @@ import small_run
 
 from scalerl_jax import wiring
 from scalerl_jax.config import RewardConfig
+from scalerl_jax.data import judging
 from scalerl_jax.environments import packages
 from scalerl_jax.environments.package_names import PackageName, read_name
 from scalerl_jax.environments.run_verifiers import make_pool
@@ -65,6 +67,10 @@ def test_a_name_that_is_none_is_refused(name, words):
     "changes, words",
     [
         ({"eval.sets": ("gsm8k",)}, "eval.sets holds 'gsm8k' with config.environment"),
+        (
+            {"reward.weights": (1.0,)},
+            "environment = env:mine: a package weighs its rew",
+        ),
         (
             {"environment": "", "data.tasks": ("env:a",)},
             "data.tasks holds 'env:a' with config.environment = ; the prompts of",
@@ -143,6 +149,60 @@ def judge(own, *asked):
             pool.wait(120.0)
             found |= {each.key: each.verdicts for each in pool.poll()}
     return [verdict for key in sorted(found) for verdict in found[key]]
+
+
+@needs_verifiers
+def test_the_page_shows_what_the_command_says_of_a_package(
+    tmp_path, monkeypatch, capfd
+):
+    put_example(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    _, _, shown = PAGE.read_text().partition("`words.jsonl`:")
+    rows, command, printed = (
+        block.split("\n", 1)[1] for block in shown.split("```")[1:6:2]
+    )
+    (tmp_path / "words.jsonl").write_text(rows)
+    program, *words = shlex.split(command)
+    assert program == "scalerl" and judging.main(words) == 0
+    assert capfd.readouterr().out.startswith(printed)
+
+
+@needs_verifiers
+@pytest.mark.parametrize(
+    "name, row, words",
+    [
+        ("env:ledger", {}, "env:ledger has tasks of several turns; a completion of a"),
+        (
+            "env:no_such",
+            {},
+            "'env:no_such' cannot be used: the module 'no_such' is not",
+        ),
+        (
+            "env:count_letters@3",
+            {"task": 3},
+            "3; env:count_letters@3 has the tasks 0 to",
+        ),
+        (
+            "env:count_letters@3",
+            {"prompt": "?"},
+            "'prompt' is the last message of 0 of",
+        ),
+        (
+            "env:count_letters@3",
+            {},
+            "line 1: field 'prompt' is the last message of 0 of",
+        ),
+    ],
+)
+def test_a_file_that_a_package_cannot_judge_is_one_line(
+    tmp_path, capfd, name, row, words
+):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"completion": "2", **row}))
+    assert judging.main(["judge", f"--environment={name}", str(file)]) == 2
+    (said,) = capfd.readouterr().err.splitlines()
+    assert said.startswith("error: ") and words in said
 
 
 class Asked:

@@ -27,7 +27,7 @@ from scalerl_jax.model.architecture import (
     layered_table,
     sampler_shardings,
 )
-from scalerl_jax.model.lora import Factors, join, merged
+from scalerl_jax.model.lora import Factors, join
 from scalerl_jax.model.transformer import unstack_layers
 from scalerl_jax.parallel.mesh import AXES
 from scalerl_jax.parallel.xla import is_full
@@ -66,7 +66,7 @@ def make_snapshot(
     return jax.jit(
         lambda params: jax.tree.map(
             lambda leaf: jnp.array(leaf, dtype=dtype, copy=True),
-            unstack_layers(merged(params), arch),
+            unstack_layers(params, arch),
         ),
         out_shardings=layered_shardings(arch, learner_mesh),
     )
@@ -92,7 +92,7 @@ def make_completion(
     complete = jax.jit(
         lambda trained, frozen: jax.tree.map(
             lambda leaf: jnp.array(leaf, dtype=dtype, copy=True),
-            unstack_layers(merged(join(trained, frozen)), arch),
+            unstack_layers(join(trained, frozen), arch),
         ),
         out_shardings=sampler_shardings(arch, sampler_mesh),
     )
@@ -180,7 +180,7 @@ def _make_stage(
     def stage(params: PyTree, policy_version: Array) -> Published:
         copies = jax.tree.map(
             lambda leaf: jnp.array(leaf, dtype=dtype, copy=True),
-            unstack_layers(merged(params), arch),
+            unstack_layers(params, arch),
         )
         return Published(
             params=jax.tree.map(

@@ -37,10 +37,11 @@ from scalerl_jax.model.layers import (
     norm,
 )
 from scalerl_jax.model.local_layers import chunked, placed
+from scalerl_jax.model.lora import Adapted
 from scalerl_jax.model.prompt_sharing import collect, spread
 from scalerl_jax.model.rope import Rope, rope_frequencies, rotate, rotations
 from scalerl_jax.parallel.mesh import ROWS
-from scalerl_jax.types import PyTree, Sharing
+from scalerl_jax.types import AnyArray, PyTree, Sharing
 
 _saveable = jax.checkpoint_policies
 # Name of a remat policy -> the values of a layer that are saved; None: all.  The others
@@ -67,12 +68,22 @@ def abstract_params(arch: Architecture, *, dtype: DTypeLike) -> PyTree:
 
 
 def unstack_layers(params: PyTree, arch: Architecture) -> PyTree:
-    """Return the parameters in the tree of `architecture.layered_table`."""
+    """Return the parameters in the tree of `architecture.layered_table`.
+
+    Factors are merged with a layer's weight at a time: the float32 product of a whole
+    stack would take twice the memory of its weights.
+    """
+
+    def one(leaf: Any, spec: ParamSpec, layer: int) -> AnyArray:
+        own = jax.tree.map(lambda stack: stack[layer], leaf)
+        return (own.merged() if isinstance(own, Adapted) else own).reshape(spec.shape)
+
     layers = tuple(
         jax.tree.map(
-            lambda leaf, spec, index=index: leaf[index].reshape(spec.shape),
+            functools.partial(one, layer=index),
             params["layers"],
             layer,
+            is_leaf=lambda leaf: isinstance(leaf, Adapted),
         )
         for index, layer in enumerate(layered_table(arch)["layers"])
     )

@@ -66,7 +66,8 @@ def digest_of(frozen: PyTree | None) -> str:
     """
     if frozen is None:
         return ""
-    sums = jax.device_get(checksums(frozen, jnp.int32(0))).tolist()
+    # Compiled: one operation after the other would need a leaf's size several times.
+    sums = jax.device_get(jax.jit(checksums)(frozen, jnp.int32(0))).tolist()
     leaves = jax.tree_util.tree_leaves_with_path(frozen)
     told = [
         (jax.tree_util.keystr(path), str(leaf.dtype), list(leaf.shape), number)

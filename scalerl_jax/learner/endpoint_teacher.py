@@ -25,6 +25,7 @@ from scalerl_jax.types import PackedBatch
 
 _MOST_BYTES = 2**27  # of a reply: a kilobyte per token of a long sequence
 _PROBED_IDS, _PROBED_ADDED = 512, 300  # tokens whose texts are tokenised there
+_NEVER = -9999.0  # nats: vLLM gives this number for -inf, which JSON lacks
 
 
 class PackedSequence(NamedTuple):
@@ -88,10 +89,11 @@ class EndpointTeacher:
                 f"{self._named}: the answer has no choices[0].logprobs.token_logprobs, "
                 f"which echo = true asks for ({error!r})"
             ) from error
-        if len(values) != len(tokens) or not np.isfinite(found).all():
+        given = np.isfinite(found) & (found > _NEVER)
+        if len(values) != len(tokens) or not given.all():
             raise RuntimeError(
                 f"{self._named}: of {len(tokens)} tokens the answer has "
-                f"{int(np.isfinite(found).sum())} log-probabilities"
+                f"{int(given.sum())} log-probabilities above {_NEVER:g} nats"
             )
         return found
 

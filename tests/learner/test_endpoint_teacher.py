@@ -116,6 +116,16 @@ def test_it_scores_as_the_same_weights_do_as_a_checkpoint(server, layout):
     assert np.ptp(found[mask]) > 0.1
 
 
+def test_vllm_s_whole_answer_is_read_and_its_number_for_minus_infinity_is_none(server):
+    server.form = small_teacher.vllm
+    ids = np.array([7, 3, 9, 3], np.int32)
+    found = teacher(server).logprobs(ids)
+    np.testing.assert_allclose(found, [-1.3, -2.9, -3.3], rtol=1e-6)
+    server.score = lambda ids: [-1.0, -9999.0, -2.0]
+    with pytest.raises(RuntimeError, match=r"of 4 tokens .* has 2 log-prob.* -9999"):
+        teacher(server).logprobs(ids)
+
+
 def test_a_failure_that_passes_is_asked_again_and_one_that_stays_ends_the_batch(server):
     batch = batches()[1]["rows"].batch
     server.failures = [503, 429]

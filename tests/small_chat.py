@@ -149,6 +149,26 @@ GEMMA_2 = (
     "{% if add_generation_prompt %}{{'<start_of_turn>model\n'}}{% endif %}"
 )
 
+# Channels of gpt-oss's format: the analysis of earlier turns is left out.
+GPT_OSS = r"""<|start|>system<|message|>Reasoning: {{ reasoning_effort or "medium" }}
+
+# Valid channels: analysis, commentary, final.<|end|>
+{%- for message in messages %}
+    {%- if message.role == 'system' %}
+        {{- "<|start|>developer<|message|># Instructions\n\n" + message.content }}
+        {{- "<|end|>" }}
+    {%- elif message.role == 'user' %}
+        {{- "<|start|>user<|message|>" + message.content + "<|end|>" }}
+    {%- elif message.tool_calls %}
+        {{- "<|start|>assistant to=functions." + message.tool_calls[0].function.name }}
+        {{- "<|channel|>commentary json<|message|>" + "<|call|>" }}
+    {%- else %}
+        {{- "<|start|>assistant<|channel|>final<|message|>" + message.content }}
+        {{- "<|return|>" if loop.last else "<|end|>" }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- "<|start|>assistant" }}{%- endif %}"""
+
 # The rest of what templates of models do: loop controls, a tracked reply, JSON.
 CONSTRUCTS = """\
 {% for message in messages %}
@@ -169,11 +189,13 @@ TEMPLATES = {
     "DeepSeek-R1": DEEPSEEK_R1,
     "Magistral": MAGISTRAL,
     "Gemma 2": GEMMA_2,
+    "gpt-oss": GPT_OSS,
     "constructs": CONSTRUCTS,
 }
 
 SPECIAL = ["<bos>", "<eos>", "<|im_start|>", "<|im_end|>", "<|eot_id|>"]
 THINK = ["<think>", "</think>", "[THINK]", "[/THINK]"]  # the last two are special
+HARMONY = [f"<|{name}|>" for name in ("start", "end", "message", "channel", "return")]
 
 
 def make_backend():
@@ -183,7 +205,7 @@ def make_backend():
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([*SPECIAL, *THINK[2:]])
+    backend.add_special_tokens([*SPECIAL, *THINK[2:], *HARMONY])
     tags = [tokenizers.AddedToken(tag, normalized=False) for tag in THINK[:2]]
     backend.add_tokens(tags)
     backend.post_processor = processors.TemplateProcessing(

@@ -52,7 +52,10 @@ def vllm(body, scores):
     names = [f"<{each}>" for each in ids]
     starts = [sum(map(len, names[:n])) for n in range(len(ids))]
     # The prompt's token, and the likeliest one beside it.
-    pairs = [{str(each): score, "0": -0.5} for each, score in zip(ids[1:], scores, strict=True)]
+    pairs = [
+        {str(each): score, "0": -0.5}
+        for each, score in zip(ids[1:], scores, strict=True)
+    ]
     choice = {
         "index": 0,
         "text": "".join(names),
@@ -60,7 +63,10 @@ def vllm(body, scores):
             "text_offset": starts,
             "token_logprobs": [None, *scores],
             "tokens": names,
-            "top_logprobs": [None, *({f"<{k}>": v for k, v in p.items()} for p in pairs)],
+            "top_logprobs": [
+                None,
+                *({f"<{k}>": v for k, v in p.items()} for p in pairs),
+            ],
         },
         "finish_reason": "length",
         "stop_reason": None,

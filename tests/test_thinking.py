@@ -91,8 +91,20 @@ def test_an_interruption_needs_a_thinking_with_its_own_tag(configure):
             match="interruption.enabled = True .*= 'chat'",
         ):
             check(configure(name, think, **data))
-    with pytest.raises(ValueError, match=r"interruption\.end_of_thinking = '</think>'"):
-        check(configure("Magistral", think, answer_after="auto"))
+    for name in ("Magistral", "gpt-oss"):
+        with pytest.raises(
+            ValueError, match=r"interruption\.end_of_thinking = '</think>'"
+        ):
+            check(configure(name, think, answer_after="auto"))
+    final = "<|channel|>final<|message|>"
+    phrase = f"Time is up.<|end|><|start|>assistant{final}"
+    own = InterruptionConfig(enabled=True, phrase=phrase, end_of_thinking=final)
+    config = configure("gpt-oss", own, answer_after="auto")
+    check(config)
+    arch = small_architecture(vocab_size=512)
+    tokenizer = make_tokenizer(config, arch)
+    check_phrase(config, tokenizer)
+    assert tokenizer.encode(phrase)[-1] == tokenizer.backend.token_to_id("<|message|>")
 
 
 def test_a_template_that_writes_todays_date_is_warned_of(configure, caplog):

@@ -17,6 +17,7 @@ from scalerl_jax.formats.bounded import read_text
 from scalerl_jax.formats.model_files import local_directory
 
 _FILE, _CONFIG = "chat_template.jinja", "tokenizer_config.json"
+_HARMONY_CALL = "<|call|>"  # ends a call of a tool in gpt-oss's format
 _PROCESS = TemplateProcess()  # runs all templates
 
 
@@ -107,6 +108,12 @@ def chat_renderer(
         if system := data.system_prompt or question.system:
             messages.insert(0, {"role": "system", "content": system})
         listed = [*(tools or ()), *question.reference.get("tools", ())] or None
+        if listed and _HARMONY_CALL in chat.source:
+            raise ValueError(
+                f"{chat.origin} asks for calls of tools as messages that end in "
+                f"{_HARMONY_CALL!r} (gpt-oss's format), which are not read here; use a "
+                f"model that writes <tool_call>, or an environment without tools"
+            )
         try:
             return chat.render(messages, options=options, tools=listed)
         except TemplateRefused as error:

@@ -158,6 +158,9 @@ THINKING_TAGS = (
     ThinkingTags("<think>", "</think>"),
     # Magistral: https://huggingface.co/mistralai/Magistral-Small-2507
     ThinkingTags("[THINK]", "[/THINK]"),
+    # gpt-oss: https://cookbook.openai.com/articles/openai-harmony.  Each message of a
+    # reply has a channel: thinking is in "analysis", the answer in "final".
+    ThinkingTags("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),
     # Llama 3, Qwen2.5, SmolLM2, Mistral, OLMo 2 and Gemma 3 have none.
 )
 

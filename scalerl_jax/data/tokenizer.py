@@ -23,7 +23,7 @@ _USUAL_ENDS = (
     "<eos>",
 )
 _MOST_IDS = 1000  # ids without a token in a small vocabulary
-_TAGS = frozenset(tag for tags in THINKING_TAGS for tag in tags)
+_TAGS = tuple(tag for tags in THINKING_TAGS for tag in tags)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,14 +94,13 @@ class Tokenizer:
     def shown(self) -> Detokenizer:
         """Make the detokenizer of `decode`, which leaves special tokens out.
 
-        Thinking tags and tokens of the `markers` are kept.
+        Tokens of thinking tags and of the `markers` are kept.
         """
+        kept = (*_TAGS, *self.markers)
         return self.written.without(
             place
             for place, token in self.backend.get_added_tokens_decoder().items()
-            if token.special
-            and token.content not in _TAGS
-            and not any(token.content in marker for marker in self.markers)
+            if token.special and not any(token.content in text for text in kept)
         )
 
 

@@ -1,5 +1,6 @@
 """Prompts from chat templates: those that `transformers` writes, and nothing else."""
 
+import dataclasses
 import json
 import time
 
@@ -13,6 +14,7 @@ from small_model import small_architecture
 from scalerl_jax.config import DataConfig
 from scalerl_jax.data import chat_process
 from scalerl_jax.data.chat import chat_renderer
+from scalerl_jax.data.detokenizer import make_marker
 from scalerl_jax.data.questions import CHAT, Question, extract_answer, plain_renderer
 from scalerl_jax.data.tokenizer import load_tokenizer
 
@@ -189,6 +191,32 @@ def test_a_prompt_tells_how_the_thinking_after_it_ends(
     if end:
         cut = tokenizer.decode(tokenizer.encode(f"{begin}6 * 7 is 42"))
         assert extract_answer(cut, answer_after=render.end_of_thinking) is None
+
+
+def test_gpt_oss_s_answer_is_in_its_final_channel(tmp_path):
+    make_directory(tmp_path, chat_template=TEMPLATES["gpt-oss"])
+    render = renderer(tmp_path)
+    assert render(ask("6 * 7")).endswith("6 * 7<|end|><|start|>assistant")
+    after, tokenizer = render.end_of_thinking, load_tokenizer(tmp_path)
+    assert after == "<|channel|>final<|message|>"
+    begin, end = "<|channel|>analysis<|message|>6 by 7", "<|end|><|start|>assistant"
+    marker = make_marker(after, tokenizer.shown, vocabulary=tokenizer.vocab_size)
+    for text, answer in (
+        (f"{begin}{end}{after} 42<|return|>", "42"),
+        (f"{after}42<|return|>", "42"),  # without thinking
+        (f"{begin} is final", None),  # cut off
+        (f"{begin}{end}<|channel|>final", None),
+    ):
+        ids = tokenizer.encode(text)
+        found = extract_answer(tokenizer.decode(ids), answer_after=after)
+        assert found == answer
+        assert (marker.state(ids) == marker.ended) == (answer is not None)
+    opened = renderer("", template="{question}" + begin.removesuffix("6 by 7"))
+    assert opened.end_of_thinking == after
+    closed = renderer("", template="{question}" + after)
+    assert closed.end_of_thinking == ""
+    with pytest.raises(ValueError, match=r"calls of tools .*'<\|call\|>'"):
+        render(dataclasses.replace(ask("1"), reference={"tools": [{"type": "x"}]}))
 
 
 def test_a_plain_template_tells_it_too():

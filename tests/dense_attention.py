@@ -34,15 +34,19 @@ def seen(segment_ids, window=None):
     return (segment_ids[:, :, None] == segment_ids[:, None, :]) & causal
 
 
-def attend(q, k, v, segment_ids, cotangent, *, window=None, sinks=None):
+def attend(q, k, v, segment_ids, cotangent, *, window=None, sinks=None, cap=0.0):
     """What queries find, and the gradients of (found * cotangent).sum() by q, k, v.
 
-    With `sinks` [heads], scores of no token, theirs too.
+    With `sinks` [heads], scores of no token, theirs too.  With `cap` a score s is
+    cap * tanh(s / cap).
     """
     q, k, v, cotangent = (np.asarray(x, np.float64) for x in (q, k, v, cotangent))
     group, scale = q.shape[2] // k.shape[2], q.shape[3] ** -0.5
     wide_k, wide_v = (np.repeat(x, group, axis=2) for x in (k, v))
     scores = np.einsum("rqhd,rshd->rhqs", q, wide_k) * scale
+    slope = 1.0
+    if cap:
+        slope, scores = np.cosh(scores / cap) ** -2.0, cap * np.tanh(scores / cap)
     scores = np.where(seen(segment_ids, window)[:, None], scores, -np.inf)
     shares = np.exp(scores)
     sink = (
@@ -54,7 +58,7 @@ def attend(q, k, v, segment_ids, cotangent, *, window=None, sinks=None):
 
     of_shares = np.einsum("rqhd,rshd->rhqs", cotangent, wide_v)
     inner = (of_shares * shares).sum(axis=-1, keepdims=True)
-    of_scores = shares * (of_shares - inner) * scale
+    of_scores = shares * (of_shares - inner) * scale * slope
     of_q = np.einsum("rhqs,rshd->rqhd", of_scores, wide_k)
     of_k = np.einsum("rhqs,rqhd->rshd", of_scores, q)
     of_v = np.einsum("rhqs,rqhd->rshd", shares, cotangent)

@@ -82,7 +82,7 @@ class Forward:
     ) -> tuple[Float[Array, "R S"], Float[Array, "R S"]]:
         """Return the same as `logprobs`, from the hidden states of all tokens."""
         hidden = _of_targets(states, batch)
-        return token_logprobs(hidden, head_weights(params), batch.targets, self.head)
+        return token_logprobs(hidden, head_weights(params), batch.targets, self._head)
 
     def loss_of(
         self, states: Array, params: PyTree, batch: PackedBatch, pointwise: Pointwise
@@ -95,8 +95,13 @@ class Forward:
             # The fields with one value per target.
             dataclasses.replace(batch, **dict.fromkeys(_OF_TOKENS)),
             pointwise,
-            self.head,
+            self._head,
         )
+
+    @property
+    def _head(self) -> Head:
+        """The head with the decoder's own cap, which may be a teacher's."""
+        return dataclasses.replace(self.head, cap=self.arch.logit_cap)
 
 
 def _of_targets(states: Array, batch: PackedBatch) -> Float[Array, "R S D"]:

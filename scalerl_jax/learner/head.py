@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float
 
+from scalerl_jax.model.attention import capped_slope
 from scalerl_jax.model.transformer import head_logits
 from scalerl_jax.parallel.mesh import ROWS, SHARDS, largest_divisor, num_shards
 
@@ -29,6 +30,7 @@ class Head:
     mesh: Mesh | None = None
     temperature: float = 1.0
     float32_head: bool = True
+    cap: float = 0.0  # of the logits, before the temperature; `attention.capped`
     chunk_tokens: int = 1024  # per device
     chunk_vocab: int = 16384  # per device
 
@@ -55,8 +57,15 @@ class Head:
 
     def logits(self, hidden: Array, slab: Array) -> Float[Array, "c v"]:
         """Return the logits of a tile, divided by the temperature."""
-        logits = head_logits(hidden, slab, float32_head=self.float32_head)
+        logits = head_logits(hidden, slab, float32_head=self.float32_head, cap=self.cap)
         return logits / self.temperature
+
+    def of_product(self, of_logits: Array, logits: Array) -> Float[Array, "v c"]:
+        """Turn cotangents of a tile's `logits` into those of its product."""
+        found = of_logits / self.temperature
+        if self.cap:
+            found *= capped_slope(logits * self.temperature, self.cap)
+        return found
 
     def product(self) -> Callable[..., Array]:
         """Return an einsum with float32 results, at the precision of the logits."""

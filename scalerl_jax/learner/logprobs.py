@@ -159,11 +159,12 @@ def _backward_tiles(
         ) -> tuple[Array, Float[Array, "D c"]]:
             of_rows, hidden, ids, entropy, log_z, of_logprob, of_entropy = each
             hidden = hidden.astype(slab.dtype)
-            logprobs = head.logits(slab, hidden) - log_z
+            logits = head.logits(slab, hidden)
+            logprobs = logits - log_z
             slope = of_logprob + of_entropy * (logprobs + entropy)
             chosen = jnp.where(ids == places, of_logprob, 0.0)
-            of_logits = (chosen - jnp.exp(logprobs) * slope) / head.temperature
-            of_logits = of_logits.astype(slab.dtype)
+            of_logits = chosen - jnp.exp(logprobs) * slope
+            of_logits = head.of_product(of_logits, logits).astype(slab.dtype)
             of_rows = of_rows + exact("dv,vc->dc", columns, of_logits)
             return of_slab + exact("vc,cd->vd", of_logits, hidden), of_rows
 
@@ -301,7 +302,8 @@ def _pointwise_tiles(
         of_logprob, of_entropy = pull(jnp.ones_like(losses))
         slope = (of_logprob + of_entropy * (logits - log_z + entropy)) / total
         chosen = jnp.where(ids == places, of_logprob, 0.0)
-        of_logits = ((chosen - shares * slope) / head.temperature).astype(slab.dtype)
+        of_logits = head.of_product(chosen - shares * slope, logits)
+        of_logits = of_logits.astype(slab.dtype)
         of_rows = exact("dv,vc->dc", columns, of_logits)
         of_slab = of_slab + exact("vc,cd->vd", of_logits, hidden)
         return of_slab, (losses, logprobs, entropy, of_rows)

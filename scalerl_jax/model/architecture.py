@@ -66,6 +66,7 @@ class LocalLayers:
 
 
 FamilyName = Literal[
+    "gemma2",
     "gemma3_text",
     "gpt_oss",
     "llama",
@@ -103,6 +104,7 @@ class Architecture:
     rope_scaling: Scaling | None = None
     qkv_bias: bool = False  # query, key and value projections have biases (Qwen2)
     output_bias: bool = False  # attention's output projection has a bias (gpt-oss)
+    ffn_bias: bool = False  # a dense feed-forward's three projections have biases
     qk_norm: bool = False  # queries and keys have a norm with weights (Qwen3)
     whole_qk_norm: bool = False  # that norm is over all heads together (OLMo 2)
     # Norms: before attention and the feed-forward, after them (their outputs are
@@ -112,6 +114,9 @@ class Architecture:
     activation: Literal["silu", "gelu_tanh"] = "silu"  # see `layers.ACTIVATIONS`
     scaled_embeddings: bool = False  # scale by the root of hidden_size (Gemma)
     attention_scale: float | None = None  # scale of scores; None: head_dim^-0.5
+    # Soft caps of scores and of logits, `attention.capped`; 0: none (Gemma 2).
+    attention_cap: float = 0.0
+    logit_cap: float = 0.0
     sinks: bool = False  # each head has a score that belongs to no token (gpt-oss)
     # Per layer, the tokens that a token sees, including itself; 0: all; (): all layers
     # see all.
@@ -245,6 +250,7 @@ _GATED = {
     "up": "hidden ffn",
     "down": "ffn hidden",
 }
+_FFN_BIAS = {"gate_bias": "ffn", "up_bias": "ffn", "down_bias": "width"}
 # An expert's gate and up matrices are one array: they are multiplied together.
 _EXPERTS = {
     "router": "hidden router",
@@ -301,6 +307,7 @@ def _layer(arch: Architecture) -> dict[str, str]:
     layer |= _NORMS_AFTER if arch.norms != "before" else {}
     layer |= _QKV_BIAS if arch.qkv_bias else {}
     layer |= {"output_bias": "width"} if arch.output_bias else {}
+    layer |= _FFN_BIAS if arch.ffn_bias else {}
     layer |= {"sinks": "sinks"} if arch.sinks else {}
     if arch.qk_norm:
         layer |= _WHOLE_QK_NORM if arch.whole_qk_norm else _QK_NORM

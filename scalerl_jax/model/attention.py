@@ -33,9 +33,22 @@ QUERIES = PartitionSpec(ROWS, "context", "tensor", None)
 KEYS = PartitionSpec(ROWS, None, "tensor", None)
 
 
+def capped(scores: Array, cap: float) -> Array:
+    """Return cap * tanh(scores / cap), which stays below the cap; 0: unchanged.
+
+    Gemma 2, https://arxiv.org/abs/2408.00118, section 2.
+    """
+    return cap * jnp.tanh(scores / cap) if cap else scores
+
+
+def capped_slope(found: Array, cap: float) -> Array:
+    """Return the derivative of `capped`, with a cap, where its result is `found`."""
+    return 1 - (found / cap) ** 2
+
+
 # Queries [R, S, heads, dim], keys and values [R, S, kv heads, dim] of whole rows and
 # their segment ids [R, S] -> outputs [R, S, heads, dim]; id 0 is a segment, too.
-# Windows and sinks are keyword arguments, see `BlockwiseAttention`.
+# Windows, sinks and caps are keyword arguments, see `BlockwiseAttention`.
 SegmentAttention = Callable[..., Array]
 
 
@@ -55,13 +68,14 @@ class BlockwiseAttention:
         *,
         window: Int[Array, ""] | None = None,
         sinks: Float[Array, " heads"] | None = None,
+        cap: float = 0.0,
     ) -> Float[Array, "R S heads dim"]:
         """Return causal attention within each segment.
 
         A token sees the last `window` tokens, including itself; None: all.  A head's
-        sink is one more score in the softmax, with a value of 0.
+        sink is one more score in the softmax, with a value of 0.  Scores are `capped`.
         """
-        return _attend(self, q, k, v, segment_ids, window, sinks)
+        return _attend(self, cap, q, k, v, segment_ids, window, sinks)
 
     def placed(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return `function` with the context axis' index as its first argument."""
@@ -75,9 +89,10 @@ _LSE = PartitionSpec(ROWS, "tensor", None, "context")
 _NUMBER, _HEADS = PartitionSpec(), PartitionSpec("tensor")
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _attend(
     attention: BlockwiseAttention,
+    cap: float,
     q: Array,
     k: Array,
     v: Array,
@@ -85,11 +100,12 @@ def _attend(
     window: Array | None,
     sinks: Array | None,
 ) -> Array:
-    return _forward(attention, q, k, v, segment_ids, window, sinks)[0]
+    return _forward(attention, cap, q, k, v, segment_ids, window, sinks)[0]
 
 
 def _forward(
     attention: BlockwiseAttention,
+    cap: float,
     q: Array,
     k: Array,
     v: Array,
@@ -99,7 +115,7 @@ def _forward(
 ) -> tuple[Array, tuple[Any, ...]]:
     local = over_mesh(
         attention.mesh,
-        attention.placed(functools.partial(_forward_blocks, attention.block)),
+        attention.placed(functools.partial(_forward_blocks, attention.block, cap)),
         in_specs=(QUERIES, KEYS, KEYS, _ROW, _NUMBER, _HEADS),
         out_specs=(QUERIES, _LSE),
     )
@@ -110,13 +126,15 @@ def _forward(
 
 
 def _backward(
-    attention: BlockwiseAttention, saved: tuple[Any, ...], cotangent: Array
+    attention: BlockwiseAttention, cap: float, saved: tuple[Any, ...], cotangent: Array
 ) -> tuple[Array | None, ...]:
     *given, sinks, mixed, log_sum = saved
     shards = 1 if attention.mesh is None else attention.mesh.shape["context"]
     local = over_mesh(
         attention.mesh,
-        attention.placed(functools.partial(_backward_blocks, attention.block, shards)),
+        attention.placed(
+            functools.partial(_backward_blocks, attention.block, cap, shards)
+        ),
         in_specs=(QUERIES, KEYS, KEYS, _ROW, _NUMBER, QUERIES, _LSE, QUERIES),
         out_specs=(QUERIES, QUERIES, QUERIES),
     )
@@ -235,6 +253,7 @@ def _add_at(x: Array, first: Array | int, more: Array) -> Array:
 
 def _forward_blocks(
     block: int,
+    cap: float,
     place: Array | int,
     q: Array,
     k: Array,
@@ -261,7 +280,8 @@ def _forward_blocks(
                 preferred_element_type=jnp.float32,
             )
             allowed = blocks.allowed(index, first, length)[:, None, None]
-            scores = jnp.where(allowed, scores * q.shape[-1] ** -0.5, MASKED)
+            scores = capped(scores * q.shape[-1] ** -0.5, cap)
+            scores = jnp.where(allowed, scores, MASKED)
             higher = jnp.maximum(best, scores.max(axis=-1))
             shares = jnp.exp(scores - higher[..., None])
             shrink = jnp.exp(best - higher)
@@ -307,6 +327,7 @@ def _shares_and_slope(
     log_sum: Array,
     delta: Array,
     allowed: Array,
+    cap: float,
 ) -> tuple[Float[Array, "R kv s group q"], Float[Array, "R kv s group q"]]:
     """Return attention weights of some keys and queries, and cotangents of q k.
 
@@ -315,15 +336,18 @@ def _shares_and_slope(
     """
     wide = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
     scale = q.shape[-1] ** -0.5
-    scores = wide("rksd,rkgqd->rksgq", k, q) * scale
+    scores = capped(wide("rksd,rkgqd->rksgq", k, q) * scale, cap)
     allowed = allowed.swapaxes(1, 2)[:, None, :, None]
     shares = jnp.where(allowed, jnp.exp(scores - log_sum), 0.0)
     slope = shares * (wide("rksd,rkgqd->rksgq", v, cotangent) - delta) * scale
+    if cap:
+        slope *= capped_slope(scores, cap)
     return shares.astype(q.dtype), slope.astype(q.dtype)
 
 
 def _backward_blocks(
     block: int,
+    cap: float,
     shards: int,
     place: Array | int,
     q: Array,
@@ -361,7 +385,7 @@ def _backward_blocks(
             seen, values = (_cut(x, first, length) for x in (k, v))
             allowed = blocks.allowed(index, first, length)
             shares, slope = _shares_and_slope(
-                seen, values, these, want, log_sums, deltas, allowed
+                seen, values, these, want, log_sums, deltas, allowed, cap
             )
             across = _cut(columns, first, length, axis=-1)
             dq = dq + wide("rkds,rksgq->rkdgq", across, slope)

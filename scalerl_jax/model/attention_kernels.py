@@ -163,6 +163,7 @@ def why_not(
     windows = arch.windows_within(row_tokens)
     narrow: list[tuple[bool, str]] = [
         (arch.sinks, "a model whose heads have sinks"),
+        (arch.attention_cap > 0, "a model whose attention scores have a soft cap"),
         (
             bool(windows),
             f"a model whose layers see windows of {max(windows, default=0)} tokens "

@@ -44,7 +44,14 @@ _ATTENTION = _of_layers(
     "self_attn.",
 )
 _GATED = _of_layers(
-    {"gate": "gate_proj.weight", "up": "up_proj.weight", "down": "down_proj.weight"},
+    {
+        "gate": "gate_proj.weight",
+        "up": "up_proj.weight",
+        "down": "down_proj.weight",
+        "gate_bias": "gate_proj.bias",
+        "up_bias": "up_proj.bias",
+        "down_bias": "down_proj.bias",
+    },
     "mlp.",
 )
 _NORMS_BEFORE = _of_layers(
@@ -92,6 +99,9 @@ class Family:
     window_theta: str = ""  # field with theta of layers with windows; "": as others
     some_rotated: bool = False  # no_rope_layers names the layers with positions
     scale_field: str = ""  # attention_scale is its value ^ -0.5
+    # Fields, true or false -> the biases that the layers then have.
+    biases: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    caps: bool = False  # it has the fields of `CAPS`
     # Mixtures: functions that read and write fields of an `Architecture`, and the
     # fields of config.json for them.
     read: Callable[[Fields, int], dict[str, Any]] | None = None
@@ -109,13 +119,21 @@ _OLMO2 = Family(
 )
 _NO_WINDOW = {"use_sliding_window": False}
 _IDLE_WINDOW = ("sliding_window", "max_window_layers")
+_ATTENTION_BIAS = {"attention_bias": ("qkv_bias", "output_bias")}
+_GEMMA = {
+    "norms": "both",
+    "norm_offset": 1.0,
+    "activation": "gelu_tanh",
+    "scaled_embeddings": True,
+}
 
 FAMILIES: dict[FamilyName, Family] = {
     "llama": Family(
         "LlamaForCausalLM",
         _BEFORE,
-        {"attention_bias": False, "mlp_bias": False},
+        {},
         "Llama 3 to 3.3, SmolLM2",
+        biases=_ATTENTION_BIAS | {"mlp_bias": ("ffn_bias",)},
     ),
     "mistral": Family(
         "MistralForCausalLM",
@@ -151,6 +169,30 @@ FAMILIES: dict[FamilyName, Family] = {
         window_theta="rope_theta",
         defaults={"rope_theta": 500_000.0},
     ),
+    "gemma2": Family(
+        "Gemma2ForCausalLM",
+        _BOTH,
+        {
+            "hidden_activation": "gelu_pytorch_tanh",
+            "hidden_act": "gelu_pytorch_tanh",  # published files have both
+            "attention_bias": False,
+            "use_bidirectional_attention": False,
+        },
+        "Gemma 2",
+        _GEMMA,
+        windows=2,
+        scale_field="query_pre_attn_scalar",
+        caps=True,
+        defaults={  # of transformers
+            "head_dim": 256,
+            "max_position_embeddings": 8192,
+            "rms_norm_eps": 1e-6,
+            "query_pre_attn_scalar": 256,
+            "sliding_window": 4096,
+            "rope_theta": 10_000.0,
+            "tie_word_embeddings": True,
+        },
+    ),
     "gemma3_text": Family(
         "Gemma3ForCausalLM",
         _BOTH,
@@ -162,13 +204,7 @@ FAMILIES: dict[FamilyName, Family] = {
             "use_bidirectional_attention": False,
         },
         "Gemma 3",
-        {
-            "norms": "both",
-            "norm_offset": 1.0,
-            "activation": "gelu_tanh",
-            "scaled_embeddings": True,
-            "qk_norm": True,
-        },
+        _GEMMA | {"qk_norm": True},
         windows=6,
         window_theta="rope_local_base_freq",
         scale_field="query_pre_attn_scalar",
@@ -299,6 +335,11 @@ SIZES = {
     "head_dim": "head_dim",
     "max_positions": "max_position_embeddings",
 }
+# Field of config.json -> field of an `Architecture`; null: 0, no cap.
+CAPS = {
+    "attn_logit_softcapping": "attention_cap",
+    "final_logit_softcapping": "logit_cap",
+}
 # Fields whose other values would change the forward pass.  Absent and null are fine.
 ONLY_VALUES: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
@@ -348,7 +389,8 @@ def known_fields(family: Family) -> frozenset[str]:
     read = [*SIZES.values(), *family.sizes.values(), *_ROPE]
     read += ["rms_norm_eps", "tie_word_embeddings", "layer_types"]
     read += [*ONLY_VALUES, *family.fixed, *family.defaults, *family.idle, *family.known]
-    read += [family.scale_field, family.window_theta]
+    read += [family.scale_field, family.window_theta, *family.biases]
+    read += CAPS if family.caps else ()
     read += _WINDOWS if family.windows else ()
     read += _PATTERN if isinstance(family.windows, int) else ()
     read += ["no_rope_layers"] if family.some_rotated else []

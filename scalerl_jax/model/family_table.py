@@ -27,16 +27,18 @@ def _heads(family: Family) -> str:
         qk_norm: features.get("qk_norm"),
         "biases": features.get("output_bias"),
         "q, k, v biases": features.get("qkv_bias") and not features.get("output_bias"),
+        "biases if `attention_bias`": "attention_bias" in family.biases,
         "sinks": features.get("sinks"),
+        "soft caps, of logits too": family.caps,
     }
     return ", ".join(name for name, there in said.items() if there)
 
 
 def _feed_forward(family: Family) -> str:
     if family.read is None:
-        return {"silu": "SwiGLU", "gelu_tanh": "GeGLU"}[
-            family.features.get("activation", "silu")
-        ]
+        activation = family.features.get("activation", "silu")
+        name = {"silu": "SwiGLU", "gelu_tanh": "GeGLU"}[activation]
+        return name + ", biases if `mlp_bias`" * ("mlp_bias" in family.biases)
     clamped = "swiglu_limit" in family.known
     return "experts, clamped, with biases" if clamped else "experts"
 

@@ -12,6 +12,7 @@ from scalerl_jax.formats.model_files import local_path
 from scalerl_jax.formats.reading import Fields, read_json
 from scalerl_jax.model.architecture import Architecture, FamilyName
 from scalerl_jax.model.families import (
+    CAPS,
     FEATURES,
     ONLY_VALUES,
     SIZES,
@@ -67,6 +68,12 @@ def read_architecture(checkpoint: str | Path) -> Architecture:
         scalar = fields.number(family.scale_field)
         if scalar != sizes["head_dim"]:
             features["attention_scale"] = scalar**-0.5
+    for field, names in family.biases.items():
+        fields.only(field, (True, False))
+        features |= dict.fromkeys(names, bool(fields.values.get(field)))
+    for field, cap in CAPS.items() if family.caps else ():
+        given = fields.values.get(field) is not None
+        features[cap] = fields.number(field) if given else 0.0
     rope, near = read_ropes(fields, family)
     if features.get("windows") and near != rope:
         features["window_rope"] = near
@@ -116,7 +123,7 @@ def _decoder_fields(file: Any) -> Fields:
     fields = fields.with_defaults(family.defaults)
     fixed = {field: (value,) for field, value in family.fixed.items()}
     for field, allowed in (ONLY_VALUES | fixed).items():
-        if field not in family.idle:
+        if field not in family.idle and field not in family.biases:
             fields.only(field, allowed)
     if "quantization_config" not in family.known:
         fields.only("quantization_config", ())
@@ -134,8 +141,9 @@ def config_values(
 ) -> dict[str, Any]:
     """Return fields that `read_architecture` and transformers 4 and 5 can read."""
     family = find_family(arch.family)
+    chosen = {name for names in family.biases.values() for name in names}
     for field in dataclasses.fields(Architecture):
-        if field.name in FEATURES:
+        if field.name in FEATURES - chosen:
             wanted = family.features.get(field.name, field.default)
             assert getattr(arch, field.name) == wanted, f"{field.name} of its family"
     values: dict[str, Any] = {
@@ -162,6 +170,11 @@ def config_values(
     if family.some_rotated:
         rotated = arch.rotated or (True,) * arch.num_layers
         values["no_rope_layers"] = [*map(int, rotated)]
+    for field, names in family.biases.items():
+        values[field] = getattr(arch, names[0])
+        assert all(getattr(arch, name) == values[field] for name in names), field
+    if family.caps:
+        values |= {field: getattr(arch, name) or None for field, name in CAPS.items()}
     if family.scale_field:
         scale = arch.attention_scale or arch.head_dim**-0.5
         values[family.scale_field] = round(scale**-2)

@@ -87,6 +87,28 @@ ARCHITECTURES: dict[str, Architecture] = {
         windows=(4096, 4096, 4096, 0) * 8,
         window_rope=Rope(500_000.0),
     ),
+    # google/gemma-2-2b, config.json
+    "gemma2-2b": Architecture(
+        family="gemma2",
+        vocab_size=256_000,
+        hidden_size=2304,
+        ffn_size=9216,
+        num_layers=26,
+        num_heads=8,
+        num_kv_heads=4,
+        head_dim=256,
+        rope_theta=10_000.0,
+        rms_eps=1e-6,
+        tied_embeddings=True,
+        max_positions=8192,
+        norms="both",
+        norm_offset=1.0,
+        activation="gelu_tanh",
+        scaled_embeddings=True,
+        windows=(4096, 0) * 13,
+        attention_cap=50.0,
+        logit_cap=30.0,
+    ),
     # google/gemma-3-1b-pt, config.json
     "gemma3-1b": Architecture(
         family="gemma3_text",

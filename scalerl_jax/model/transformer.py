@@ -26,7 +26,12 @@ from scalerl_jax.model.architecture import (
     layered_table,
     parameter_table,
 )
-from scalerl_jax.model.attention import SAVED, BlockwiseAttention, SegmentAttention
+from scalerl_jax.model.attention import (
+    SAVED,
+    BlockwiseAttention,
+    SegmentAttention,
+    capped,
+)
 from scalerl_jax.model.ffn_moe import expert_feed_forward
 from scalerl_jax.model.layers import (
     ACTIVATIONS,
@@ -193,8 +198,12 @@ def _gated_feed_forward(layer: PyTree, arch: Architecture, x: Array) -> Array:
     """
     h = x if arch.norms == "after" else norm(x, layer["ffn_norm"], arch)
     activation = ACTIVATIONS[arch.activation]
-    h = activation(linear(h, layer["gate"]), linear(h, layer["up"]))
-    return linear(h, layer["down"])
+    gate, up = linear(h, layer["gate"]), linear(h, layer["up"])
+    if arch.ffn_bias:
+        gate = gate + layer["gate_bias"].astype(x.dtype)
+        up = up + layer["up_bias"].astype(x.dtype)
+    found = linear(activation(gate, up), layer["down"])
+    return found + layer["down_bias"].astype(x.dtype) if arch.ffn_bias else found
 
 
 def _block(
@@ -272,6 +281,8 @@ def hidden_states(
                 more["window"] = kind.window
             if arch.sinks:
                 more["sinks"] = layer["sinks"]
+            if arch.attention_cap:
+                more["cap"] = arch.attention_cap
             if sharing is None:
                 return attention(q, k, v, seen, **more)
 
@@ -417,7 +428,11 @@ def head_weights(params: PyTree) -> Float[Array, "V D"]:
 
 
 def head_logits(
-    hidden: Float[Array, "... D"], head: Float[Array, "V D"], *, float32_head: bool
+    hidden: Float[Array, "... D"],
+    head: Float[Array, "V D"],
+    *,
+    float32_head: bool,
+    cap: float = 0.0,
 ) -> Float[Array, "... V"]:
     """Logits in float32: THE head of the learner and of the sampler.
 
@@ -425,6 +440,7 @@ def head_logits(
     precision (a TPU otherwise rounds float32 operands to bfloat16); without it the
     product is taken in the dtype of `hidden`, as most systems do, and then cast.
     ScaleRL section 3.2; MiniMax-M1, https://arxiv.org/abs/2506.13585, section 3.2.
+    `cap` is the decoder's `logit_cap`.
     """
     if float32_head:
         hidden, head = hidden.astype(jnp.float32), head.astype(jnp.float32)
@@ -434,7 +450,7 @@ def head_logits(
         head.astype(hidden.dtype),
         precision=jax.lax.Precision.HIGHEST if float32_head else None,
     )
-    return logits.astype(jnp.float32)
+    return capped(logits.astype(jnp.float32), cap)
 
 
 def init_params(arch: Architecture, key: Array, *, dtype: DTypeLike) -> PyTree:

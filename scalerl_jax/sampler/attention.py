@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from scalerl_jax.model.attention import MASKED
+from scalerl_jax.model.attention import MASKED, capped
 from scalerl_jax.types import AnyArray
 
 _BLOCK_TOKENS = 128  # tokens of each sequence in one step of `over_pages`
@@ -176,6 +176,10 @@ class CachedAttention(abc.ABC):
     width_steps: tuple[float, ...] = ()
     page_spec = PartitionSpec(None, "tensor")  # every array is sharded by heads
 
+    def __init__(self, *, cap: float = 0.0) -> None:
+        """Use scores with a soft cap; 0: without."""
+        self._cap = cap
+
     def init_pages(
         self, num_pages: int, page_size: int, *, heads: int, dim: int, dtype: DTypeLike
     ) -> Any:
@@ -266,7 +270,8 @@ class CachedAttention(abc.ABC):
         scores = jnp.einsum(
             "qkgd,skd->qkgs", grouped, k, preferred_element_type=jnp.float32
         )
-        scores = jnp.where(allowed[:, None, None], scores * dim**-0.5, MASKED)
+        scores = capped(scores * dim**-0.5, self._cap)
+        scores = jnp.where(allowed[:, None, None], scores, MASKED)
         highest = scores.max(axis=-1)
         shares = jnp.exp(scores - highest[..., None])
         mixed = jnp.einsum("qkgs,skd->qkgd", shares, v.astype(jnp.float32))
@@ -278,6 +283,7 @@ class CachedAttention(abc.ABC):
             (chunk.segments == 1)[None],
             (highest[None], shares.sum(axis=-1)[None], mixed[None]),
             first,
+            cap=self._cap,
         )
         _, total, mixed = with_sinks(state, sinks)
         return (mixed / total[..., None]).reshape(length, heads, dim).astype(q.dtype)
@@ -291,6 +297,8 @@ def over_pages(
     allowed: Bool[Array, "rows queries"],
     carry: tuple[Array, Array, Array],
     first: Int[Array, "rows queries"] | None = None,
+    *,
+    cap: float = 0.0,
 ) -> tuple[Array, Array, Array]:
     """Return the online softmax's state with the rows' pages folded in.
 
@@ -316,7 +324,7 @@ def over_pages(
         if first is not None:
             seen &= order >= first[..., None]
         seen = seen.reshape(*allowed.shape, 1, 1, per_block, page_size)
-        scores = jnp.where(seen, scores * dim**-0.5, MASKED)
+        scores = jnp.where(seen, capped(scores * dim**-0.5, cap), MASKED)
         higher = jnp.maximum(highest, scores.max(axis=(-2, -1)))
         shares = jnp.where(seen, jnp.exp(scores - higher[..., None, None]), 0.0)
         shrunk = jnp.exp(highest - higher)
@@ -401,6 +409,7 @@ class GatheredAttention(CachedAttention):
         past = (grouped[:, None, :, :, :, None] * view.keys[:, :, :, None]).sum(axis=4)
         past = past.transpose(0, 2, 3, 1, 4).reshape(*grouped.shape[:3], -1)
         new = (grouped * view.new_keys[:, :, :, None]).sum(axis=-1)
+        past, new = capped(past, self._cap), capped(new, self._cap)
         order = jnp.arange(past.shape[-1])
         seen = order < rows.starts[:, None]
         if near is not None:

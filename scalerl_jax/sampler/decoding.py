@@ -379,7 +379,10 @@ def _next_tokens(
 ) -> tuple[SlotRows, dict[str, Array]]:
     """Draw one token in every active row; return rows and fields of `DecodedTokens`."""
     logits = head_logits(
-        hidden, head_weights(params), float32_head=settings.float32_head
+        hidden,
+        head_weights(params),
+        float32_head=settings.float32_head,
+        cap=settings.arch.logit_cap,
     )
     index = rows.positions + 1 - rows.prompt_lengths  # index in the completion
     draw = draw_tokens(logits, rows.sampling, keys=rows.keys, index=index)

@@ -16,6 +16,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.sampler.attention import (
     CachedAttention,
     Chunk,
@@ -91,6 +92,7 @@ class PallasAttention(PagedAttention):
 
     def __init__(self, mesh: Mesh) -> None:
         """Shard the heads over the "tensor" axis of `mesh`."""
+        super().__init__()
         self._mesh = mesh
 
     def init_pages(
@@ -224,6 +226,7 @@ class CudnnPagedAttention(CachedAttention):
 
     def __init__(self, implementation: Literal["cudnn", "xla"]) -> None:
         """Use cuDNN or, for shapes that it does not support, XLA."""
+        super().__init__()
         self._implementation: Literal["cudnn", "xla"] = implementation
 
     def open(self, pages: tuple[Any, ...], rows: Rows, steps: int) -> tuple[Any, ...]:
@@ -323,10 +326,17 @@ def choose_attention(settings: EngineSettings, mesh: Mesh) -> CachedAttention:
     return ATTENTION[name](settings, mesh)
 
 
+def _why_no_kernel(arch: Architecture) -> str | None:
+    """Return the property of a model that no kernel supports; None: it has none."""
+    if arch.attention_cap:
+        return "a model whose attention scores have a soft cap"
+    return "a model whose heads have sinks" if arch.sinks else None
+
+
 def _why_not_cudnn(settings: EngineSettings) -> str | None:
     """Return the property of a model that cuDNN does not support; None: it fits."""
-    if settings.arch.sinks:
-        return "a model whose heads have sinks"
+    if refused := _why_no_kernel(settings.arch):
+        return refused
     if not settings.near:
         return None
     near = settings.near[0]
@@ -341,10 +351,20 @@ def _for_machine(settings: EngineSettings, mesh: Mesh) -> CachedAttention:
     platform = mesh.devices.flat[0].platform
     if platform == "tpu":
         refused = why_not_pallas(settings, tensor=mesh.shape["tensor"])
-        return PagedAttention() if refused else PallasAttention(mesh)
+        return _paged(settings, mesh) if refused else PallasAttention(mesh)
     if platform == "gpu" and _why_not_cudnn(settings):
-        return PagedAttention()
-    return _cudnn(settings, mesh) if platform == "gpu" else GatheredAttention()
+        return _paged(settings, mesh)
+    return (_cudnn if platform == "gpu" else _gathered)(settings, mesh)
+
+
+def _paged(settings: EngineSettings, mesh: Mesh) -> CachedAttention:
+    del mesh
+    return PagedAttention(cap=settings.arch.attention_cap)
+
+
+def _gathered(settings: EngineSettings, mesh: Mesh) -> CachedAttention:
+    del mesh
+    return GatheredAttention(cap=settings.arch.attention_cap)
 
 
 def _pallas(settings: EngineSettings, mesh: Mesh) -> CachedAttention:
@@ -384,8 +404,8 @@ def why_not_pallas(settings: EngineSettings, *, tensor: int) -> str | None:
     whole = 8 if dtype == jnp.bfloat16 else 4
     table_bytes = _table_bytes(settings)
     chunk = arch.local.chunk if arch.local is not None and settings.near else 0
-    if arch.sinks:
-        return "a model whose heads have sinks"
+    if refused := _why_no_kernel(arch):
+        return refused
     if chunk % settings.page_size:
         return (
             f"a model whose layers see chunks of {chunk} tokens: set "
@@ -444,8 +464,8 @@ def _slot_bytes(pages_per_slot: int) -> int:
 # By the value of sampler.attention.
 ATTENTION: dict[str, Callable[[EngineSettings, Mesh], CachedAttention]] = {
     "auto": _for_machine,
-    "paged": lambda settings, mesh: PagedAttention(),
-    "gathered": lambda settings, mesh: GatheredAttention(),
+    "paged": _paged,
+    "gathered": _gathered,
     "pallas": _pallas,
     "cudnn": _cudnn,
 }

@@ -80,6 +80,8 @@ class PagedAttention(CachedAttention):
         )
         everyone = jnp.ones(grouped.shape[:2], bool)
         first = None if near is None else near.first(lengths - 1)[:, None]
-        state = over_pages(grouped, pages, table, lengths, everyone, carry, first)
+        state = over_pages(
+            grouped, pages, table, lengths, everyone, carry, first, cap=self._cap
+        )
         _, total, mixed = with_sinks(state, sinks)
         return (mixed / total[..., None]).reshape(q.shape).astype(q.dtype)

@@ -223,6 +223,7 @@ def _next_token_logits(
         hidden[0, length - 1],
         head_weights(params),
         float32_head=settings.float32_head,
+        cap=settings.arch.logit_cap,
     )
 
 

@@ -145,6 +145,8 @@ def _score(
             seen = chunked(segments, near.tokens)
         if settings.arch.sinks:
             more["sinks"] = params["layers"][layer]["sinks"]
+        if settings.arch.attention_cap:
+            more["cap"] = settings.arch.attention_cap
         k, v = marked(k, v)
         return attention(q[None], k[None], v[None], seen, **more)[0]
 
@@ -161,7 +163,10 @@ def _score(
     def of_tile(tile: tuple[Array, Array, Array]) -> ScoredTokens:
         hidden, targets, temperatures = tile
         logits = head_logits(
-            hidden, head_weights(params), float32_head=settings.float32_head
+            hidden,
+            head_weights(params),
+            float32_head=settings.float32_head,
+            cap=settings.arch.logit_cap,
         )
         logprobs = jax.nn.log_softmax(logits / temperatures[:, None], axis=-1)
         top, tokens = jax.lax.top_k(logprobs, settings.top_logprobs)

@@ -70,13 +70,16 @@ def mixed(logprobs, entropy, mix):
     return mix[0] * logprobs + mix[1] * entropy
 
 
-def in_torch(hidden, weights, of_logprob=OF_LOGPROB, of_entropy=OF_ENTROPY):
+def in_torch(hidden, weights, of_logprob=OF_LOGPROB, of_entropy=OF_ENTROPY, cap=0.0):
     """The same in float64 and without tiles."""
     hidden, weights = (
         torch.tensor(np.asarray(each, np.float64), requires_grad=True)
         for each in (hidden, weights)
     )
-    logits = torch.einsum("rsd,vd->rsv", hidden, weights) / TEMPERATURE
+    logits = torch.einsum("rsd,vd->rsv", hidden, weights)
+    if cap:
+        logits = cap * torch.tanh(logits / cap)
+    logits = logits / TEMPERATURE
     distribution = torch.distributions.Categorical(logits=logits)
     logprobs = distribution.log_prob(torch.tensor(TARGETS))
     entropy = distribution.entropy()
@@ -90,7 +93,7 @@ def assert_as_torch(
     head, of_logprob=OF_LOGPROB, of_entropy=OF_ENTROPY, *, compiled=compiled
 ):
     found = compiled(head)(HIDDEN, WEIGHTS, of_logprob, of_entropy)
-    expected = in_torch(HIDDEN, WEIGHTS, of_logprob, of_entropy)
+    expected = in_torch(HIDDEN, WEIGHTS, of_logprob, of_entropy, head.cap)
     # Logits of 15 are rounded by 1e-6 and what sums over them by a few times that;
     # gradients of size 1 to 10 are sums of such terms.
     for ours, theirs in zip(found[1], expected[1], strict=True):
@@ -128,6 +131,12 @@ def test_any_mesh_gives_values_and_gradients_of_torch(shape, tile):
 def test_a_loss_of_single_tokens_gives_the_same_with_its_logits(shape, chunk_tokens):
     head = head_of(mesh=mesh_of(shape), chunk_tokens=chunk_tokens)
     assert_as_torch(head, compiled=compiled_with_loss)
+
+
+@pytest.mark.parametrize("compiled", [compiled, compiled_with_loss])
+def test_a_soft_cap_gives_values_and_gradients_of_torch(compiled):
+    head = head_of(chunk_tokens=6, cap=4.0)  # logits reach 10
+    assert_as_torch(head, compiled=compiled)
 
 
 def test_a_loss_of_single_tokens_is_summed_and_scaled_as_any():

@@ -97,6 +97,44 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             tie_word_embeddings=False,
         ),
     ),
+    # Other than eager, transformers' attention leaves the caps of scores out.
+    "gemma2-tied": (
+        "Gemma2Config",
+        dict(
+            rope_parameters=_PLAIN_ROPE,
+            head_dim=16,
+            pad_token_id=None,
+            query_pre_attn_scalar=24,
+            sliding_window=10,
+            attn_logit_softcapping=2.0,
+            final_logit_softcapping=3.0,
+            attn_implementation="eager",
+        ),
+    ),
+    "gemma2-untied-no-caps": (
+        "Gemma2Config",
+        dict(
+            rope_parameters=_PLAIN_ROPE,
+            head_dim=16,
+            pad_token_id=None,
+            query_pre_attn_scalar=16,
+            num_hidden_layers=3,
+            layer_types=_LAYERS,
+            sliding_window=10,
+            attn_logit_softcapping=None,
+            final_logit_softcapping=None,
+            tie_word_embeddings=False,
+        ),
+    ),
+    "llama-biases": (
+        "LlamaConfig",
+        dict(
+            rope_parameters=_PLAIN_ROPE,
+            attention_bias=True,
+            mlp_bias=True,
+            tie_word_embeddings=False,
+        ),
+    ),
     "smollm3-tied": (
         "SmolLM3Config",
         dict(

@@ -21,13 +21,13 @@ CLOSE = dict(rtol=1e-5, atol=1e-5)
 
 
 @functools.cache
-def compiled(attention):
+def compiled(attention, cap=0.0):
     """What is found, and gradients by q, k and v of its product with a cotangent."""
 
     def run(q, k, v, segment_ids, cotangent, window=None, sinks=None):
         def attend(q, k, v, *sinks):
             more = dict(zip(["sinks"], sinks, strict=False))
-            return attention(q, k, v, segment_ids, window=window, **more)
+            return attention(q, k, v, segment_ids, window=window, cap=cap, **more)
 
         sinks = () if sinks is None else (sinks,)
         found, back = jax.vjp(attend, q, k, v, *sinks)
@@ -36,13 +36,13 @@ def compiled(attention):
     return jax.jit(run)
 
 
-def assert_as_dense(attention, segment_ids, *, seed=0, shapes=SHAPES, **more):
+def assert_as_dense(attention, segment_ids, *, seed=0, shapes=SHAPES, cap=0.0, **more):
     q, k, v, cotangent = dense_attention.random_inputs(
         np.random.default_rng(seed), **shapes
     )
     arguments = (q, k, v, segment_ids, cotangent)
-    found, gradients = compiled(attention)(*arguments, **more)
-    expected, expected_gradients = dense_attention.attend(*arguments, **more)
+    found, gradients = compiled(attention, cap)(*arguments, **more)
+    expected, expected_gradients = dense_attention.attend(*arguments, cap=cap, **more)
     np.testing.assert_allclose(found, expected, **CLOSE)
     names = "qkvs"[: len(gradients)]
     for ours, theirs, name in zip(gradients, expected_gradients, names, strict=True):
@@ -82,11 +82,11 @@ def test_any_mesh_gives_values_and_gradients_of_the_dense(shape, block):
 
 @pytest.mark.parametrize("shape", [None, (1, 2, 2, 2)], ids=str)
 @pytest.mark.parametrize("block", [2, 512])
-def test_windows_and_sinks_give_values_and_gradients_of_the_dense(shape, block):
+def test_windows_sinks_and_caps_give_values_and_gradients_of_the_dense(shape, block):
     attention = BlockwiseAttention(shape and mesh_of(shape), block=block)
     sinks = np.array([-1.0, 2.0, 0.0, 0.5], np.float32)
     for seed, window in enumerate((1, 5, 7)):
-        more = dict(seed=seed, window=window, sinks=sinks)
+        more = dict(seed=seed, window=window, sinks=sinks, cap=seed * 0.7)
         assert_as_dense(attention, segments(seed), **more)
 
 

@@ -177,6 +177,13 @@ def test_a_machine_gets_what_it_can_run(name, platform, changes, expected):
             id="shards for splash",
         ),
         pytest.param(
+            "splash",
+            "tpu",
+            dict(arch=small_architecture(head_dim=128, attention_cap=50.0)),
+            r"scores have a soft cap; or set model\.attention = 'auto'",
+            id="cap for splash",
+        ),
+        pytest.param(
             "cudnn", "cpu", {}, r"'cudnn' .* cpu devices: it needs GPUs", id="no GPU"
         ),
         pytest.param(

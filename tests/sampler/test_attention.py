@@ -30,6 +30,7 @@ from scalerl_jax.sampler.paged import PagedAttention
 DIM = 128  # the kernel for TPUs takes no other
 STEPS = 4  # of a call
 SINKS = np.array([-1.0, 0.5, 2.0, 0.0], np.float32)
+CAP = 0.8  # scores reach 4
 BACKENDS = {
     "paged": PagedAttention(),
     "gathered": GatheredAttention(),
@@ -65,6 +66,7 @@ class Cache:
     seed: int = 0
     near: Near | None = None  # what is seen
     sinks: bool = False
+    cap: float = 0.0  # of the scores, as the backend has it
 
     def __post_init__(self):
         self.rng = np.random.default_rng(self.seed)
@@ -113,6 +115,8 @@ class Cache:
         )
         q = np.asarray(q, np.float64).reshape(self.kv, self.group, DIM)
         scores = np.einsum("kgd,skd->kgs", q, k) / np.sqrt(DIM)
+        if self.cap:
+            scores = self.cap * np.tanh(scores / self.cap)
         shares = np.exp(scores)
         total = shares.sum(axis=-1, keepdims=True)
         if self.sinks:
@@ -362,6 +366,17 @@ def test_layers_that_see_a_part(name, options):
     active, ends = np.array([True, True, True, False]), np.full(4, NEVER)
     starts, active = cache.decode(table, starts, active, ends)
     cache.decode(table, starts, active, np.array([NEVER, NEVER, 1, NEVER]))
+    pages = tables(cache.rng, cache.num_pages, 3, 5)
+    prefill(cache, [(pages[0], 5, 9), (pages[2], 0, 5)])
+
+
+@pytest.mark.parametrize("backend", [PagedAttention, GatheredAttention])
+def test_scores_with_a_soft_cap(backend):
+    cache = Cache(backend(cap=CAP), cap=CAP, near=Near(6, sliding=True))
+    table = tables(cache.rng, cache.num_pages, 3, 4)
+    cache.decode(
+        table, np.array([4, 7, 0], np.int32), np.ones(3, bool), np.full(3, NEVER)
+    )
     pages = tables(cache.rng, cache.num_pages, 3, 5)
     prefill(cache, [(pages[0], 5, 9), (pages[2], 0, 5)])
 

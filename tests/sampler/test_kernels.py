@@ -276,6 +276,7 @@ REFUSED = [
     pytest.param(
         dict(page_size=1024), 1, "sampler.page_size = 1024: set it to 512", id="page"
     ),
+    pytest.param(dict(attention_cap=50.0), 1, "scores have a soft cap", id="cap"),
 ]
 
 

@@ -40,6 +40,9 @@ GPT_OSS = small_architecture(
     experts=Experts(count=4, top_k=2, gate="normalized", biased=True, clamp=0.3),
     windows=(0, 7),
 )
+GEMMA_2 = small_architecture(
+    vocab_size=13, family="gemma2", windows=(7, 0), attention_cap=0.7, logit_cap=1.5
+)
 LENGTHS = (1, 2, 17, 36, 40, 31)  # 127 tokens in all
 
 
@@ -90,9 +93,11 @@ def learners(params, arch, tokens, temperature):
         segment_ids=jnp.ones((1, len(tokens)), jnp.int32),
         dtype=jnp.float32,
     )
-    weights, head = head_weights(params), Head(temperature=temperature)
+    weights = head_weights(params)
+    head = Head(temperature=temperature, cap=arch.logit_cap)
     logprobs, _ = token_logprobs(hidden[:, :-1], weights, tokens[None, 1:], head)
-    logits = head_logits(hidden[0, :-1], weights, float32_head=True)
+    options = {"float32_head": True, "cap": arch.logit_cap}
+    logits = head_logits(hidden[0, :-1], weights, **options)
     return logprobs[0], logits / temperature
 
 
@@ -103,6 +108,7 @@ def learners(params, arch, tokens, temperature):
         pytest.param(LLAMA4, 1, id="chunks"),
         pytest.param(OLMO, 1, id="windows"),
         pytest.param(GPT_OSS, 1, id="sinks"),
+        pytest.param(GEMMA_2, 1, id="soft caps"),
     ],
 )
 def test_the_log_probabilities_are_the_learners(arch, devices):

@@ -13,7 +13,7 @@ from scalerl_jax.batching.answers import pack_answers
 from scalerl_jax.batching.packing import pack
 from scalerl_jax.data.tokenizer import load_tokenizer
 from scalerl_jax.model.hugging_face import read_architecture
-from scalerl_jax.model.weights import load_params, parameters
+from scalerl_jax.model.weights import load_params
 from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.wiring.sampling import make_tokenizer
@@ -36,6 +36,10 @@ FAMILIES = {
     "gemma3": (
         "Gemma3TextConfig",
         dict(query_pre_attn_scalar=16, sliding_window=9, sliding_window_pattern=2),
+    ),
+    "qwen3_moe": (
+        "Qwen3MoeConfig",
+        dict(num_experts=3, num_experts_per_tok=2, moe_intermediate_size=24),
     ),
 }
 
@@ -122,26 +126,19 @@ def test_loss_and_gradient_are_torchs_with_masked_labels(tmp_path, rows, family)
     loss = sum(losses) / count
     loss.backward()
     assert float(total.loss) == pytest.approx(loss.item(), abs=1e-4, rel=1e-5)
-    theirs = {each: value.grad.numpy() for each, value in model.named_parameters()}
-    grads = dict(zip(*_named(total.grads), strict=True))
-    for stored in parameters(arch):
-        for part in stored.parts:
-            own = np.asarray(
-                grads[stored.name][
-                    tuple(slice(None) if at is None else at for at in part.place)
-                ]
-            )
-            expected = theirs[part.tensor]
-            expected = expected.T if part.transposed else expected
-            np.testing.assert_allclose(own, expected, atol=1e-4, rtol=1e-4)
-
-
-def _named(tree):
-    found = jax.tree_util.tree_leaves_with_path(tree)
-    names = [
-        jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in found
-    ]
-    return names, [leaf for _, leaf in found]
+    # As a checkpoint they have the layout of ours.
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.grad)
+    model.save_pretrained(tmp_path / "gradient")
+    expected = load_params(tmp_path / "gradient", arch, dtype=np.float32)
+    for (path, own), theirs in zip(
+        jax.tree_util.tree_leaves_with_path(total.grads),
+        jax.tree.leaves(expected),
+        strict=True,
+    ):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        np.testing.assert_allclose(own, theirs, atol=1e-4, rtol=1e-4, err_msg=name)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of ml_collections

@@ -1,7 +1,9 @@
 """Supervised steps on rows: their loss beside torch's, their files, and their end."""
 
 import json
+import os
 import shutil
+import signal
 
 import jax
 import numpy as np
@@ -15,6 +17,7 @@ from scalerl_jax.data.tokenizer import load_tokenizer
 from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.weights import load_params
 from scalerl_jax.parallel.mesh import make_mesh
+from scalerl_jax.process.preemption import PREEMPTED
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.wiring.sampling import make_tokenizer
 from scalerl_jax.wiring.supervision import load_sequences, supervised
@@ -177,6 +180,17 @@ def test_a_warm_start_that_was_stopped_goes_on_bit_for_bit(
         with pytest.raises(RuntimeError, match="pulled the plug"):
             warmstart.run(["warmstart", f"--workdir={broken}", *words])
     assert not (broken / "model").exists()
+
+    def preempted(made):
+        if made.step == 2:  # learns step 3, which is no multiple of checkpoint.every
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(made)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(warmstart, "_step", preempted)
+        assert warmstart.run(["warmstart", f"--workdir={broken}"]) == PREEMPTED
+    assert f"scalerl warmstart --workdir={broken}" in capsys.readouterr().out
+    assert small_run.checkpoints(broken)[-1].name == "step_00000003"
     assert warmstart.run(["warmstart", f"--workdir={broken}"]) == 0  # alone
     arrays = [
         small_run.saved_arrays(small_run.checkpoints(run)[-1])

@@ -368,6 +368,11 @@ class SamplerConfig:
         0, "tokens of the KV cache; 0: room for every slot at its longest"
     )
     page_size: Tokens = setting(32, "tokens per page of the KV cache")
+    kv_dtype: Literal["model", "int8"] = setting(
+        "model",
+        "the KV cache's dtype; model: model.sampler_dtype; int8: integers, and a scale "
+        "per token and head; sampler/stored.py",
+    )
     kv_on_update: Literal["keep", "recompute"] = setting(
         "keep", "keep or recompute the KV cache of running sequences at new params"
     )

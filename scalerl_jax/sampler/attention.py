@@ -23,6 +23,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from scalerl_jax.model.attention import MASKED, capped
+from scalerl_jax.sampler.stored import Stored, is_quantized, stored
 from scalerl_jax.types import AnyArray
 
 _BLOCK_TOKENS = 128  # tokens of each sequence in one step of `over_pages`
@@ -57,35 +58,43 @@ class Rows:
 class Pages:
     """A layer's cache laid out for XLA's matmuls: a key is a column, a value a row."""
 
-    keys: Float[Array, "pages kv dim size"]
-    values: Float[Array, "pages kv size dim"]
+    keys: Array  # [pages, kv, dim, size]
+    values: Array  # [pages, kv, size, dim]
+    key_scales: Float[Array, "pages kv size"] | None = None  # in int8
+    value_scales: Float[Array, "pages kv size"] | None = None
 
     @property
     def page_size(self) -> int:
         """Tokens per page."""
         return self.keys.shape[-1]
 
-    def write(
-        self,
-        k: Float[Array, "T kv dim"],
-        v: Float[Array, "T kv dim"],
-        places: "Places",
-    ) -> "Pages":
+    @property
+    def dtype(self) -> jnp.dtype:
+        """Dtype of keys and values."""
+        return self.keys.dtype
+
+    def put(self, new: Stored, places: "Places") -> "Pages":
         """Return the pages with T new keys and values written at `places`."""
-        k, v = marked(k, v)
         page, offset = places.page, places.offset
-        return Pages(
-            keys=self.keys.at[page, :, :, offset].set(
-                k.astype(self.keys.dtype), mode="drop"
-            ),
-            values=self.values.at[page, :, offset].set(
-                v.astype(self.values.dtype), mode="drop"
-            ),
+        pages = Pages(
+            keys=self.keys.at[page, :, :, offset].set(new.keys, mode="drop"),
+            values=self.values.at[page, :, offset].set(new.values, mode="drop"),
+        )
+        if self.key_scales is None or self.value_scales is None:
+            return pages
+        at, into = self.key_scales.at, self.value_scales.at
+        return pages.replace(
+            key_scales=at[page, :, offset].set(new.key_scales, mode="drop"),
+            value_scales=into[page, :, offset].set(new.value_scales, mode="drop"),
         )
 
-    def read(self, numbers: Int[Array, "..."]) -> tuple[Array, Array]:
-        """Return keys [..., kv, dim, size] and values [..., kv, size, dim] of pages."""
-        return self.keys[numbers], self.values[numbers]
+    def read(self, numbers: Int[Array, "..."]) -> Stored:
+        """Return what pages hold.
+
+        Keys are [..., kv, dim, size], values [..., kv, size, dim], scales [..., kv,
+        size].
+        """
+        return jax.tree.map(lambda held: held[numbers], Stored(**vars(self)))
 
 
 @struct.dataclass(kw_only=True)
@@ -94,17 +103,7 @@ class Places:
 
     page: Int[Array, " T"]
     offset: Int[Array, " T"]
-
-
-def marked(k: Array, v: Array) -> tuple[Array, Array]:
-    """Return keys and values in which only keys can be NaN.
-
-    A token with a non-finite key or value gets a NaN key and a finite value.  Then only
-    queries that attend to it become NaN: a masked score is replaced, but a masked value
-    is multiplied by 0, and 0 * NaN is NaN.
-    """
-    k = jnp.where(jnp.isfinite(k) & jnp.isfinite(v), k, jnp.nan)
-    return k, jnp.where(jnp.isfinite(v), v, 0)
+    apart: bool = struct.field(pytree_node=False, default=False)  # each its own page
 
 
 def places_of(
@@ -113,16 +112,18 @@ def places_of(
     *,
     page_size: int,
     valid: Bool[Array, " T"],
+    apart: bool = False,
 ) -> Places:
     """Return page and offset of `positions`, each in its own row of `table`.
 
-    A position that is not `valid` gets no page.
+    A position that is not `valid` gets no page.  `apart`: no two have the same page.
     """
     index = jnp.where(valid, positions // page_size, 0)
     page = jnp.take_along_axis(table, index[:, None], axis=1)[:, 0]
     return Places(
         page=jnp.where(valid, page, np.iinfo(np.int32).max),
         offset=positions % page_size,
+        apart=apart,
     )
 
 
@@ -174,7 +175,10 @@ class CachedAttention(abc.ABC):
     # A call's page table is as wide as its longest sequence, rounded up to a power of
     # two of pages times one of these; empty: always as wide as the longest possible.
     width_steps: tuple[float, ...] = ()
-    page_spec = PartitionSpec(None, "tensor")  # every array is sharded by heads
+
+    def page_specs(self, pages: Any) -> Any:
+        """Return the partition specs of a layer's pages: all are sharded by heads."""
+        return jax.tree.map(lambda _: PartitionSpec(None, "tensor"), pages)
 
     def __init__(self, *, cap: float = 0.0) -> None:
         """Use scores with a soft cap; 0: without."""
@@ -183,10 +187,15 @@ class CachedAttention(abc.ABC):
     def init_pages(
         self, num_pages: int, page_size: int, *, heads: int, dim: int, dtype: DTypeLike
     ) -> Any:
-        """Return a layer's empty pages."""
+        """Return a layer's empty pages; in int8 they have scales."""
+        scales: dict[str, Array] = {}
+        if is_quantized(dtype):
+            empty = jnp.zeros((num_pages, heads, page_size), jnp.float32)
+            scales = dict(key_scales=empty, value_scales=empty)
         return Pages(
             keys=jnp.zeros((num_pages, heads, dim, page_size), dtype),
             values=jnp.zeros((num_pages, heads, page_size, dim), dtype),
+            **scales,
         )
 
     @abc.abstractmethod
@@ -242,14 +251,14 @@ class CachedAttention(abc.ABC):
             page_size=pages.page_size,
             valid=chunk.segments > 0,
         )
-        pages = pages.write(k, v, places)
-        return self.attend_chunk(q, k, v, pages, chunk, near, sinks), pages
+        new = stored(k, v, pages.dtype)
+        pages = pages.put(new, places)
+        return self.attend_chunk(q, new, pages, chunk, near, sinks), pages
 
     def attend_chunk(
         self,
         q: Array,
-        k: Array,
-        v: Array,
+        new: Stored,
         pages: Any,
         chunk: Chunk,
         near: Near | None = None,
@@ -257,8 +266,7 @@ class CachedAttention(abc.ABC):
     ) -> Float[Array, "C heads dim"]:
         """Return a chunk's attention to itself and to its first sequence's past."""
         length, heads, dim = q.shape
-        grouped = q.reshape(length, k.shape[1], -1, dim)
-        k, v = marked(k, v)
+        grouped = q.reshape(length, new.keys.shape[1], -1, dim)
         order = jnp.arange(length)
         allowed = (chunk.segments[:, None] == chunk.segments) & (
             order[:, None] >= order
@@ -268,13 +276,21 @@ class CachedAttention(abc.ABC):
             allowed &= near.sees(chunk.positions)
             first = near.first(chunk.positions)[None]
         scores = jnp.einsum(
-            "qkgd,skd->qkgs", grouped, k, preferred_element_type=jnp.float32
+            "qkgd,skd->qkgs",
+            grouped,
+            new.keys.astype(q.dtype),
+            preferred_element_type=jnp.float32,
         )
-        scores = capped(scores * dim**-0.5, self._cap)
+        scores = scaled(scores * dim**-0.5, new.key_scales, _OF_CHUNK)
+        scores = capped(scores, self._cap)
         scores = jnp.where(allowed[:, None, None], scores, MASKED)
         highest = scores.max(axis=-1)
         shares = jnp.exp(scores - highest[..., None])
-        mixed = jnp.einsum("qkgs,skd->qkgd", shares, v.astype(jnp.float32))
+        mixed = jnp.einsum(
+            "qkgs,skd->qkgd",
+            scaled(shares, new.value_scales, _OF_CHUNK),
+            new.values.astype(jnp.float32),
+        )
         state = over_pages(
             grouped[None],
             pages,
@@ -287,6 +303,23 @@ class CachedAttention(abc.ABC):
         )
         _, total, mixed = with_sinks(state, sinks)
         return (mixed / total[..., None]).reshape(length, heads, dim).astype(q.dtype)
+
+
+# Axes of scores, and those of the scales of the same tokens.
+_OF_CHUNK = "qkgs sk"
+_OF_BLOCK = "rqkgns rnks"
+_OF_ROWS = "rkgs rks"
+_OF_STEPS = "srkg srk"
+
+
+def scaled(scores: Array, scales: Array | None, axes: str) -> Array:
+    """Return scores or weights times the scales of their tokens; None: unchanged."""
+    if scales is None:
+        return scores
+    all_axes, of_scales = axes.split()
+    order = [of_scales.index(axis) for axis in all_axes if axis in of_scales]
+    missing = [at for at, axis in enumerate(all_axes) if axis not in of_scales]
+    return scores * jnp.expand_dims(scales.transpose(order), missing)
 
 
 def over_pages(
@@ -312,28 +345,32 @@ def over_pages(
     def add(block: Array, carry: tuple[Array, Array, Array]) -> Any:
         highest, total, mixed = carry
         numbers = jax.lax.dynamic_slice_in_dim(table, block * per_block, per_block, 1)
-        keys, values = pages.read(numbers)
+        held = pages.read(numbers)
         scores = jnp.einsum(
             "rqkgd,rnkds->rqkgns",
             q,
-            keys.astype(q.dtype),
+            held.keys.astype(q.dtype),
             preferred_element_type=jnp.float32,
         )
+        scores = scaled(scores * dim**-0.5, held.key_scales, _OF_BLOCK)
         order = block * per_block * page_size + jnp.arange(per_block * page_size)
         seen = (order < lengths[:, None])[:, None] & allowed[..., None]
         if first is not None:
             seen &= order >= first[..., None]
         seen = seen.reshape(*allowed.shape, 1, 1, per_block, page_size)
-        scores = jnp.where(seen, capped(scores * dim**-0.5, cap), MASKED)
+        scores = jnp.where(seen, capped(scores, cap), MASKED)
         higher = jnp.maximum(highest, scores.max(axis=(-2, -1)))
         shares = jnp.where(seen, jnp.exp(scores - higher[..., None, None]), 0.0)
         shrunk = jnp.exp(highest - higher)
-        values = values.astype(jnp.float32)
+        found = jnp.einsum(
+            "rqkgns,rnksd->rqkgd",
+            scaled(shares, held.value_scales, _OF_BLOCK),
+            held.values.astype(jnp.float32),
+        )
         return (
             higher,
             total * shrunk + shares.sum(axis=(-2, -1)),
-            mixed * shrunk[..., None]
-            + jnp.einsum("rqkgns,rnksd->rqkgd", shares, values),
+            mixed * shrunk[..., None] + found,
         )
 
     block_tokens = per_block * page_size
@@ -346,10 +383,10 @@ def over_pages(
 class _Gathered:
     """A layer's rows: tokens cached before the call, and tokens of the call."""
 
-    keys: Float[Array, "rows pages kv dim size"]
-    values: Float[Array, "rows kv past dim"]
-    new_keys: Float[Array, "steps rows kv dim"]
-    new_values: Float[Array, "steps rows kv dim"]
+    # Keys [rows, pages, kv, dim, size], values [rows, kv, past, dim], and scales
+    # [rows, kv, past].
+    past: Stored
+    new: Stored  # of [steps, rows] tokens
 
 
 class GatheredAttention(CachedAttention):
@@ -367,15 +404,24 @@ class GatheredAttention(CachedAttention):
 
         def gather(layer: Pages) -> _Gathered:
             _, heads, dim, size = layer.keys.shape
-            new = jnp.zeros((steps, count, heads, dim), layer.keys.dtype)
+            new = jnp.zeros((steps, count, heads, dim), jnp.float32)
             # Gathered by page and head, the rows are in order and need no transpose.
             by_head = rows.table[:, None] * heads + jnp.arange(heads)[:, None]
-            values = layer.values.reshape(-1, size, dim)[by_head]
+
+            def of_tokens(held: Array | None) -> Array | None:
+                if held is None:
+                    return None
+                found = held.reshape(-1, *held.shape[2:])[by_head]
+                return found.reshape(count, heads, width * size, *held.shape[3:])
+
             return _Gathered(
-                keys=layer.keys[rows.table],
-                values=values.reshape(count, heads, width * size, dim),
-                new_keys=new,
-                new_values=new,
+                past=Stored(
+                    keys=layer.keys[rows.table],
+                    values=of_tokens(layer.values),
+                    key_scales=of_tokens(layer.key_scales),
+                    value_scales=of_tokens(layer.value_scales),
+                ),
+                new=stored(new, new, layer.dtype),
             )
 
         return tuple(gather(layer) for layer in pages)
@@ -397,18 +443,18 @@ class GatheredAttention(CachedAttention):
         """Return attention over the past and the call's tokens up to `step`."""
         del active
         first = positions if near is None else near.first(positions)
-        view = dataclasses.replace(
-            view,
-            new_keys=view.new_keys.at[step].set(k.astype(view.new_keys.dtype)),
-            new_values=view.new_values.at[step].set(v.astype(view.new_values.dtype)),
-        )
+        held, own = view.past, stored(k, v, view.new.keys.dtype)
+        tokens = jax.tree.map(lambda all_, one: all_.at[step].set(one), view.new, own)
+        view = _Gathered(past=held, new=tokens)
         dim = q.shape[-1]
         grouped = q.reshape(q.shape[0], k.shape[1], -1, dim).astype(jnp.float32)
         grouped = grouped * dim**-0.5
         # Products and sums: a matmul of a group's few queries is three times slower.
-        past = (grouped[:, None, :, :, :, None] * view.keys[:, :, :, None]).sum(axis=4)
+        past = (grouped[:, None, :, :, :, None] * held.keys[:, :, :, None]).sum(axis=4)
         past = past.transpose(0, 2, 3, 1, 4).reshape(*grouped.shape[:3], -1)
-        new = (grouped * view.new_keys[:, :, :, None]).sum(axis=-1)
+        past = scaled(past, held.key_scales, _OF_ROWS)
+        new = (grouped * tokens.keys[:, :, :, None]).sum(axis=-1)
+        new = scaled(new, tokens.key_scales, _OF_STEPS)
         past, new = capped(past, self._cap), capped(new, self._cap)
         order = jnp.arange(past.shape[-1])
         seen = order < rows.starts[:, None]
@@ -423,8 +469,10 @@ class GatheredAttention(CachedAttention):
         highest = jnp.maximum(past.max(axis=-1), new.max(axis=0))
         past, new = jnp.exp(past - highest[..., None]), jnp.exp(new - highest)
         total = past.sum(axis=-1) + new.sum(axis=0)
-        mixed = jnp.einsum("rkgs,rksd->rkgd", past, view.values)
-        mixed += (new[..., None] * view.new_values[:, :, :, None]).sum(axis=0)
+        past = scaled(past, held.value_scales, _OF_ROWS)
+        new = scaled(new, tokens.value_scales, _OF_STEPS)
+        mixed = jnp.einsum("rkgs,rksd->rkgd", past, held.values)
+        mixed += (new[..., None] * tokens.values[:, :, :, None]).sum(axis=0)
         _, total, mixed = with_sinks((highest, total, mixed), sinks)
         return (mixed / total[..., None]).reshape(q.shape).astype(q.dtype), view
 
@@ -437,7 +485,7 @@ class GatheredAttention(CachedAttention):
         positions: Array,
     ) -> tuple[Any, ...]:
         """Write the call's tokens into the pages, and return the pages."""
-        steps, count = views[0].new_keys.shape[:2]
+        steps, count = views[0].new.keys.shape[:2]
         at = jnp.tile(rows.starts, steps) + jnp.repeat(jnp.arange(steps), count)
         places = places_of(
             jnp.tile(rows.table, (steps, 1)),
@@ -445,11 +493,11 @@ class GatheredAttention(CachedAttention):
             page_size=pages[0].page_size,
             valid=at < jnp.tile(positions, steps),
         )
+
+        def in_line(new: Array) -> Array:
+            return new.reshape(-1, *new.shape[2:])
+
         return tuple(
-            layer.write(
-                view.new_keys.reshape(-1, *view.new_keys.shape[2:]),
-                view.new_values.reshape(-1, *view.new_values.shape[2:]),
-                places,
-            )
+            layer.put(jax.tree.map(in_line, view.new), places)
             for layer, view in zip(pages, views, strict=True)
         )

@@ -48,6 +48,7 @@ class EngineSettings:
     page_size: int = 32  # tokens
     cache_tokens: int = 0  # in all pages; 0: room for every slot at its full length
     prefill_tokens: int = 256  # size of the largest chunk
+    kv_dtype: str = "model"  # of the cache; "model": `dtype`; "int8": see `stored`
     attention: str = "auto"  # see `kernels.ATTENTION`
     top_logprobs: int = 0  # number of likeliest tokens to report
     report_experts: bool = False  # of every token and layer; mixtures only
@@ -56,6 +57,11 @@ class EngineSettings:
     def max_tokens(self) -> int:
         """Return the longest sequence, prompt and completion, in tokens."""
         return self.max_prompt_tokens + self.max_completion_tokens
+
+    @property
+    def cache_dtype(self) -> Any:
+        """Return the dtype of cached keys and values."""
+        return self.dtype if self.kv_dtype == "model" else jnp.int8
 
     def near_of(self, layer: int) -> Near | None:
         """Return the part of a sequence that a layer sees; None: it sees all tokens."""

@@ -94,11 +94,13 @@ class Engine:
     def _make_programs(self, attention: CachedAttention) -> Programs:
         settings, mesh, program = self.settings, self.mesh, self._program
         replicated = NamedSharding(mesh, PartitionSpec())
-        heads = NamedSharding(mesh, attention.page_spec)
         init = functools.partial(_init_state, settings, attention)
         state = jax.eval_shape(init)
         shardings = jax.tree.map(lambda _: replicated, state).replace(
-            pages=jax.tree.map(lambda _: heads, state.pages)
+            pages=jax.tree.map(
+                functools.partial(NamedSharding, mesh),
+                tuple(map(attention.page_specs, state.pages)),
+            )
         )
         return Programs(
             init=jax.jit(init, out_shardings=shardings),
@@ -290,7 +292,7 @@ def _init_state(settings: EngineSettings, attention: CachedAttention) -> DecodeS
                 settings.page_size,
                 heads=arch.num_kv_heads,
                 dim=arch.head_dim,
-                dtype=settings.dtype,
+                dtype=settings.cache_dtype,
             )
             for _ in range(arch.num_layers)
         ),

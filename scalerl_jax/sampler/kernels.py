@@ -25,11 +25,12 @@ from scalerl_jax.sampler.attention import (
     Pages,
     Places,
     Rows,
-    marked,
     places_of,
 )
 from scalerl_jax.sampler.decoding import EngineSettings
+from scalerl_jax.sampler.kernels_int8 import LANES, QuantizedPallasAttention
 from scalerl_jax.sampler.paged import PagedAttention
+from scalerl_jax.sampler.stored import Stored, is_quantized, stored
 
 # Block sizes are set here: the kernel's own table needs a TPU in the process, and fails
 # if a program is compiled without one.  The kernel computes a block's queries against
@@ -54,28 +55,31 @@ class CombinedPages:
         """Tokens per page."""
         return self.heads.shape[1]
 
-    def write(
-        self,
-        k: Float[Array, "T kv dim"],
-        v: Float[Array, "T kv dim"],
-        places: Places,
-    ) -> "CombinedPages":
-        """Return the pages with new keys and values written."""
-        new = jnp.stack(marked(k, v), axis=2).astype(self.heads.dtype)
-        new = new.reshape(k.shape[0], *self.heads.shape[2:])
+    @property
+    def dtype(self) -> jnp.dtype:
+        """Dtype of keys and values."""
+        return self.heads.dtype
+
+    def put(self, new: Stored, places: Places) -> "CombinedPages":
+        """Return the pages with T new keys and values written at `places`."""
+        heads = jnp.stack((new.keys, new.values), axis=2)
+        heads = heads.reshape(-1, *self.heads.shape[2:])
         return CombinedPages(
-            heads=self.heads.at[places.page, places.offset].set(new, mode="drop")
+            heads=self.heads.at[places.page, places.offset].set(heads, mode="drop")
         )
 
-    def read(self, numbers: Int[Array, "..."]) -> tuple[Array, Array]:
-        """Return keys [..., kv, dim, size] and values [..., kv, size, dim] of pages."""
+    def read(self, numbers: Int[Array, "..."]) -> Stored:
+        """Return what pages hold, with the axes of `Pages.read`."""
         found = self.heads[numbers]
         found = found.reshape(*found.shape[:-2], -1, 2, found.shape[-1])
         keys, values = found[..., 0, :], found[..., 1, :]
-        return jnp.moveaxis(keys, -3, -1), jnp.swapaxes(values, -3, -2)
+        return Stored(
+            keys=jnp.moveaxis(keys, -3, -1), values=jnp.swapaxes(values, -3, -2)
+        )
 
 
 _NEAR = "choose_attention does not choose cuDNN for a model with local layers"
+_HEADS = PartitionSpec(None, None, "tensor")  # of the pages' keys and values
 _SINKS = "choose_attention chooses no kernel for a model whose heads have sinks"
 
 
@@ -88,12 +92,14 @@ class PallasAttention(PagedAttention):
     sequence, prompt tokens may be on both sides of a border, and use plain XLA.
     """
 
-    page_spec = PartitionSpec(None, None, "tensor")
-
     def __init__(self, mesh: Mesh) -> None:
         """Shard the heads over the "tensor" axis of `mesh`."""
         super().__init__()
         self._mesh = mesh
+
+    def page_specs(self, pages: CombinedPages) -> CombinedPages:
+        """Return the partition specs of a layer's pages."""
+        return jax.tree.map(lambda _: _HEADS, pages)
 
     def init_pages(
         self, num_pages: int, page_size: int, *, heads: int, dim: int, dtype: DTypeLike
@@ -140,8 +146,7 @@ class PallasAttention(PagedAttention):
     def attend_chunk(
         self,
         q: Array,
-        k: Array,
-        v: Array,
+        new: Stored,
         pages: CombinedPages,
         chunk: Chunk,
         near: Near | None = None,
@@ -150,8 +155,8 @@ class PallasAttention(PagedAttention):
         """Return the attention of a chunk to its sequences' pages; 0 for padding."""
         assert sinks is None, _SINKS
         if near is not None and not near.sliding:
-            return super().attend_chunk(q, k, v, pages, chunk, near)
-        del k, v
+            return super().attend_chunk(q, new, pages, chunk, near)
+        del new
         # The kernel fetches the first sequence's pages, but waits for them only if it
         # has a query: so an empty chunk gets a query of one token.
         found = self._attend(
@@ -203,7 +208,7 @@ class PallasAttention(PagedAttention):
         cut = jax.shard_map(
             attend,
             mesh=self._mesh,
-            in_specs=(heads, self.page_spec, shared, shared, whole, whole),
+            in_specs=(heads, _HEADS, shared, shared, whole, whole),
             out_specs=heads,
             check_vma=False,
         )
@@ -264,10 +269,10 @@ class CudnnPagedAttention(CachedAttention):
         del rows, step
         count, width = view.keys.shape[:2]
         at = (jnp.arange(count), jnp.where(active, positions, width))
-        k, v = (each.astype(view.keys.dtype) for each in marked(k, v))
+        new = stored(k, v, view.keys.dtype)
         view = _WholeRows(
-            keys=view.keys.at[at].set(k, mode="drop"),
-            values=view.values.at[at].set(v, mode="drop"),
+            keys=view.keys.at[at].set(new.keys, mode="drop"),
+            values=view.values.at[at].set(new.values, mode="drop"),
             steps=view.steps,
         )
         mixed = jax.nn.dot_product_attention(
@@ -302,7 +307,7 @@ class CudnnPagedAttention(CachedAttention):
         def write(layer: Pages, view: _WholeRows) -> Pages:
             shape = (count * steps, *view.keys.shape[2:])
             k, v = (each[new].reshape(shape) for each in (view.keys, view.values))
-            return layer.write(k, v, places)
+            return layer.put(stored(k, v, layer.dtype), places)
 
         return tuple(write(*pair) for pair in zip(pages, views, strict=True))
 
@@ -317,6 +322,12 @@ def choose_attention(settings: EngineSettings, mesh: Mesh) -> CachedAttention:
     if name not in ATTENTION:
         raise ValueError(
             f"sampler.attention = {name!r}; choose from {sorted(ATTENTION)}"
+        )
+    if name == "cudnn" and is_quantized(settings.cache_dtype):
+        raise ValueError(
+            f"sampler.attention = 'cudnn' reads no sampler.kv_dtype = "
+            f"{settings.kv_dtype!r}: set sampler.attention = 'auto', or "
+            f"sampler.kv_dtype = 'model'"
         )
     if name == "cudnn" and (refused := _why_not_cudnn(settings)):
         raise ValueError(
@@ -351,8 +362,9 @@ def _for_machine(settings: EngineSettings, mesh: Mesh) -> CachedAttention:
     platform = mesh.devices.flat[0].platform
     if platform == "tpu":
         refused = why_not_pallas(settings, tensor=mesh.shape["tensor"])
-        return _paged(settings, mesh) if refused else PallasAttention(mesh)
-    if platform == "gpu" and _why_not_cudnn(settings):
+        return _paged(settings, mesh) if refused else _of_dtype(settings, mesh)
+    quantized = is_quantized(settings.cache_dtype)
+    if platform == "gpu" and (quantized or _why_not_cudnn(settings)):
         return _paged(settings, mesh)
     return (_cudnn if platform == "gpu" else _gathered)(settings, mesh)
 
@@ -380,6 +392,13 @@ def _pallas(settings: EngineSettings, mesh: Mesh) -> CachedAttention:
             f"sampler.attention = 'pallas' does not support {refused}; "
             f"or set sampler.attention = 'auto'"
         )
+    return _of_dtype(settings, mesh)
+
+
+def _of_dtype(settings: EngineSettings, mesh: Mesh) -> CachedAttention:
+    """Return the TPU kernel for the cache's dtype."""
+    if is_quantized(settings.cache_dtype):
+        return QuantizedPallasAttention(mesh)
     return PallasAttention(mesh)
 
 
@@ -400,8 +419,6 @@ def why_not_pallas(settings: EngineSettings, *, tensor: int) -> str | None:
     The limits were found by compiling the kernel for v5e, v5p and v6e.
     """
     arch, dtype = settings.arch, jnp.dtype(settings.dtype)
-    kv_heads, group = arch.num_kv_heads // tensor, arch.num_heads // arch.num_kv_heads
-    whole = 8 if dtype == jnp.bfloat16 else 4
     table_bytes = _table_bytes(settings)
     chunk = arch.local.chunk if arch.local is not None and settings.near else 0
     if refused := _why_no_kernel(arch):
@@ -425,6 +442,29 @@ def why_not_pallas(settings: EngineSettings, *, tensor: int) -> str | None:
             f"mesh.tensor = {tensor} with {arch.num_kv_heads} kv heads: "
             f"set it to a divisor of them"
         )
+    if refused := _why_not_heads(settings, tensor=tensor):
+        return refused
+    if table_bytes > _TABLE_BYTES:
+        return (
+            f"a page table of {table_bytes} bytes, {_TABLE_BYTES} is the limit: "
+            f"raise sampler.page_size = {settings.page_size} or lower "
+            f"sampler.slots = {settings.slots}"
+        )
+    return None
+
+
+def _why_not_heads(settings: EngineSettings, *, tensor: int) -> str | None:
+    """Return why the kernel of the cache's dtype refuses a device's heads."""
+    arch, dtype = settings.arch, jnp.dtype(settings.dtype)
+    kv_heads, group = arch.num_kv_heads // tensor, arch.num_heads // arch.num_kv_heads
+    whole = 8 if dtype == jnp.bfloat16 else 4
+    if is_quantized(settings.cache_dtype):
+        if settings.page_size % LANES == 0:
+            return None
+        return (
+            f"sampler.kv_dtype = {settings.kv_dtype!r} with sampler.page_size = "
+            f"{settings.page_size}: set it to {LANES} or a multiple"
+        )
     if kv_heads not in (1, 2, 4) and kv_heads % whole:
         return (
             f"{arch.num_kv_heads} kv heads over mesh.tensor = {tensor}: {kv_heads} "
@@ -436,12 +476,6 @@ def why_not_pallas(settings: EngineSettings, *, tensor: int) -> str | None:
             f"{kv_heads} kv heads on a device, with one query head each, in float32: "
             f"raise mesh.tensor = {tensor} until 4 are left, or set "
             f"model.sampler_dtype = 'bfloat16'"
-        )
-    if table_bytes > _TABLE_BYTES:
-        return (
-            f"a page table of {table_bytes} bytes, {_TABLE_BYTES} is the limit: "
-            f"raise sampler.page_size = {settings.page_size} or lower "
-            f"sampler.slots = {settings.slots}"
         )
     return None
 

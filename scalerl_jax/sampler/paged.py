@@ -14,6 +14,7 @@ from scalerl_jax.sampler.attention import (
     places_of,
     with_sinks,
 )
+from scalerl_jax.sampler.stored import stored
 
 
 class PagedAttention(CachedAttention):
@@ -43,9 +44,13 @@ class PagedAttention(CachedAttention):
         # Ended rows are read too, so give them a length of one.
         positions = jnp.where(active, positions, 0)
         places = places_of(
-            rows.table, positions, page_size=view.page_size, valid=active
+            rows.table,
+            positions,
+            page_size=view.page_size,
+            valid=active,
+            apart=True,
         )
-        view = view.write(k, v, places)
+        view = view.put(stored(k, v, view.dtype), places)
         lengths = positions + 1
         return self.attend_rows(q, view, rows.table, lengths, near, sinks), view
 

@@ -7,6 +7,7 @@ cache only the tokens depend on older params.
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from scalerl_jax.data.detokenizer import Detokenizer
 from scalerl_jax.model.architecture import Architecture, parameter_table
+from scalerl_jax.model.attention import BlockwiseAttention
 from scalerl_jax.model.transformer import head_logits, head_weights, hidden_states
 from scalerl_jax.sampler.decoding import EngineSettings, likeliest
 from scalerl_jax.sampler.engine import check_params
@@ -28,6 +30,7 @@ from scalerl_jax.sampler.requests import (
     resume_sample,
 )
 from scalerl_jax.sampler.sampling import Draw, SamplingRows, draw_tokens
+from scalerl_jax.sampler.stored import read_back
 from scalerl_jax.types import PyTree
 
 Piece = dict[str, np.ndarray]  # per-token fields of `Completion`, of one or no token
@@ -210,7 +213,12 @@ def next_token_logits(
 def _next_token_logits(
     params: PyTree, settings: EngineSettings, padded: Array, length: Array
 ) -> Array:
-    places = jnp.arange(padded.shape[0])[None]
+    places, attention = jnp.arange(padded.shape[0])[None], BlockwiseAttention()
+
+    def attend(q: Array, k: Array, v: Array, seen: Array, **options: Any) -> Array:
+        k, v = read_back(k, v, settings.cache_dtype)
+        return attention(q, k, v, seen, **options)
+
     hidden, _ = hidden_states(
         params,
         settings.arch,
@@ -218,6 +226,7 @@ def _next_token_logits(
         positions=places,
         segment_ids=(places < length).astype(jnp.int32),
         dtype=settings.dtype,
+        attention=attend,
     )
     return head_logits(
         hidden[0, length - 1],

@@ -22,8 +22,8 @@ from jaxtyping import Array, Float, Int
 from scalerl_jax.model.attention import BlockwiseAttention
 from scalerl_jax.model.local_layers import chunked
 from scalerl_jax.model.transformer import cached_hidden, head_logits, head_weights
-from scalerl_jax.sampler.attention import marked
 from scalerl_jax.sampler.decoding import EngineSettings
+from scalerl_jax.sampler.stored import marked, read_back
 from scalerl_jax.types import AnyArray, PyTree
 
 _TILE = 64  # tokens whose logits exist together
@@ -147,7 +147,7 @@ def _score(
             more["sinks"] = params["layers"][layer]["sinks"]
         if settings.arch.attention_cap:
             more["cap"] = settings.arch.attention_cap
-        k, v = marked(k, v)
+        k, v = read_back(*marked(k, v), settings.cache_dtype)
         return attention(q[None], k[None], v[None], seen, **more)[0]
 
     hidden, _ = cached_hidden(

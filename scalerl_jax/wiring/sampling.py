@@ -155,6 +155,7 @@ def make_engine(
         page_size=sampler.page_size,
         cache_tokens=sampler.cache_tokens,
         prefill_tokens=sampler.prefill_tokens,
+        kv_dtype=sampler.kv_dtype,
         attention=sampler.attention,
         report_experts=config.objective.routing_replay == "on",
     )

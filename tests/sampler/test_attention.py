@@ -25,7 +25,9 @@ from scalerl_jax.sampler.attention import (
     Rows,
 )
 from scalerl_jax.sampler.kernels import CudnnPagedAttention, PallasAttention
+from scalerl_jax.sampler.kernels_int8 import QuantizedPallasAttention
 from scalerl_jax.sampler.paged import PagedAttention
+from scalerl_jax.sampler.stored import stored
 
 DIM = 128  # the kernel for TPUs takes no other
 STEPS = 4  # of a call
@@ -80,12 +82,15 @@ class Cache:
             np.zeros((self.num_pages, self.size, self.kv, DIM)) for _ in range(2)
         )
         places = Places(page=jnp.asarray(page), offset=jnp.asarray(offset))
-        self.pages = self.pages.write(k, v, places)
+        self.pages = self.pages.put(stored(k, v, self.dtype), places)
         self.note(page, offset, k, v)
         self.unknown = np.zeros((self.num_pages, self.size), bool)
 
     def random(self, *shape):
-        """Normal numbers in the dtype of the cache."""
+        """Normal numbers in the dtype of the cache; of many sizes for int8."""
+        if self.dtype == "int8":
+            sizes = np.exp(self.rng.normal(size=(*shape, 1)))
+            return jnp.asarray(sizes * self.rng.normal(size=(*shape, DIM)), jnp.float32)
         return jnp.asarray(self.rng.normal(size=(*shape, DIM)), self.dtype)
 
     @property
@@ -94,10 +99,12 @@ class Cache:
 
     def note(self, page, offset, k, v):
         """What is written, into the copy."""
-        k, v = (np.asarray(each, np.float64) for each in (k, v))
+        k, v = (np.asarray(each) for each in (k, v))
         known = np.isfinite(k) & np.isfinite(v)
-        self.keys[page, offset] = np.where(known, k, np.nan)
-        self.values[page, offset] = np.where(np.isfinite(v), v, 0.0)
+        k, v = np.where(known, k, np.nan), np.where(np.isfinite(v), v, 0)
+        if self.dtype == "int8":
+            k, v = rounded(k), rounded(v)
+        self.keys[page, offset], self.values[page, offset] = k, v
 
     def place(self, table, positions):
         return table[np.asarray(positions) // self.size], positions % self.size
@@ -126,7 +133,7 @@ class Cache:
 
     def close_to(self, found, expected):
         """Equal but for rounding: of sums in float32, of shares and result in bf16."""
-        bound = 2e-5 if self.dtype == "float32" else 2.0**-6
+        bound = 2.0**-6 if self.dtype == "bfloat16" else 2e-5
         np.testing.assert_allclose(
             np.asarray(found, np.float64), expected, atol=bound, rtol=bound
         )
@@ -134,14 +141,28 @@ class Cache:
     def assert_pages(self):
         """Every page, bit for bit, but for places where either content will do."""
         arrays = jax.tree.map(np.asarray, self.pages)
+        scales = [None, None]
         if hasattr(arrays, "heads"):
             keys, values = arrays.heads[:, :, 0::2], arrays.heads[:, :, 1::2]
+            if self.dtype == "int8":
+                tiles = arrays.heads.transpose(0, 1, 3, 2, 4)
+                whole = tiles.reshape(self.num_pages, self.size, 2 * self.kv, DIM)
+                keys, values = whole[:, :, 0::2], whole[:, :, 1::2]
+                scales = [arrays.scales[:, 0::2], arrays.scales[:, 1::2]]
         else:
             keys = arrays.keys.transpose(0, 3, 1, 2)
             values = arrays.values.transpose(0, 2, 1, 3)
+            scales = [arrays.key_scales, arrays.value_scales]
         known = ~self.unknown
-        np.testing.assert_array_equal(keys[known], self.keys[known])
-        np.testing.assert_array_equal(values[known], self.values[known])
+        for held, of_tokens, wanted in zip(
+            (keys, values), scales, (self.keys, self.values), strict=True
+        ):
+            assert held.dtype == self.dtype
+            found = held.astype(np.float64)
+            if self.dtype == "int8":
+                assert of_tokens.dtype == np.float32
+                found = found * of_tokens.transpose(0, 2, 1)[..., None]
+            np.testing.assert_array_equal(found[known], wanted[known])
         assert np.isfinite(values.astype(np.float32)).all()
 
     def decode(self, table, starts, active, ends):
@@ -172,6 +193,17 @@ class Cache:
             positions += active
         self.assert_pages()
         return positions, active
+
+
+def rounded(x):
+    """What int8 keeps of vectors: the nearest of 255 steps up to the largest number."""
+    largest = np.abs(x).max(axis=-1, keepdims=True)
+    step = largest * np.float32(1 / 127)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        whole = np.rint(x * (np.float32(1) / step))
+    whole = np.where(largest == 0, 0, whole)
+    assert np.nanmax(np.abs(whole), initial=0) <= 127
+    return whole.astype(np.float64) * step
 
 
 def _given(options):
@@ -262,11 +294,41 @@ def test_bfloat16_within_its_rounding(name):
     cache.decode(table, starts, np.array([True, True, True, False]), ends)
 
 
-@every_backend
-def test_a_row_with_a_nan_harms_no_other(name):
-    cache = Cache(BACKENDS[name])
+QUANTIZED = {
+    "paged": PagedAttention(),
+    "gathered": GatheredAttention(),
+    "pallas": QuantizedPallasAttention(make_mesh(jax.devices()[:1])),
+}
+every_quantized_backend = pytest.mark.parametrize("name", sorted(QUANTIZED))
+
+
+@every_quantized_backend
+def test_int8_equals_attention_to_the_rounded_keys_and_values(name):
+    """To float32's rounding: nothing is rounded but when it is stored."""
+    cache = Cache(QUANTIZED[name], dtype="int8", size=128, num_pages=16)
+    table = tables(cache.rng, cache.num_pages, 4, 4)
+    starts = np.array([132, 381, 0, 127], np.int32)
+    active, ends = np.array([True, True, True, False]), np.array([NEVER, 1, NEVER, 0])
+    starts, active = cache.decode(table, starts, active, ends)
+    cache.decode(table, starts, active, np.full(4, NEVER))
+    # A prompt whose past is cached, and a whole one; the first continues in a chunk.
+    pages = tables(cache.rng, cache.num_pages, 3, 4)
+    prefill(cache, [(pages[0], 0, 5), (pages[2], 0, 11)])
+    prefill(cache, [(pages[2], 11, 5), (pages[1], 0, 9)])
+
+
+@pytest.mark.parametrize(
+    "name, dtype",
+    [*[(name, "float32") for name in sorted(BACKENDS)], ("paged", "int8")]
+    + [("gathered", "int8"), ("pallas", "int8")],
+)
+def test_a_row_with_a_nan_harms_no_other(name, dtype):
+    backend = (QUANTIZED if dtype == "int8" else BACKENDS)[name]
+    size = 128 if dtype == "int8" else 4
+    cache = Cache(backend, dtype=dtype, size=size)
     table = tables(cache.rng, cache.num_pages, 3, 4)
-    starts, trust = np.array([4, 7, 0], np.int32), np.array([True, False, True])
+    starts, trust = np.array([size, size + 3, 0]), np.array([True, False, True])
+    starts = starts.astype(np.int32)
     q, k, v = (np.array(cache.random(STEPS, 3, heads)) for heads in (4, 2, 2))
     q[1, 1], k[1, 1, 0, 5], v[2, 1, 1, 7] = np.nan, np.nan, np.inf
     everyone, never = np.ones(3, bool), np.full(3, NEVER)

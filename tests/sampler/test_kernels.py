@@ -29,6 +29,7 @@ from scalerl_jax.sampler.kernels import (
     why_not_pallas,
 )
 from scalerl_jax.sampler.paged import PagedAttention
+from scalerl_jax.sampler.stored import stored
 
 HEADS, KV, DIM, SIZE, WIDTH = 4, 2, 128, 8, 3
 PAGES = 4 * WIDTH
@@ -45,7 +46,7 @@ def full_pages(attention, k, v):
     page, offset = np.divmod(np.arange(PAGES * SIZE), SIZE)
     empty = attention.init_pages(PAGES, SIZE, heads=KV, dim=DIM, dtype=k.dtype)
     places = Places(page=jnp.asarray(page), offset=jnp.asarray(offset))
-    return empty.write(k, v, places)
+    return empty.put(stored(k, v, empty.dtype), places)
 
 
 def meshes():

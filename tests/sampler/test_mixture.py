@@ -67,27 +67,34 @@ def talking(params, eos_ids):
 
 # 4 slots gather their experts, 20 compute all of them; two kv heads on four devices.
 @pytest.mark.parametrize(
-    "arch, attention, slots, devices",
+    "arch, attention, slots, devices, kv_dtype",
     [
-        pytest.param(QWEN3, "gathered", 4, 1, id="qwen3, gathered experts"),
-        pytest.param(QWEN3, "gathered", 20, 1, id="qwen3, dense experts"),
-        pytest.param(QWEN3, "gathered", 20, 4, id="qwen3, divided experts"),
-        pytest.param(BIASED, "gathered", 4, 1, id="qwen3 with a bias"),
-        pytest.param(LLAMA4, "gathered", 4, 1, id="llama4, gathered attention"),
-        pytest.param(LLAMA4, "paged", 4, 1, id="llama4, paged attention"),
-        pytest.param(LLAMA4, "paged", 6, 3, id="llama4, rows over copies"),
-        pytest.param(GEMMA, "gathered", 4, 1, id="gemma3"),
-        pytest.param(OLMO, "paged", 4, 2, id="olmo3 on two devices"),
-        pytest.param(SMOLLM, "cudnn", 4, 1, id="smollm3"),
-        pytest.param(GPT_OSS, "gathered", 4, 1, id="gpt-oss, gathered experts"),
-        pytest.param(GPT_OSS, "paged", 20, 4, id="gpt-oss, divided experts"),
+        pytest.param(QWEN3, "gathered", 4, 1, "model", id="qwen3, gathered experts"),
+        pytest.param(QWEN3, "gathered", 20, 1, "model", id="qwen3, dense experts"),
+        pytest.param(QWEN3, "gathered", 20, 4, "model", id="qwen3, divided experts"),
+        pytest.param(BIASED, "gathered", 4, 1, "model", id="qwen3 with a bias"),
+        pytest.param(
+            LLAMA4, "gathered", 4, 1, "model", id="llama4, gathered attention"
+        ),
+        pytest.param(LLAMA4, "paged", 4, 1, "model", id="llama4, paged attention"),
+        pytest.param(LLAMA4, "paged", 6, 3, "int8", id="llama4, rows over copies"),
+        pytest.param(GEMMA, "gathered", 4, 1, "model", id="gemma3"),
+        pytest.param(OLMO, "paged", 4, 2, "int8", id="olmo3 on two devices"),
+        pytest.param(SMOLLM, "cudnn", 4, 1, "model", id="smollm3"),
+        pytest.param(GPT_OSS, "gathered", 4, 1, "int8", id="gpt-oss, gathered"),
+        pytest.param(GPT_OSS, "paged", 20, 4, "model", id="gpt-oss, divided experts"),
     ],
 )
 def test_the_engine_draws_the_tokens_of_the_slow_sampler(
-    make_bench, arch, attention, slots, devices
+    make_bench, arch, attention, slots, devices, kv_dtype
 ):
-    on = jax.devices()[:devices]
-    bench = make_bench(arch=arch, attention=attention, slots=slots, devices=on)
+    bench = make_bench(
+        arch=arch,
+        attention=attention,
+        slots=slots,
+        devices=jax.devices()[:devices],
+        kv_dtype=kv_dtype,
+    )
     requests = [bench.request(number, each) for number, each in enumerate(PROMPTS)]
     params = params_of(arch)
     found = bench.complete(params, *requests)

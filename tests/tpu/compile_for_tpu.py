@@ -1,6 +1,7 @@
 """Compiles for TPUs that are not there, and prints what came out, as JSON.
 
     compile_for_tpu.py engine CHIP TENSOR LAYERS   an 8B sampler's two programs
+    compile_for_tpu.py int8 CHIP TENSOR LAYERS     the same with an int8 cache
     compile_for_tpu.py kernel CHIP                 the kernel at its limits
     compile_for_tpu.py experts CHIP PARTS TOP_K    a layer's gradient, experts divided
     compile_for_tpu.py preflight TOPOLOGY LAYERS   configs/8b.py, cut down
@@ -10,6 +11,7 @@ with other work should have.
 """
 
 import dataclasses
+import functools
 import json
 import pathlib
 import re
@@ -31,7 +33,7 @@ from scalerl_jax.preflight.topologies import parse_topology
 from scalerl_jax.sampler.attention import Chunk, Rows
 from scalerl_jax.sampler.decoding import EngineSettings
 from scalerl_jax.sampler.engine import MAX_SEQUENCES, Engine
-from scalerl_jax.sampler.kernels import PallasAttention, why_not_pallas
+from scalerl_jax.sampler.kernels import choose_attention, why_not_pallas
 from scalerl_jax.sampler.lowering import lower_generate, lower_prefill, page_bytes
 
 TOPOLOGIES = {
@@ -60,10 +62,10 @@ def mesh_of(chip, tensor):
     return make_mesh(topology.devices[:tensor], tensor=tensor)
 
 
-def compile_engine(chip, tensor, layers):
+def compile_engine(chip, tensor, layers, **changes):
     """Kernels, float32 head matmuls and memory of each program."""
     arch = dataclasses.replace(SETTINGS.arch, num_layers=layers)
-    settings = dataclasses.replace(SETTINGS, arch=arch)
+    settings = dataclasses.replace(SETTINGS, arch=arch, **changes)
     engine = Engine(settings, mesh=mesh_of(chip, tensor))
     logits = rf"f32\[{settings.slots},{arch.vocab_size // tensor}\]"
     head = re.compile(
@@ -85,8 +87,7 @@ def compile_engine(chip, tensor, layers):
 
 def compile_kernel(chip):
     """How many shapes compiled: all that `why_not_pallas` lets through must."""
-    mesh = mesh_of(chip, 1)
-    attention, count = PallasAttention(mesh), 0
+    mesh, count = mesh_of(chip, 1), 0
     cases = [  # queries per key, kv heads, dtype, page size, slots
         (1, 1, "bfloat16", 32, 64),
         (4, 1, "bfloat16", 32, 486),
@@ -98,15 +99,27 @@ def compile_kernel(chip):
         (1, 4, "float32", 32, 64),
         (4, 8, "float32", 32, 64),
         (2, 12, "float32", 32, 64),
+        # With a cache in int8.
+        (1, 1, "bfloat16", 128, 63, "int8"),
+        (7, 3, "bfloat16", 256, 64, "int8"),
+        (4, 8, "bfloat16", 128, 1920, "int8"),
+        (1, 64, "bfloat16", 512, 64, "int8"),
+        (8, 4, "float32", 128, 64, "int8"),
     ]
-    for group, kv, dtype, page_size, slots in cases:
+    for group, kv, dtype, page_size, slots, *quantized in cases:
         arch = dataclasses.replace(SETTINGS.arch, num_heads=group * kv, num_kv_heads=kv)
         settings = dataclasses.replace(
-            SETTINGS, arch=arch, dtype=dtype, page_size=page_size, slots=slots
+            SETTINGS,
+            arch=arch,
+            dtype=dtype,
+            page_size=page_size,
+            slots=slots,
+            kv_dtype=(*quantized, "model")[0],
+            attention="pallas",
         )
         refused = why_not_pallas(settings, tensor=1)
         assert refused is None, refused
-        _compile_both(attention, settings)
+        _compile_both(choose_attention(settings, mesh), settings)
         count += 1
     return {"compiled": count}
 
@@ -174,7 +187,7 @@ def _compile_both(attention, settings):
             settings.page_size,
             heads=arch.num_kv_heads,
             dim=128,
-            dtype=settings.dtype,
+            dtype=settings.cache_dtype,
         )
     )
     rows, size = settings.slots, settings.prefill_tokens
@@ -211,6 +224,7 @@ if __name__ == "__main__":
     what, chip, *numbers = sys.argv[1:]
     work = {
         "engine": compile_engine,
+        "int8": functools.partial(compile_engine, kv_dtype="int8", page_size=128),
         "experts": compile_experts,
         "kernel": compile_kernel,
         "preflight": preflight,

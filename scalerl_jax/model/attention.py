@@ -25,6 +25,7 @@ MASKED = -1e30  # finite: a row without keys must not give NaN
 SAVED = "attention"
 _UNROLLED = 4  # blocks of a row, at most
 _TINY = 128  # tokens
+SPLASH_BLOCK = 512  # tokens in a block of the TPU's kernel
 _Carry = Any
 # (first key, number of keys, carry) -> carry after a block of queries has seen them
 _Meet = Callable[[Array | int, int, _Carry], _Carry]

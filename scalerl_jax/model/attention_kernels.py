@@ -12,32 +12,39 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
     splash_attention_kernel as splash,
 )
 from jax.experimental.pallas.ops.tpu.splash_attention import (
-    splash_attention_mask as masks,
+    splash_attention_mask_info as masks,
 )
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.attention import (
     KEYS,
     QUERIES,
     SAVED,
+    SPLASH_BLOCK,
     BlockwiseAttention,
     SegmentAttention,
+    segment_starts,
 )
 from scalerl_jax.parallel.mesh import ROWS, largest_divisor, over_mesh
 
 _LANES = 128  # of a TPU's vector; the kernel's blocks are multiples of it
-_MOST_BLOCK = 512
+_MOST_INT8 = 127
 
 
 @dataclasses.dataclass(frozen=True)
 class SplashAttention:
-    """JAX's splash attention, a Mosaic kernel for TPUs, causal with segments."""
+    """JAX's splash attention, a Mosaic kernel for TPUs, causal with segments.
+
+    The kernel skips the blocks that a mask leaves empty, and JAX makes its masks from
+    static arrays.  Here each row has its own, made from its segment ids: the blocks
+    between the start of a query's segment and the diagonal.
+    """
 
     mesh: Mesh
-    heads: int
+    block: int = SPLASH_BLOCK  # queries, and keys, in one block, at most
     interpret: bool = False  # on any device, slowly: for tests
 
     def __call__(
@@ -47,38 +54,107 @@ class SplashAttention:
         v: Float[Array, "R S kv dim"],
         segment_ids: Int[Array, "R S"],
     ) -> Float[Array, "R S heads dim"]:
-        """Return causal attention within each segment."""
-        length, shards = q.shape[1], self.mesh.shape["context"]
-        # The largest multiple of a vector's lanes that divides a shard.
-        vectors = largest_divisor(length // shards // _LANES, _MOST_BLOCK // _LANES)
-        blocks: Any = (vectors * _LANES,) * 8  # of queries and of keys, in every pass
-        kernel = splash.make_splash_mha(
-            masks.MultiHeadMask([masks.CausalMask((length, length))] * self.heads),
-            block_sizes=splash.BlockSizes(*blocks),
-            head_shards=self.mesh.shape["tensor"],
-            q_seq_shards=shards,
-            residual_checkpoint_name=SAVED,
-            interpret=self.interpret,
-        )
-        over = NamedSharding(self.mesh, PartitionSpec("tensor", "context"))
+        """Return causal attention within each segment; anything finite on padding."""
 
         def local(
-            kernel: splash.SplashAttentionKernel,
-            q: Array,
-            k: Array,
-            v: Array,
-            of_queries: Array,
-            of_keys: Array,
+            q: Array, k: Array, v: Array, of_queries: Array, of_keys: Array
         ) -> Array:
+            queries = q.shape[1]
+            # The largest multiple of a vector's lanes that divides a shard.
+            vectors = largest_divisor(queries // _LANES, self.block // _LANES)
+            first = jax.lax.axis_index("context") * queries
+            places = first + jnp.arange(queries)
+
+            def one_row(q: Array, k: Array, v: Array, *ids: Array) -> Array:
+                segments = splash.SegmentIds(*ids)
+                needed = needed_blocks(places, segments.kv, size=vectors * _LANES)
+                kernel = _kernel(needed, places, self.interpret)
+                found: Any = kernel(q, k, v, segments)
+                return found
+
             q, k, v = (x.swapaxes(1, 2) for x in (q * q.shape[-1] ** -0.5, k, v))
-            segments = splash.SegmentIds(q=of_queries, kv=of_keys)
-            found: Any = jax.vmap(kernel)(q, k, v, segments)
+            found = jax.vmap(one_row)(q, k, v, of_queries, of_keys)
             return found.swapaxes(1, 2)
 
         segments = (PartitionSpec(ROWS, "context"), PartitionSpec(ROWS, None))
-        specs = (kernel.manual_sharding_spec(over), QUERIES, KEYS, KEYS, *segments)
+        specs = (QUERIES, KEYS, KEYS, *segments)
         run = over_mesh(self.mesh, local, in_specs=specs, out_specs=QUERIES)
-        return run(kernel, q, k, v, segment_ids, segment_ids)
+        return run(q, k, v, segment_ids, segment_ids)
+
+
+def needed_blocks(
+    places: Int[Array, " queries"], segment_ids: Int[Array, " S"], *, size: int
+) -> Bool[Array, "Q K"]:
+    """Return the blocks of queries and keys that hold a query and a key that it sees.
+
+    Of padding only blocks on the diagonal are needed, so that no sum is empty.
+
+    Args:
+        places: positions of consecutive queries, from a multiple of `size` on.
+        segment_ids: those of the whole row; 0 is padding.
+        size: queries, and keys, of a block.
+    """
+    starts = segment_starts(segment_ids[None])[0]
+    first = places[::size]  # its segment is a block's oldest
+    oldest = jnp.where(segment_ids[first] > 0, starts[first], first) // size
+    blocks = jnp.arange(len(starts) // size)
+    return (oldest[:, None] <= blocks) & (blocks <= (first // size)[:, None])
+
+
+def _kernel(
+    needed: Bool[Array, "Q K"], places: Int[Array, " queries"], interpret: bool
+) -> splash.SplashAttentionKernel:
+    """Return the kernel of a row that computes only the needed blocks.
+
+    For each head the grids of forward pass and dq go over blocks of queries, and over
+    the keys of each; that of dk and dv goes over blocks of keys, and over all heads'
+    queries of each.  At a block that is not needed they fetch the next one that is.
+    """
+    size = len(places) // len(needed)
+    # They are in scalar memory, which is small.
+    number = jnp.int8 if max(needed.shape) <= _MOST_INT8 else jnp.int16
+
+    def mask(following: Array) -> masks.MaskInfo:
+        return masks.MaskInfo(
+            data_next=following.astype(number)[None],
+            mask_next=None,
+            block_mask=needed.astype(jnp.int8)[None],
+            partial_mask_blocks=None,
+            q_sequence=places,  # type: ignore[arg-type]
+        )
+
+    key, query = (each.argmax(axis=1)[:, None] for each in (needed, needed.T))
+    over_keys = mask(_following(needed, key, jnp.roll(key, -1, axis=0)))
+    over_queries = mask(_following(needed.T, query, query).T)
+    return splash.SplashAttentionKernel(
+        over_keys,
+        over_keys,
+        over_queries,
+        block_sizes=splash.BlockSizes(*(size,) * 8),
+        is_mqa=False,
+        save_residuals=False,
+        mask_value=splash.DEFAULT_MASK_VALUE,
+        attn_logits_soft_cap=None,
+        residual_checkpoint_name=SAVED,
+        mask_function=_not_later,
+        interpret=interpret,
+    )
+
+
+def _following(
+    needed: Bool[Array, "outer inner"], first: Array, then: Array
+) -> Int[Array, "outer inner"]:
+    """Return the inner number of each block, or of the needed one that comes next.
+
+    Needed blocks of an outer number have no gaps: they begin at `first` [outer, 1], and
+    `then` comes after them.
+    """
+    inner = jnp.arange(needed.shape[1])
+    return jnp.where(needed, inner, jnp.where(inner < first, first, then))
+
+
+def _not_later(queries: Array, keys: Array) -> Array:
+    return queries >= keys
 
 
 # From here on JAX finds the keys of grouped heads in packed rows; before, it took the
@@ -235,7 +311,7 @@ def choose_attention(
     """
     made: dict[str, Callable[[], SegmentAttention]] = {
         "blockwise": lambda: BlockwiseAttention(mesh, block=block),
-        "splash": lambda: SplashAttention(mesh, arch.num_heads),
+        "splash": lambda: SplashAttention(mesh),
         "cudnn": lambda: CudnnAttention(mesh, row_segments),
     }
     if name not in (*made, "auto"):

@@ -18,39 +18,75 @@ from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from small_mesh import mesh_of
 from small_model import small_architecture
 
+from scalerl_jax.model import attention_kernels
 from scalerl_jax.model.attention import BlockwiseAttention
 from scalerl_jax.model.attention_kernels import (
     CudnnAttention,
     SplashAttention,
     choose_attention,
+    needed_blocks,
     segment_places,
 )
 
-LENGTH, HEADS = 256, 4
+LENGTH, HEADS = 512, 4
 SEGMENTS = 5
 
 
-@pytest.mark.parametrize("kv_heads", [2, 4])
-@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 1, 2, 2), (2, 1, 1, 2)], ids=str)
+# Blocks of 128, of which any may be skipped, in the whole row and in halves of it.
+@pytest.mark.parametrize(
+    "shape, kv_heads",
+    [((1, 1, 1, 1), 2), ((1, 1, 1, 1), 4), ((1, 1, 2, 2), 2), ((2, 1, 1, 2), 4)],
+    ids=str,
+)
 def test_splash_gives_values_and_gradients_of_the_dense(shape, kv_heads):
-    attention = SplashAttention(mesh_of(shape), HEADS, interpret=True)
-    rng = np.random.default_rng(kv_heads)
-    q, k, v, cotangent = dense_attention.random_inputs(
-        rng, rows=2, length=LENGTH, heads=HEADS, kv_heads=kv_heads, dim=128
-    )
-    segment_ids = dense_attention.rows_of_segments(rng, 2, LENGTH)
+    attention = SplashAttention(mesh_of(shape), block=128, interpret=True)
 
     @jax.jit
     def run(q, k, v, segment_ids, cotangent):
         found, back = jax.vjp(lambda *x: attention(*x, segment_ids), q, k, v)
         return found, back(cotangent)
 
-    arguments = (q, k, v, segment_ids, cotangent)
-    found, gradients = run(*arguments)
-    expected, expected_gradients = dense_attention.attend(*arguments)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
-    for ours, theirs in zip(gradients, expected_gradients, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=2e-5)
+    for seed in range(2):
+        rng = np.random.default_rng(seed)
+        q, k, v, cotangent = dense_attention.random_inputs(
+            rng, rows=2, length=LENGTH, heads=HEADS, kv_heads=kv_heads, dim=128
+        )
+        segment_ids = dense_attention.rows_of_segments(rng, 2, LENGTH)
+        real = (segment_ids > 0)[..., None, None]
+        cotangent *= real
+        arguments = (q, k, v, segment_ids, cotangent)
+        found, gradients = run(*arguments)
+        expected, expected_gradients = dense_attention.attend(*arguments)
+        assert np.isfinite(found).all()
+        np.testing.assert_allclose(found * real, expected * real, rtol=1e-5, atol=1e-5)
+        for ours, theirs in zip(gradients, expected_gradients, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=2e-5)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([(2, 8), (4, 4), (8, 1)]))
+def test_needed_blocks_are_those_with_a_pair_that_sees(seed, sizes):
+    size, parts = sizes
+    length = 4 * size * parts
+    ids = dense_attention.rows_of_segments(np.random.default_rng(seed), 1, length)
+    seen = dense_attention.seen(ids)[0] & (ids[0] > 0)
+    seen |= np.eye(length, dtype=bool)  # padding sees itself
+    expected = seen.reshape(length // size, size, -1, size).any(axis=(1, 3))
+    of_parts = jnp.split(jnp.arange(length), parts)
+    row = jnp.asarray(ids[0])
+    found = [needed_blocks(places, row, size=size) for places in of_parts]
+    assert (np.concatenate(found) == expected).all()
+
+
+def test_a_grid_fetches_needed_blocks_only_and_each_before_it_is_due():
+    """Along the order in which a grid runs, no fetch is made twice or in vain."""
+    needed = jnp.array([[1, 0, 0], [1, 1, 0], [0, 0, 1]], bool)
+    kernel = attention_kernels._kernel(needed, jnp.arange(3), True)
+    forward, backward = kernel.fwd_mask_info, kernel.dkv_mask_info
+    assert forward.block_mask[0].tolist() == needed.astype(int).tolist()
+    assert forward.data_next[0].tolist() == [[0, 0, 0], [0, 1, 2], [2, 2, 2]]
+    # Columns are blocks of keys: after a block's queries those of the next head come.
+    assert backward.data_next[0].T.tolist() == [[0, 1, 0], [1, 1, 1], [2, 2, 2]]
 
 
 def test_places_of_segments_by_hand():
@@ -146,7 +182,7 @@ def test_a_machine_gets_what_it_can_run(name, platform, changes, expected):
     if expected is BlockwiseAttention:
         assert found.block == 64
     if expected is SplashAttention:
-        assert (found.heads, found.interpret) == (ARCH.num_heads, False)
+        assert (found.block, found.interpret) == (512, False)
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,17 @@ def _model(config: Config) -> None:
             f"activations, float32 on both sides: nothing would change; leave it on, "
             f"or set model.compute_dtype or model.sampler_dtype to 'bfloat16'"
         )
+    if model.head_weights_dtype == "bfloat16" == model.param_dtype:
+        raise ValueError(
+            f"{model.head_weights_dtype = } rounds weights that {model.param_dtype = } "
+            f"has rounded already; leave it at 'float32'"
+        )
+    if model.head_weights_dtype == "bfloat16" and not model.float32_head:
+        raise ValueError(
+            f"{model.head_weights_dtype = } is for the products of a float32 head, and "
+            f"{model.float32_head = } reads the weights in model.compute_dtype; leave "
+            f"one of them out"
+        )
 
 
 def _lora(config: Config) -> None:

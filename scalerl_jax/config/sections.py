@@ -91,6 +91,12 @@ class ModelConfig:
     float32_head: bool = setting(
         True, "compute the logits of sampler and learner in float32", "ScaleRL 3.2"
     )
+    head_weights_dtype: Dtype = setting(
+        "float32",
+        "dtype to which the learner rounds the head's weights; bfloat16: as the "
+        "sampler has them, and half the passes of its float32 products on TPUs",
+        needs=With("model.sampler_dtype", "bfloat16"),
+    )
     remat: Literal["none", "dots", "attention", "full", "auto"] = setting(
         "none",
         "what is recomputed in the backward pass of a layer; auto: on TPUs the least "

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from scalerl_jax.model.attention import capped_slope
@@ -25,21 +26,34 @@ HEAD = PartitionSpec("tensor", SHARDS)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Head:
-    """Settings of log-probabilities; static.  `mesh` None: on one device."""
+    """Settings of log-probabilities; static.  `mesh` None: on one device.
+
+    Weights are rounded to `weights_dtype` if that is narrower than theirs, and their
+    gradient is that of the rounded ones.  On TPUs a float32 product takes fewer passes
+    the more of its operands were cast from bfloat16, see `planning.work`.
+    """
 
     mesh: Mesh | None = None
     temperature: float = 1.0
     float32_head: bool = True
     cap: float = 0.0  # of the logits, before the temperature; `attention.capped`
+    weights_dtype: DTypeLike = jnp.float32
     chunk_tokens: int = 1024  # per device
     chunk_vocab: int = 16384  # per device
 
     def gather(self, slab: Array, dtype: jnp.dtype) -> Float[Array, "v D"]:
-        """Return all columns of a slab of the head, in the dtype of the product."""
-        slab = slab.astype(jnp.float32 if self.float32_head else dtype)
+        """Return all columns of a slab of the head; a float32 product casts them."""
+        if not self.float32_head:
+            slab = slab.astype(dtype)
+        elif slab.dtype == jnp.float32:
+            slab = slab.astype(self.weights_dtype)
         if self.mesh is None:
             return slab
         return jax.lax.all_gather(slab, SHARDS, axis=1, tiled=True)
+
+    def wide(self, x: Array, dtype: jnp.dtype) -> Array:
+        """Return an operand of the backward pass, in the dtype of the product."""
+        return x.astype(jnp.float32 if self.float32_head else dtype)
 
     def scatter(self, of_slab: Float[Array, "v D"]) -> Float[Array, "v columns"]:
         """Return this device's columns, summed over the shards."""

@@ -299,7 +299,8 @@ def _of_model(config: Config) -> Iterator[Term]:
     yield _term(
         "Float32 head",
         head_logits,
-        "model.float32_head model.compute_dtype model.sampler_dtype",
+        "model.float32_head model.head_weights_dtype model.compute_dtype "
+        "model.sampler_dtype",
         config.model.float32_head,
     )
     yield _term(

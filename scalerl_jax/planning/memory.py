@@ -25,6 +25,12 @@ def value_bytes(dtype: str) -> int:
     return 4 if dtype == "float32" else 2
 
 
+def head_bytes(config: Config) -> int:
+    """Return the bytes of a weight of the learner's head, as its products read it."""
+    model = config.model
+    return min(map(value_bytes, (model.param_dtype, model.head_weights_dtype)))
+
+
 def tokens_per_device(config: Config) -> int:
     """Return the tokens of a microbatch on one device."""
     mesh, batch = config.mesh, config.batch
@@ -81,7 +87,7 @@ def logits_tile(config: Config, arch: Architecture) -> dict[str, int]:
     vocabulary = arch.vocab_size // config.mesh.tensor
     slab = largest_divisor(vocabulary, config.model.head_chunk_vocab)
     chunk = largest_divisor(tokens_per_device(config), config.model.head_chunk_tokens)
-    itemsize = 4 if config.model.float32_head else 2
+    itemsize = head_bytes(config) if config.model.float32_head else 2
     return {
         "logits tile": chunk * slab * 4,
         "slab of the head": slab * arch.hidden_size * itemsize,

@@ -96,6 +96,7 @@ def make_forward(config: Config, arch: Architecture, mesh: Mesh) -> Forward:
             mesh=mesh,
             temperature=config.sampler.temperature,
             float32_head=model.float32_head,
+            weights_dtype=jnp.dtype(model.head_weights_dtype),
             chunk_tokens=model.head_chunk_tokens,
             chunk_vocab=model.head_chunk_vocab,
         ),

@@ -182,6 +182,27 @@ def test_the_float32_head_keeps_what_bfloat16_would_round():
     assert np.abs(rounded - expected).max() > 0.01
 
 
+@pytest.mark.parametrize("compiled", [compiled, compiled_with_loss], ids=["", "loss"])
+@pytest.mark.parametrize("shape", [None, (2, 2, 1, 2)], ids=str)
+def test_rounded_weights_are_the_only_ones_that_bfloat16_rounds(shape, compiled):
+    """The head of a sampler in bfloat16: float32 products of what was rounded."""
+    hidden, seen = (jnp.asarray(each, jnp.bfloat16) for each in (HIDDEN, WEIGHTS))
+    head = head_of(
+        mesh=shape and mesh_of(shape), chunk_tokens=6, weights_dtype=jnp.bfloat16
+    )
+    gradients, values = compiled(head)(hidden, WEIGHTS, OF_LOGPROB, OF_ENTROPY)
+    expected_gradients, expected_values = in_torch(hidden, seen)
+    for ours, theirs in zip(values, expected_values, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-6, atol=1e-5)
+    of_hidden, of_weights = gradients
+    assert of_weights.dtype == jnp.float32
+    np.testing.assert_allclose(of_weights, expected_gradients[1], rtol=1e-5, atol=2e-5)
+    # It is of the dtype of the hidden states.
+    np.testing.assert_allclose(
+        of_hidden.astype(jnp.float32), expected_gradients[0], rtol=2**-8, atol=1e-4
+    )
+
+
 @pytest.mark.parametrize("shape", [None, (2, 2, 1, 2)], ids=str)
 def test_a_bfloat16_head_is_torch_to_bfloat16_rounding(shape):
     hidden = jnp.asarray(HIDDEN, jnp.bfloat16)

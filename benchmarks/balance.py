@@ -73,8 +73,8 @@ def simulate(
     base = dataclasses.asdict(scenario_of(config)) | said | fields
     base["failures"] = fields.get("failures", Failures())
     scenario = Scenario(**base)
-    rates = closed_rates(config, ARCHITECTURES[ARCH], CHIPS["v5p"], scenario)
     lengths = SimulatedLengths(mean_tokens=mean, tail=tail, limit=limit)
+    rates = closed_rates(config, ARCHITECTURES[ARCH], CHIPS["v5p"], scenario, lengths)
     figures = Simulation(scenario, rates, lengths).run().figures()
     return figures | {
         "chip_hours": CHIPS_IN_ALL * figures["step_s"] / HOUR_S,

@@ -14,8 +14,8 @@ from scalerl_jax.machines.chips import Chip
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.objective.terms import needs_of
 from scalerl_jax.planning import rates
-from scalerl_jax.planning.lengths import Lengths, count_rows
-from scalerl_jax.planning.memory import cache_tokens, value_bytes
+from scalerl_jax.planning.lengths import Lengths, attention_share, count_rows
+from scalerl_jax.planning.memory import cache_tokens, head_bytes, value_bytes
 from scalerl_jax.planning.rates import EXPECTED, Reached
 
 # Share of the cache that slots at their mean length may fill.  Lengths vary, and a
@@ -246,17 +246,18 @@ def _train_seconds(
 ) -> float:
     """Return the seconds of one optimizer step on the learner's devices."""
     batch, mesh, model = config.batch, config.mesh, config.model
-    rows = count_rows(
-        lengths,
+    packed: Any = dict(
         rollouts=batch.num_prompts * batch.group_size,
         row_tokens=batch.row_tokens,
         row_segments=batch.row_segments if batch.packing else 1,
     )
+    rows, together = count_rows(lengths, **packed), batch.rows_per_microbatch
+    shards = mesh.data * mesh.fsdp
     seconds = rates.train_seconds(
         arch,
         chip,
-        microbatches=math.ceil(rows / batch.rows_per_microbatch),
-        rows=batch.rows_per_microbatch,
+        microbatches=math.ceil(rows / together),
+        rows=together,
         row_tokens=batch.row_tokens,
         chips=mesh.data * mesh.fsdp * mesh.context * mesh.tensor,
         tensor=mesh.tensor,
@@ -264,6 +265,10 @@ def _train_seconds(
         float32_head=model.float32_head,
         param_bytes=value_bytes(model.param_dtype),
         compute_bytes=value_bytes(model.compute_dtype),
+        head_bytes=head_bytes(config),
+        attention_share=attention_share(
+            lengths, **packed, rows=together, shards=shards
+        ),
         reached=reached,
     )
     return seconds * (2 if needs_of(config).critic else 1)

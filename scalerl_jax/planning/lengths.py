@@ -4,13 +4,18 @@ import dataclasses
 import functools
 import math
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from scalerl_jax.batching.packing import first_fit
 from scalerl_jax.config import Config
 from scalerl_jax.formats.bounded import read_lines
 from scalerl_jax.formats.reading import parse_json
+from scalerl_jax.model.attention import SPLASH_BLOCK
+from scalerl_jax.parallel.mesh import largest_divisor
 from scalerl_jax.run.directory import METRICS_FILE, ROLLOUTS_FILE
 
 # Assumed completions are lognormal: MEAN_SHARE is their mean over the limit, SPREAD
@@ -125,14 +130,71 @@ def _lines(path: Path) -> list[Any]:
     return [parse_json(line) for line in read_lines(path) if line.strip()]
 
 
-@functools.lru_cache(maxsize=64)
 def count_rows(
     lengths: Lengths, *, rollouts: int, row_tokens: int, row_segments: int
 ) -> int:
     """Return the rows that `rollouts` rollouts fill, packed as by the learner."""
+    return len(_blocks_of_rows(lengths, rollouts, row_tokens, row_segments))
+
+
+def attention_share(
+    lengths: Lengths,
+    *,
+    rollouts: int,
+    row_tokens: int,
+    row_segments: int,
+    rows: int,
+    shards: int,
+) -> float:
+    """Return the share of its blocks below the diagonal that attention computes.
+
+    The TPU's kernel skips the others: they are between different sequences of a row.
+    Where it waits for the shard with most of them, that one counts.
+
+    Args:
+        lengths: token counts of rollouts.
+        rollouts: rollouts of a step.
+        row_tokens: batch.row_tokens.
+        row_segments: sequences of a row, at most.
+        rows: rows of a microbatch, over all shards.
+        shards: shards that each compute some of these rows.
+    """
+    costs = list(_blocks_of_rows(lengths, rollouts, row_tokens, row_segments))
+    blocks, each = row_tokens // _block(row_tokens), rows // shards
+    costs += [blocks] * (-len(costs) % rows)  # rows of padding: their diagonals alone
+    slowest = np.reshape(costs, (-1, shards, each)).sum(axis=2).max(axis=1)
+    return float(slowest.mean() / (each * blocks * (blocks + 1) / 2))
+
+
+@functools.lru_cache(maxsize=64)
+def _blocks_of_rows(
+    lengths: Lengths, rollouts: int, row_tokens: int, row_segments: int
+) -> tuple[int, ...]:
+    """Return the blocks that attention computes in each row of packed rollouts."""
     # The last token of a rollout predicts nothing.
     used = [
         min(row_tokens, max(1, round(lengths.prompt) + length - 1))
         for length in lengths.drawn(rollouts)
     ]
-    return len(first_fit(used, row_tokens, row_segments))
+    rows = first_fit(used, row_tokens, row_segments)
+    size = _block(row_tokens)
+    return tuple(
+        count_blocks([used[each] for each in row], row_tokens, size=size)
+        for row in rows
+    )
+
+
+def _block(row_tokens: int) -> int:
+    return largest_divisor(row_tokens, SPLASH_BLOCK)
+
+
+def count_blocks(used: Sequence[int], row_tokens: int, *, size: int) -> int:
+    """Return the blocks of `size` that attention needs for sequences end to end.
+
+    They are those between the start of a block's first sequence and the diagonal.
+    """
+    first = np.arange(0, row_tokens, size)
+    ends = np.cumsum([0, *used])
+    starts = ends[np.searchsorted(ends, first, side="right") - 1]
+    starts = np.where(first < ends[-1], starts, first)  # padding
+    return int((first // size - starts // size + 1).sum())

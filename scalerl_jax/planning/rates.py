@@ -126,12 +126,13 @@ def train_seconds(
     float32_head: bool = True,
     param_bytes: int = 4,
     compute_bytes: int = 2,
+    head_bytes: int = 4,
+    attention_share: float = 1.0,
     reached: Reached = EXPECTED,
 ) -> float:
     """Return the seconds of an optimizer step on the learner's chips.
 
-    A whole row is charged: the TPU's attention kernel also computes the masked scores
-    between different sequences of a row.
+    Linears and head are charged for whole rows, with their padding.
 
     Args:
         arch: the policy's architecture.
@@ -145,6 +146,8 @@ def train_seconds(
         float32_head: True if the head's products are float32.
         param_bytes: bytes of a master weight.
         compute_bytes: bytes of an activation.
+        head_bytes: bytes of a weight of the head, as its products read it.
+        attention_share: see `lengths.attention_share`; 1: a row is one sequence.
         reached: `EXPECTED`, or `BOUND` for a lower bound.
     """
     one = work.microbatch(
@@ -158,6 +161,8 @@ def train_seconds(
         float32_head=float32_head,
         param_bytes=param_bytes,
         compute_bytes=compute_bytes,
+        head_bytes=head_bytes,
+        attention_share=attention_share,
     )
     update = work.optimizer_update(arch, param_bytes=param_bytes)
     return sum(

@@ -116,9 +116,17 @@ def experts_hit(arch: Architecture, tokens: float) -> float:
     return count * (1.0 - (1.0 - top_k / count) ** tokens)
 
 
-def _attention(arch: Architecture, rows: float, length: float, matmuls: int) -> Work:
-    """Return the work of attention over whole causal rows, averaged over layers."""
+def _attention(
+    arch: Architecture, rows: float, length: float, *, matmuls: int, share: float
+) -> Work:
+    """Return the work of attention over causal rows, averaged over layers.
+
+    `share` of the products is computed; all of them if layers have windows or chunks,
+    which already leave out most tokens of other sequences.
+    """
     seen = arch.seen_in_rows(length) / arch.num_layers
+    if not arch.windows_within(int(length)) and arch.local is None:
+        seen *= share
     values = rows * length * arch.head_dim
     return Work(
         layers=matmuls * 2 * rows * seen * arch.num_heads * arch.head_dim,
@@ -185,12 +193,15 @@ def microbatch(
     float32_head: bool,
     param_bytes: int,
     compute_bytes: int = 2,
+    head_bytes: int = 4,
+    attention_share: float = 1.0,
 ) -> Work:
     """Return the work of a microbatch: forward, backward, and summing its gradients.
 
     The head has four products: the forward pass, its recomputation, and the gradients
     of both operands.  With `compute_bytes` = 2 the hidden states, an operand of all but
-    their own gradient, are cast from bfloat16.
+    their own gradient, are cast from bfloat16; with `head_bytes` = 2 so are the head's
+    weights.  Attention computes `attention_share` of its blocks below the diagonal.
     """
     tokens, copies = rows * row_tokens, devices // tensor
     again, attention_again = RECOMPUTED[remat]
@@ -198,10 +209,11 @@ def microbatch(
     if again:  # the backward pass does not need the last product
         layer += _linears(arch, tokens, copies, last=False)
     matmuls = FORWARD_ATTENTION * (1 + attention_again) + BACKWARD_ATTENTION[attention]
-    layer += _attention(arch, rows, row_tokens, matmuls)
-    cast = CAST_PASSES if compute_bytes == 2 else HIGHEST_PASSES
+    layer += _attention(arch, rows, row_tokens, matmuls=matmuls, share=attention_share)
     head = Work()
-    for passes in (cast, cast, cast, HIGHEST_PASSES):
+    hidden, weights = compute_bytes == 2, head_bytes == 2
+    for cast in (hidden + weights, hidden + weights, hidden, weights):
+        passes = (HIGHEST_PASSES, CAST_PASSES, BOTH_CAST_PASSES)[cast]
         head += _head(arch, tokens, copies, float32_head=float32_head, passes=passes)
     # Params are read; the accumulated gradients are read and written.
     state = Work(bytes=arch.num_params * (param_bytes + 4 + 4))

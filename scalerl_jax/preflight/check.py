@@ -18,6 +18,7 @@ from scalerl_jax.parallel.mesh import largest_divisor
 from scalerl_jax.planning import work
 from scalerl_jax.planning.lengths import Lengths
 from scalerl_jax.planning.memory import (
+    head_bytes,
     logits_tile,
     sampler_versions,
     saved_activations,
@@ -298,6 +299,7 @@ def _work(name: str, parts: Parts) -> Work:
                 float32_head=config.model.float32_head,
                 param_bytes=param_bytes,
                 compute_bytes=value_bytes(config.model.compute_dtype),
+                head_bytes=head_bytes(config),
             )
         case "update":
             return work.optimizer_update(arch, param_bytes=param_bytes)

@@ -7,7 +7,6 @@ Exit status: 0 simulated, 2 a mistake in a setting or a flag.
 """
 
 import dataclasses
-import functools
 import itertools
 import json
 import math
@@ -184,8 +183,8 @@ class World:
             topology = self._topology = parse_topology(said["topology"])
             arch = make_architecture(config)
             config = fit_topology(config, arch, topology).config
-            self._rates_of = functools.partial(
-                closed_rates, config, arch, topology.chip
+            self._rates_of = lambda scenario: closed_rates(
+                config, arch, topology.chip, scenario, self._lengths
             )
         self._config = config
         limit, measured = config.sampler.max_completion_tokens, ()

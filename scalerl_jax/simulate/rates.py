@@ -14,7 +14,8 @@ from scalerl_jax.formats.reading import Fields, read_json
 from scalerl_jax.machines.chips import Chip
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.planning.forecast import pause_seconds
-from scalerl_jax.planning.memory import value_bytes
+from scalerl_jax.planning.lengths import Lengths, attention_share
+from scalerl_jax.planning.memory import head_bytes, value_bytes
 from scalerl_jax.planning.rates import (
     EXPECTED,
     Reached,
@@ -23,6 +24,7 @@ from scalerl_jax.planning.rates import (
     publish_seconds,
     train_seconds,
 )
+from scalerl_jax.simulate.lengths import SimulatedLengths
 from scalerl_jax.simulate.scenario import Scenario
 
 # Seconds without a closed form, as seen in runs.
@@ -113,6 +115,7 @@ def closed_rates(
     arch: Architecture,
     chip: Chip,
     scenario: Scenario,
+    lengths: SimulatedLengths,
     *,
     reached: Reached = EXPECTED,
 ) -> Rates:
@@ -138,7 +141,10 @@ def closed_rates(
     counts = sorted({1, *range(8, scenario.slots, 8), scenario.slots})
     most = config.sampler.max_prompt_tokens + config.sampler.max_completion_tokens
     slope = decode(scenario.slots, most) - decode(scenario.slots, most / 2)
-    train_s, train_token_s = _training(config, arch, chip, scenario, reached)
+    share = _share(config, scenario, lengths)
+    train_s, train_token_s = _training(
+        config, arch, chip, scenario, share=share, reached=reached
+    )
     return Rates(
         decode_s=tuple((count, decode(count, 0.0)) for count in counts),
         decode_context_s=slope / (scenario.slots * most / 2),
@@ -166,8 +172,31 @@ def closed_rates(
     )
 
 
+def _share(config: Config, scenario: Scenario, lengths: SimulatedLengths) -> float:
+    """Return the share of full rows that attention computes; one row a learner chip."""
+    drawn = lengths.of_block(0, scenario.group_size)
+    return attention_share(
+        Lengths(
+            prompt=scenario.prompt_tokens,
+            completions=tuple(drawn.ravel().tolist()),
+            source="drawn",
+        ),
+        rollouts=scenario.num_prompts * scenario.group_size,
+        row_tokens=config.batch.row_tokens,
+        row_segments=config.batch.row_segments if config.batch.packing else 1,
+        rows=scenario.learner_chips,
+        shards=scenario.learner_chips,
+    )
+
+
 def _training(
-    config: Config, arch: Architecture, chip: Chip, scenario: Scenario, reached: Reached
+    config: Config,
+    arch: Architecture,
+    chip: Chip,
+    scenario: Scenario,
+    *,
+    share: float,
+    reached: Reached,
 ) -> tuple[float, float]:
     """Return seconds per step independent of its tokens, and seconds per token."""
     row = config.batch.row_tokens
@@ -183,6 +212,8 @@ def _training(
             float32_head=config.model.float32_head,
             param_bytes=value_bytes(config.model.param_dtype),
             compute_bytes=value_bytes(config.model.compute_dtype),
+            head_bytes=head_bytes(config),
+            attention_share=share,
             reached=reached,
         )
         for rows in (scenario.learner_chips, 2 * scenario.learner_chips)

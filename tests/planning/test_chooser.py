@@ -234,10 +234,16 @@ def test_the_seconds_of_a_step_by_hand():
     found = forecast(config, ARCH, chip, lengths, devices=20)
     step = rates.decode_seconds(ARCH, chip, slots=10, mean_context=50.0, chips=4)
     assert found.generate_seconds == pytest.approx(3_840 * step)
-    # 768 completions of 99 predictions: 5 rows of 16,384 or so, one microbatch.
+    # 768 completions of 99 predictions: 6 rows of 128, one microbatch.  Of 32 blocks
+    # the first 25 begin with one of them, 24 in the middle of it; the rest is padding.
     assert found.train_seconds == pytest.approx(
         rates.train_seconds(
-            ARCH, chip, microbatches=1, rows=8, row_tokens=16_384, chips=8
+            *(ARCH, chip),
+            microbatches=1,
+            rows=8,
+            row_tokens=16_384,
+            chips=8,
+            attention_share=(1 + 24 * 2 + 7) / (32 * 33 / 2),
         )
     )
     assert found.step_seconds == max(found.generate_seconds, found.train_seconds)

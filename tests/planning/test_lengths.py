@@ -1,11 +1,23 @@
-"""Lengths of a run and of a file."""
+"""Lengths of a run and of a file, and the rows that they fill."""
 
+import functools
 import json
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from scalerl_jax import config as config_lib
-from scalerl_jax.planning.lengths import count_rows, read_lengths
+from scalerl_jax.model.attention_kernels import needed_blocks
+from scalerl_jax.planning.lengths import (
+    Lengths,
+    attention_share,
+    count_blocks,
+    count_rows,
+    read_lengths,
+)
 
 _SETTINGS = config_lib.defaults()
 _SETTINGS.model.architecture = "tiny"
@@ -75,3 +87,27 @@ def test_rollouts_share_rows_as_the_learner_lays_them_out(tmp_path):
     rows = count_rows(found, rollouts=10, row_tokens=3 * used, row_segments=128)
     assert rows == 4
     assert count_rows(found, rollouts=10, row_tokens=3 * used, row_segments=1) == 10
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.integers(1, 40), max_size=8), st.sampled_from([1, 8]))
+def test_blocks_of_a_row_are_those_of_the_kernel(used, size):
+    used = [each for each, end in zip(used, np.cumsum(used), strict=True) if end <= 64]
+    ids = np.zeros(64, np.int32)
+    filled = np.repeat(np.arange(len(used)) + 1, used)
+    ids[: len(filled)] = filled
+    kernel = needed_blocks(jnp.arange(64), jnp.asarray(ids), size=size)
+    assert count_blocks(used, 64, size=size) == kernel.sum()
+
+
+def test_a_microbatch_waits_for_the_row_with_most_blocks():
+    # Rows of 4 blocks: 10 below the diagonal; halves have 3 each, and padding 4.
+    found = Lengths(prompt=0.0, completions=(2049, 1025, 1025), source="")
+    share = functools.partial(
+        attention_share, found, rollouts=3, row_tokens=2048, row_segments=128
+    )
+    assert share(rows=1, shards=1) == pytest.approx((10 + 6) / 2 / 10)
+    assert share(rows=2, shards=2) == pytest.approx(10 / 10)
+    assert share(rows=2, shards=1) == pytest.approx((10 + 6) / 20)
+    assert share(rows=4, shards=2) == pytest.approx((10 + 6) / 20)
+    assert share(rows=4, shards=4) == pytest.approx(10 / 10)

@@ -50,6 +50,21 @@ def test_the_tpus_two_backward_kernels_make_the_scores_twice():
     assert kernel.layers - plain.layers == 3 * 2 * 2 * PAIRS * 2 * 4
 
 
+def test_blocks_that_attention_skips_cost_no_products_and_windows_skip_theirs():
+    whole, half = (
+        work.microbatch(SMALL, remat="none", **SETTINGS, attention_share=share)
+        for share in (1.0, 0.5)
+    )
+    assert whole.layers - half.layers == 3 * 7 * 2 * PAIRS * 2 * 4 / 2
+    assert whole.bytes == half.bytes
+    near = dataclasses.replace(SMALL, windows=(3, 3, 3))
+    one, other = (
+        work.microbatch(near, remat="none", **SETTINGS, attention_share=share)
+        for share in (1.0, 0.5)
+    )
+    assert one == other
+
+
 @pytest.mark.parametrize("name", ["llama3.1-8b", "qwen3-32b", "qwen3-30b-a3b", "scout"])
 def test_decoding_a_token_costs_what_the_architecture_says(name):
     arch = ARCHITECTURES[name]
@@ -134,17 +149,20 @@ def test_a_replica_of_more_devices_than_kv_heads_reads_all_but_experts_again():
 
 
 @pytest.mark.parametrize(
-    "float32_head, compute_bytes, passes",
+    "float32_head, compute_bytes, head_bytes, passes",
     [
-        pytest.param(True, 4, 6 + 6 + 6 + 6, id="float32 operands: six each"),
-        pytest.param(True, 2, 3 + 3 + 3 + 6, id="cast hidden states in all but one"),
-        pytest.param(False, 2, 4, id="bfloat16: one each"),
+        pytest.param(True, 4, 4, 6 + 6 + 6 + 6, id="float32 operands: six each"),
+        pytest.param(True, 2, 4, 3 + 3 + 3 + 6, id="cast hidden states in all but one"),
+        pytest.param(True, 2, 2, 1 + 1 + 3 + 3, id="cast weights, too"),
+        pytest.param(False, 2, 4, 4, id="bfloat16: one each"),
     ],
 )
 def test_a_product_of_the_head_is_several_bfloat16_ones(
-    float32_head, compute_bytes, passes
+    float32_head, compute_bytes, head_bytes, passes
 ):
-    settings = SETTINGS | dict(float32_head=float32_head, compute_bytes=compute_bytes)
+    settings = SETTINGS | dict(
+        float32_head=float32_head, compute_bytes=compute_bytes, head_bytes=head_bytes
+    )
     found = work.microbatch(SMALL, remat="none", **settings)
     product = 2 * ROWS * LENGTH * 8 * 100
     assert found.head == 4 * product

@@ -8,9 +8,15 @@ from scalerl_jax.parallel.mesh import make_mesh
 
 
 def mesh_of(shape, devices=None):
-    """A mesh (data, fsdp, context, tensor), or with the parts of experts as a fifth."""
-    data, fsdp, context, tensor, expert = (*shape, 1)[:5]
+    """A mesh (data, fsdp, context, tensor), then parts of experts, and slices."""
+    data, fsdp, context, tensor, expert, slices = (*shape, 1, 1)[:6]
     devices = devices or jax.devices()[: math.prod(shape[:4])]
     return make_mesh(
-        devices, data=data, fsdp=fsdp, expert=expert, context=context, tensor=tensor
+        devices,
+        slices=slices,
+        data=data,
+        fsdp=fsdp,
+        expert=expert,
+        context=context,
+        tensor=tensor,
     )

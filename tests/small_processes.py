@@ -39,8 +39,9 @@ from scalerl_jax.weights.sending import Sender
 DEVICES = 2  # of each process
 HEARTBEAT_S = 10
 SECRET = "0123456789abcdef" * 4
-# (data, fsdp, context, tensor): each time, another axis lies across the processes.
-SHAPES = ((1, 4, 1, 1), (2, 2, 1, 1), (1, 1, 2, 2))
+# (data, fsdp, context, tensor, parts of experts, slices): each time, another axis lies
+# across the processes; of the first shape each process has a slice.
+SHAPES = ((2, 2, 1, 1, 1, 2), (1, 4, 1, 1), (1, 1, 2, 2))
 STEPS = 3
 SAVED = 2  # steps behind the checkpoint
 
@@ -198,8 +199,8 @@ def train(directory):
     result = steps(shape, restored.state, first=SAVED)
     write_result(directory, "resumed", *result)
     theirs = Checkpointer(directory / "theirs", every=1, keep=2, timeout_s=30)
-    restored = theirs.restore(abstract(make_bench(SHAPES[1]).state()))
-    write_result(directory, "theirs", *steps(SHAPES[1], restored.state, first=SAVED))
+    restored = theirs.restore(abstract(make_bench(shape).state()))
+    write_result(directory, "theirs", *steps(shape, restored.state, first=SAVED))
     stop_together(directory)
     tell_what_is_not_finite(directory)
     state, _ = steps(shape, make_bench(shape).state(), last=1)

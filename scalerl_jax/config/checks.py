@@ -31,7 +31,17 @@ def validate(config: Config) -> None:
                 f"{values[needs.setting]!r}; set {needs}, or leave it at {default!r}"
             )
     for check in (
-        *(_model, _rows, _interruption, _groups, _prompts, _windows, _loss, _caps),
+        *(
+            _model,
+            _rows,
+            _slices,
+            _interruption,
+            _groups,
+            _prompts,
+            _windows,
+            _loss,
+            _caps,
+        ),
         _versions,
     ):
         check(config)
@@ -141,6 +151,20 @@ def _rows(config: Config) -> None:
         raise ValueError(
             f"{batch.row_tokens = } cannot be cut into {mesh.context = } shards; make "
             f"it a multiple"
+        )
+
+
+def _slices(config: Config) -> None:
+    mesh = config.mesh
+    if mesh.data % mesh.slices:
+        raise ValueError(
+            f"{mesh.slices = } does not divide {mesh.data = }, the replicas of the "
+            f"state, of which each slice has equally many; make that a multiple, or 0"
+        )
+    if mesh.processes > 1 and mesh.processes % mesh.slices:
+        raise ValueError(
+            f"{mesh.slices = } does not divide {mesh.processes = }, of which each "
+            f"slice has equally many; make that a multiple"
         )
 
 

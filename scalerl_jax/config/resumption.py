@@ -16,6 +16,8 @@ _SETTINGS = (
     "queue.group_timeout_s",
     "eval.logged_rollouts",
     "eval.concurrent",
+    "mesh.data",
+    "mesh.slices",
     "mesh.processes",
 )
 

@@ -895,6 +895,11 @@ class MeshConfig:
     data: DevicesOr0 = setting(
         1, "replicas of the learner's state; 0: on the devices that fsdp = 0 leaves"
     )
+    slices: Devices = setting(
+        1,
+        "TPU slices over which these replicas are spread, equally many on each; a "
+        "divisor of data; gradients go between slices once a step",
+    )
     fsdp: DevicesOr0 = setting(1, "shards of that state; 0: as many as fit")
     expert: Devices = setting(
         1,

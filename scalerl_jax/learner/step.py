@@ -2,6 +2,8 @@
 
 Two pure programs without a mesh, `make_accumulate` for each microbatch and
 `make_update` for the whole; `TrainStep` runs them over one, and donates the state.
+Over several TPU slices each slice sums its own microbatches, on its fast links; the
+sums, cut like the params, go between slices once a step.
 
 The file is above 400 lines: it goes from a token's loss to the update in one place.
 `LocalLearner` is the interface to the loop.
@@ -29,7 +31,7 @@ from scalerl_jax.model.architecture import batch_sharding
 from scalerl_jax.model.lora import join
 from scalerl_jax.objective.balance import LoadBalancing
 from scalerl_jax.objective.loss import Objective, Scalars, summarize
-from scalerl_jax.parallel.mesh import compiler_options
+from scalerl_jax.parallel.mesh import SLICES, compiler_options, in_each_slice
 from scalerl_jax.types import Group, PackedBatch, PyTree, Scores
 
 
@@ -317,11 +319,49 @@ def trained_names(state: TrainState) -> list[str]:
     return own + [f"critic.{name}" for name in trained_names(state.critic)]
 
 
+def _in_each_slice(accumulate: Accumulate, mesh: Mesh) -> Accumulate:
+    """Make a function that adds each slice's rows of a microbatch to its own sums."""
+    run = in_each_slice(
+        mesh,
+        lambda params, so_far, batch: accumulate(params[0], so_far, batch, params[1]),
+    )
+
+    def accumulate_apart(
+        params: PyTree,
+        so_far: Accumulated | None,
+        batch: PackedBatch,
+        frozen: PyTree | None = None,
+    ) -> Accumulated:
+        return run((params, frozen), so_far, batch)
+
+    return accumulate_apart
+
+
+def _for_each_slice(leaf: jax.ShapeDtypeStruct, mesh: Mesh) -> jax.ShapeDtypeStruct:
+    """Return an array's description with a first axis, an entry for each slice."""
+    spec: Any = leaf.sharding
+    return jax.ShapeDtypeStruct(
+        (mesh.shape[SLICES], *leaf.shape),
+        leaf.dtype,
+        sharding=NamedSharding(mesh, PartitionSpec(SLICES, *spec.spec)),
+    )
+
+
+def _sum_of_slices(apart: Accumulated) -> Accumulated:
+    """Return the sums over slices, the first axis; in between each device has its own.
+
+    A device exchanges only its shards of the gradients with those of other slices.
+    """
+    maxima = jax.tree.map(lambda leaf: leaf.max(axis=0), apart.maxima)
+    return jax.tree.map(lambda leaf: leaf.sum(axis=0), apart).replace(maxima=maxima)
+
+
 class TrainStep:
     """One optimizer step over a mesh, a microbatch at a time.
 
     Every program has one shape.  A microbatch is sent to the devices while the one
-    before it is computed; empty microbatches do not exist.
+    before it is computed; empty microbatches do not exist.  Over several slices the
+    sums have a first axis with an entry for each, until `combine` adds them.
     """
 
     def __init__(
@@ -343,26 +383,33 @@ class TrainStep:
         state, frozen = dataclasses.replace(state, frozen=None), state.frozen
         shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
         batch = jax.tree.map(lambda leaf: abstract(leaf, self._put_to), batch)
+        given = (batch, frozen)
         sums = jax.eval_shape(
-            lambda params, *rest: accumulate(params, None, *rest),
-            *(state.params, batch, frozen),
+            lambda params, *rest: accumulate(params, None, *rest), state.params, *given
         )
         layout = jax.tree.map(lambda _: everywhere, sums)
         layout = layout.replace(grads=shardings.params)
         sums = jax.tree.map(abstract, sums, layout)
+        apart, num_slices = sums, mesh.shape[SLICES]
+        if num_slices > 1:
+            accumulate = _in_each_slice(accumulate, mesh)
+            apart = jax.tree.map(lambda leaf: _for_each_slice(leaf, mesh), sums)
+        layout_apart = jax.tree.map(lambda leaf: leaf.sharding, apart)
 
         def start() -> Accumulated:
-            return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), sums)
+            return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), apart)
 
         jit = functools.partial(
             jax.jit, compiler_options=compiler_options("learner", mesh)
         )
+        combine = (jit(_sum_of_slices, out_shardings=layout), (apart,))
         self._jitted = {
-            "start": (jit(start, out_shardings=layout), ()),
+            "start": (jit(start, out_shardings=layout_apart), ()),
             "accumulate": (
-                jit(accumulate, out_shardings=layout, donate_argnums=1),
-                (state.params, sums, batch, frozen),
+                jit(accumulate, out_shardings=layout_apart, donate_argnums=1),
+                (state.params, apart, *given),
             ),
+            **({"combine": combine} if num_slices > 1 else {}),
             "update": (
                 jit(
                     update,
@@ -375,7 +422,7 @@ class TrainStep:
         self._programs: dict[str, Any] = {}
 
     def lower(self) -> dict[str, Any]:
-        """Return the lowered programs by name: start, accumulate, update."""
+        """Return the lowered programs by name, in their order in a step."""
         return {
             name: jit.lower(*shapes) for name, (jit, shapes) in self._jitted.items()
         }
@@ -396,8 +443,8 @@ class TrainStep:
         self, params: PyTree, batch: PackedBatch, frozen: PyTree | None = None
     ) -> Accumulated:
         """Return the sums over the microbatches of a batch [M, R, S]."""
-        all_sums = self.accumulated(params, batch, frozen)
-        return collections.deque(all_sums, maxlen=1).pop()
+        all_sums = self._accumulated(params, batch, frozen)
+        return self._combined(collections.deque(all_sums, maxlen=1).pop())
 
     def apply(
         self, state: TrainState, sums: Accumulated
@@ -412,6 +459,16 @@ class TrainStep:
         self, params: PyTree, batch: PackedBatch, frozen: PyTree | None = None
     ) -> Iterator[Accumulated]:
         """Yield zeros, then the sums after each microbatch; each donates the last."""
+        yield from map(self._combined, self._accumulated(params, batch, frozen))
+
+    def _combined(self, sums: Accumulated) -> Accumulated:
+        """Return the sums over slices; with one slice these are the sums."""
+        combine = self._programs.get("combine")
+        return combine(sums) if combine else sums
+
+    def _accumulated(
+        self, params: PyTree, batch: PackedBatch, frozen: PyTree | None
+    ) -> Iterator[Accumulated]:
         if not self._programs:
             self.compile()
         so_far = self._programs["start"]()

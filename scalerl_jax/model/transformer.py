@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
@@ -45,7 +45,7 @@ from scalerl_jax.model.local_layers import chunked, placed
 from scalerl_jax.model.lora import Adapted
 from scalerl_jax.model.prompt_sharing import collect, spread
 from scalerl_jax.model.rope import Rope, rope_frequencies, rotate, rotations
-from scalerl_jax.parallel.mesh import ROWS
+from scalerl_jax.parallel.mesh import ROWS, constrain
 from scalerl_jax.types import AnyArray, PyTree, Sharing
 
 _saveable = jax.checkpoint_policies
@@ -349,8 +349,7 @@ def cut_rows(x: Float[Array, "R S D"], mesh: Mesh | None) -> Float[Array, "R S D
     """
     if mesh is None:
         return x
-    sharding = NamedSharding(mesh, PartitionSpec(ROWS, "context", None))
-    return jax.lax.with_sharding_constraint(x, sharding)
+    return constrain(x, mesh, PartitionSpec(ROWS, "context", None))
 
 
 def over_copies(x: Float[Array, "T D"], mesh: Mesh | None) -> Float[Array, "T D"]:
@@ -361,16 +360,14 @@ def over_copies(x: Float[Array, "T D"], mesh: Mesh | None) -> Float[Array, "T D"
     """
     if mesh is None or mesh.shape["expert"] == 1 or len(x) % mesh.shape["expert"]:
         return x
-    sharding = NamedSharding(mesh, PartitionSpec("expert", None))
-    return jax.lax.with_sharding_constraint(x, sharding)
+    return constrain(x, mesh, PartitionSpec("expert", None))
 
 
 def everywhere(x: Float[Array, "T heads d"], mesh: Mesh | None) -> Array:
     """Gather the rows of keys or values in each copy of a replica's weights."""
     if mesh is None or mesh.shape["expert"] == 1:
         return x
-    sharding = NamedSharding(mesh, PartitionSpec(None, "tensor", None))
-    return jax.lax.with_sharding_constraint(x, sharding)
+    return constrain(x, mesh, PartitionSpec(None, "tensor", None))
 
 
 def cached_hidden(

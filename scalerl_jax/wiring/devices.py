@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import jax
 from jax.sharding import Mesh
@@ -43,7 +43,7 @@ def fit_devices(
         config = balanced(config, arch, num_devices, kind)
     config = _without_chooser(config, kind)
     mesh, generators = config.mesh, config.generators
-    least = (mesh.data or 1) * (mesh.fsdp or 1) * mesh.context * mesh.tensor
+    least = (mesh.data or mesh.slices) * (mesh.fsdp or 1) * mesh.context * mesh.tensor
     each, count, placement = generators.devices, generators.count, generators.placement
     if placement == "auto":
         enough = least + (count or 1) * each <= num_devices
@@ -183,17 +183,22 @@ def _most_shards(config: Config, arch: Architecture, left: int) -> tuple[int, in
         ValueError: there are too few devices, or they cannot be divided evenly.
     """
     mesh, rows = config.mesh, config.batch.rows_per_microbatch
-    others = (mesh.data or 1) * mesh.context * mesh.tensor
+    slices = mesh.slices
+    others = (mesh.data or slices) * mesh.context * mesh.tensor
     if mesh.data and rows % mesh.data:
         raise ValueError(
             f"batch.rows_per_microbatch = {rows} cannot be cut into mesh.data = "
             f"{mesh.data} shards; make it a multiple, or 0"
         )
     most = left // (mesh.context * mesh.tensor)
+
+    def replicas(shards: int) -> Iterable[int]:
+        return [mesh.data] if mesh.data else range(slices, most // shards + 1, slices)
+
     fits = [
         (data * shards, shards, data)
         for shards in ([mesh.fsdp] if mesh.fsdp else range(1, most + 1))
-        for data in ([mesh.data] if mesh.data else range(1, most // shards + 1))
+        for data in replicas(shards)
         if data * shards <= most
         and arch.hidden_size % shards == 0
         and shards % mesh.expert == 0

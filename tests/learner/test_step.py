@@ -97,7 +97,8 @@ def test_what_the_backward_pass_computes_anew_changes_nothing(remat):
     assert_step_of_slow_loss(bench(**FEW_ROWS, remat=remat, **tiles))
 
 
-# data, fsdp, context, tensor; rows are cut into data * fsdp, their tokens by context
+# data, fsdp, context, tensor, parts of experts, slices; rows are cut into data * fsdp,
+# their tokens by context
 @pytest.mark.parametrize(
     "shape, layout",
     [
@@ -122,7 +123,19 @@ def test_what_the_backward_pass_computes_anew_changes_nothing(remat):
             id="without context",
             marks=pytest.mark.slow,
         ),
-        pytest.param((1, 2, 2, 2), dict(rows=2, row_tokens=24), id="without data"),
+        pytest.param(
+            (1, 2, 2, 2),
+            dict(rows=2, row_tokens=24),
+            id="without data",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            (4, 1, 1, 2, 1, 4),
+            dict(rows=4, row_tokens=13),
+            id="four slices",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param((2, 2, 2, 1, 1, 2), dict(rows=4, row_tokens=16), id="two slices"),
         pytest.param(
             (2, 2, 2, 1),
             dict(rows=4, row_tokens=16),

@@ -20,6 +20,7 @@ from small_step import (
 
 from scalerl_jax.learner.step import init_state, make_accumulate, make_update
 from scalerl_jax.model.architecture import param_shardings
+from scalerl_jax.preflight import hlo
 
 EIGHT = dict(optimizer=ADAMW, shape=(1, 4, 1, 2), rows=4, row_tokens=16)
 
@@ -51,6 +52,32 @@ def test_moments_are_cut_as_their_params_are():
     first = optax.tree.get(state.opt_state, "mu")["embedding"]
     # vocabulary 16 over tensor 2, hidden 16 over fsdp 4
     assert first.addressable_shards[0].data.shape == (8, 4)
+
+
+def test_between_slices_go_the_shards_of_the_gradient_alone_once_a_step():
+    """Two slices of two shards, whose heads are cut in two: a device has 1/4 of it."""
+    these = bench(optimizer=ADAMW, shape=(2, 2, 1, 2, 1, 2), rows=4, row_tokens=16)
+    sent = {
+        name: hlo.traffic(
+            hlo.parse(program.compile().as_text()), num_devices=8, num_slices=2
+        )
+        for name, program in these.step.lower().items()
+    }
+    far = {
+        name: sum(each.dcn_bytes for each in found.values())
+        for name, found in sent.items()
+    }
+    params = these.state().params
+    gradient = sum(
+        4 * np.prod(leaf.sharding.shard_shape(leaf.shape))
+        for leaf in jax.tree.leaves(params)
+    )
+    metrics = 4 * 20  # the loss, and sums and maxima of tokens
+    assert [*far] == ["start", "accumulate", "combine", "update"]
+    assert far["start"] == far["accumulate"] == far["update"] == 0
+    assert gradient < far["combine"] < gradient + metrics
+    assert sum(each.sent_bytes for each in sent["combine"].values()) == 0
+    assert sum(each.sent_bytes for each in sent["accumulate"].values()) > gradient
 
 
 def test_a_step_deletes_the_state_that_it_was_given_and_nothing_else():

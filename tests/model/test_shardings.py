@@ -95,8 +95,10 @@ def test_a_batch_is_cut_by_rows_over_data_and_fsdp_and_by_tokens_over_context():
     mesh = make_mesh(jax.devices(), data=2, fsdp=2, context=2)
     placed = jax.device_put(batch, batch_sharding(mesh))
     for leaf in jax.tree.leaves(placed):
-        assert leaf.sharding.spec == jax.P(("data", "fsdp", "expert"), "context")
+        assert leaf.sharding.spec == jax.P(
+            ("slices", "data", "fsdp", "expert"), "context"
+        )
     for shard in placed.tokens.addressable_shards:
-        data, fsdp, _, context, _ = np.argwhere(mesh.devices == shard.device)[0]
+        _, data, fsdp, _, context, _ = np.argwhere(mesh.devices == shard.device)[0]
         row, first = 2 * data + fsdp, 4 * context  # 4 rows over 4 places, 8 tokens
         np.testing.assert_array_equal(shard.data, values[[row], first : first + 4])

@@ -1,5 +1,7 @@
 """Meshes and the split of the device list."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -10,14 +12,15 @@ from scalerl_jax.parallel.mesh import make_mesh, split_devices
 def test_tensor_neighbours_are_neighbours_in_the_device_list():
     devices = jax.devices()[:8]
     mesh = make_mesh(devices, data=2, fsdp=2, tensor=2)
-    assert mesh.axis_names == ("data", "fsdp", "expert", "context", "tensor")
-    assert mesh.devices[0, 0, 0, 0].tolist() == devices[:2]
-    assert mesh.devices[0].ravel().tolist() == devices[:4]
+    names = ("slices", "data", "fsdp", "expert", "context", "tensor")
+    assert mesh.axis_names == names
+    assert mesh.devices[0, 0, 0, 0, 0].tolist() == devices[:2]
+    assert mesh.devices[0, 0].ravel().tolist() == devices[:4]
 
 
 def test_axes_that_are_not_asked_for_have_size_1():
     mesh = make_mesh(jax.devices()[:2], context=2)
-    others = {"data": 1, "fsdp": 1, "expert": 1, "tensor": 1}
+    others = {"slices": 1, "data": 1, "fsdp": 1, "expert": 1, "tensor": 1}
     assert dict(mesh.shape) == others | {"context": 2}
 
 
@@ -25,8 +28,40 @@ def test_parts_of_experts_are_a_part_of_the_shards():
     devices = jax.devices()[:8]
     mesh = make_mesh(devices, data=2, fsdp=4, expert=2)
     assert (mesh.shape["fsdp"], mesh.shape["expert"]) == (2, 2)
-    assert mesh.devices[0, 0].ravel().tolist() == devices[:2]
-    assert mesh.devices[0].ravel().tolist() == devices[:4]
+    assert mesh.devices[0, 0, 0].ravel().tolist() == devices[:2]
+    assert mesh.devices[0, 0].ravel().tolist() == devices[:4]
+
+
+@dataclasses.dataclass(frozen=True)
+class OnSlice:
+    """A device as libtpu lists it."""
+
+    number: int
+    slice_index: int
+    platform: str = "tpu"
+
+
+def test_replicas_are_spread_over_slices_whatever_the_order_of_the_devices():
+    devices = [OnSlice(number, slice_index=number % 2) for number in range(8)]
+    mesh = make_mesh(devices, slices=2, data=4, fsdp=2)
+    assert (mesh.shape["slices"], mesh.shape["data"], mesh.shape["fsdp"]) == (2, 2, 2)
+    assert mesh.devices[0].ravel().tolist() == devices[::2]
+    assert mesh.devices[1].ravel().tolist() == devices[1::2]
+    alike = make_mesh(jax.devices()[:8], slices=2, data=4, fsdp=2)  # without an index
+    assert alike.devices[1].ravel().tolist() == jax.devices()[4:8]
+
+
+@pytest.mark.parametrize(
+    "indices, words",
+    [
+        pytest.param([0, 0, 0, 0], "devices are 4 of 1 slices", id="one"),
+        pytest.param([0, 1, 1, 1], "devices are 1, 3 of 2 slices", id="uneven"),
+    ],
+)
+def test_devices_of_other_slices_than_were_asked_for_are_refused(indices, words):
+    devices = [OnSlice(*each) for each in enumerate(indices)]
+    with pytest.raises(ValueError, match=f"mesh.slices = 2, .* {words}"):
+        make_mesh(devices, slices=2, data=2, fsdp=2)
 
 
 def test_plain_jit_looks_up_rows_of_a_table_that_is_cut_both_ways():

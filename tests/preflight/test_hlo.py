@@ -245,3 +245,62 @@ def test_products_of_a_scope_are_found_by_its_name(shape, attributes, highest, l
     lines = [f"%r = {line}, {named}", f"%q = {line}, {other}"]
     found = scope_matmuls(module([*HEAD, *lines]), "router")
     assert (found.highest, found.lower) == (highest, lower)
+
+
+@pytest.mark.parametrize(
+    "line, sent, dcn",
+    [
+        pytest.param(
+            "%x = f32[64]{0} all-reduce(%p), channel_id=1, replica_groups={{0,4},{1,5},"
+            "{2,6},{3,7}}, to_apply=%add",
+            0,
+            2 * 64 * 4 / 2,
+            id="each with its like: all of it goes between slices",
+        ),
+        pytest.param(
+            "%x = f32[64]{0} all-reduce(%p), channel_id=1, replica_groups=[4,2]<=[2,4]"
+            "T(1,0), to_apply=%add",
+            0,
+            2 * 64 * 4 / 2,
+            id="the same, written as a range",
+        ),
+        pytest.param(
+            "%x = f32[64]{0} all-reduce(%p), channel_id=1, replica_groups=[1,8]<=[8]",
+            2 * 64 * 4 * 3 / 4,
+            2 * 16 * 4 / 2,
+            id="all: within slices, then a shard between them",
+        ),
+        pytest.param(
+            "%x = f32[64]{0} all-gather(%p), channel_id=1, "
+            "replica_groups=mesh['a'=2,'b'=4] {'b'}",
+            64 * 4 * 3 / 4,
+            0,
+            id="within slices",
+        ),
+        pytest.param(
+            "%x = f32[64]{0} all-gather(%p), channel_id=1, "
+            "replica_groups=mesh['a'=1,'b'=2,'c'=4], device_ids=([4,2]T(1,0)) {'c'}",
+            64 * 4 * 1 / 2,
+            32 * 4 * 1 / 2,
+            id="every other device, by axes of a mesh whose order is told",
+        ),
+        pytest.param(
+            "%x = f32[64]{0} collective-permute(%p), channel_id=1, "
+            "source_target_pairs={{0,1},{1,4},{4,0}}",
+            0,
+            64 * 4,
+            id="a permutation of which a part goes there",
+        ),
+        pytest.param(
+            "%x = (f32[48,8]{1,0}, u32[], token[]) send(%p, %q), channel_id=1, "
+            'is_host_transfer=true, frontend_attributes={_xla_megascale_target="{1,2}x'
+            '{0:3}",_xla_megascale_transfer_type="ALL_REDUCE"}',
+            0,
+            2 * 48 * 8 * 4 / 2,
+            id="as TPUs compile it: a send to the runtime that joins slices",
+        ),
+    ],
+)
+def test_what_a_device_sends_to_another_slice(line, sent, dcn):
+    (found,) = traffic(module([line]), num_devices=8, num_slices=2).values()
+    assert (found.sent_bytes, found.dcn_bytes) == (sent, dcn)

@@ -224,10 +224,12 @@ class Generators(Protocol):
         policy_version: int,
         stopped: Callable[[], bool],
         beside: bool = False,
+        probe: bool = True,
     ) -> tuple[Any, list[Any]]:
         """Return the evaluation on held-out prompts, and the pairs of `sample`.
 
-        With `beside` training prompts are sampled meanwhile, and no pairs are returned.
+        With `beside` training prompts are sampled meanwhile.  Then, and without
+        `probe`, there are no pairs.
         """
         ...
 

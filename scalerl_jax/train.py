@@ -76,7 +76,7 @@ def train(config: Config, run: RunState, directory: Path) -> RunOutcome:
         monitor = RunMonitor(config, run, writer, preemption, live.evaluated)
         opened.callback(monitor.close)
         published = monitor.publish(state, version, activity="startup")
-        monitor.require_no_mismatch(state, published)
+        monitor.require_no_mismatch(state, published, version)
         beside = run.evaluations.beside
         if monitor.lacks_evaluation(version) and not beside:
             monitor.evaluate(state, published, version)

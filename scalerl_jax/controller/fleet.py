@@ -81,11 +81,12 @@ class Fleet:
         policy_version: int,
         stopped: Callable[[], bool],
         beside: bool = False,
+        probe: bool = True,
     ) -> tuple[Any, list[Probed]]:
         """Return the evaluation at a version, and completions for the mismatch.
 
-        With `beside` sampling continues, with newer params, and no completions are
-        returned.
+        With `beside` sampling continues, with newer params.  Then, and without `probe`,
+        no completions are returned.
 
         Raises:
             Abandoned: `stopped` has returned True.
@@ -94,15 +95,18 @@ class Fleet:
         if beside:
             judged = self._done([(job, None) for job in jobs], stopped=stopped)
             return self._summary(judged, policy_version), []
-        jobs.append(self._job("probe", publication, policy_version))
+        count = len(jobs)
+        if probe:
+            jobs.append(self._job("probe", publication, policy_version))
         text = f"evaluation at step {policy_version}: part"
         with self._progress.bar(text, total=len(jobs)) as bar:
-            *judged, probed = self._done(
+            done = self._done(
                 [(job, None) for job in jobs],
                 stopped=stopped,
                 ended=lambda _: self._progress.advance(bar),
             )
-        return self._summary(judged, policy_version), probed
+        pairs = [each for part in done[count:] for each in part]
+        return self._summary(done[:count], policy_version), pairs
 
     def _parts(
         self, publication: Publication, policy_version: int, *, beside: bool

@@ -118,6 +118,7 @@ class RunMonitor:
         self._last_tokens = report["compute/generated_tokens"]
         self._times: dict[str, float] = {}
         self._mismatch: dict[str, float] = {}  # as last measured
+        self._compared = -1  # the version that was compared at the start
         self._stopped = lambda: preemption.requested
         self._evaluations = run.evaluations
         self._evaluated = evaluated
@@ -147,13 +148,15 @@ class RunMonitor:
         if self._unjudged.reason is not None:
             raise RuntimeError(self._unjudged.reason)
 
-    def require_no_mismatch(self, state: State, publication: Publication) -> None:
+    def require_no_mismatch(
+        self, state: State, publication: Publication, version: int
+    ) -> None:
         """Refuse to train if the sampler is not the policy; compile the engine."""
         run = self._run
         with run.activity("startup"), self._progress.bar("compiling the sampler"):
             sampled = run.generators.sample(publication)
             mismatch = run.mismatch.require(state, sampled)
-        self._mismatch = mismatch.metrics()
+        self._mismatch, self._compared = mismatch.metrics(), version
         self._progress.note(str(mismatch))
 
     def publish(
@@ -398,7 +401,10 @@ class RunMonitor:
         written if the run stops meanwhile or loses its verifiers.
         """
         point = EvaluationPoint(
-            version=version, publication=publication, report=self._run.ledger.report()
+            version=version,
+            publication=publication,
+            report=self._run.ledger.report(),
+            compared=version == self._compared,
         )
         self.await_evaluation()
         with self._given_up(version):

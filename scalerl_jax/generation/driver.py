@@ -131,11 +131,12 @@ class LocalGenerators:
         policy_version: int,
         stopped: Callable[[], bool],
         beside: bool = False,
+        probe: bool = True,
     ) -> tuple[Evaluation, list[Probed]]:
         """Return the evaluation at a version, and completions for the mismatch.
 
-        With `beside` sampling continues, with newer params, and no completions are
-        returned.
+        With `beside` sampling continues, with newer params.  Then, and without `probe`,
+        no completions are returned.
 
         Raises:
             Abandoned: `stopped` has returned True, or the run is over.
@@ -147,7 +148,7 @@ class LocalGenerators:
             evaluation = evaluator(
                 params, policy_version=policy_version, stopped=stopped
             )
-            return evaluation, self.probe(params, stopped=stopped)
+            return evaluation, self.probe(params, stopped=stopped) if probe else []
 
         if not beside:
             return self.between_steps(job)

@@ -1,6 +1,7 @@
 """Evaluations in the loop and beside it, of generators that end when a test says so."""
 
 import contextlib
+import dataclasses
 import threading
 
 import pytest
@@ -17,11 +18,14 @@ class Generators:
     def __init__(self, error=None):
         self.may_end, self.error = threading.Event(), error
 
-    def evaluate(self, publication, *, policy_version, stopped, beside=False):
+    def evaluate(
+        self, publication, *, policy_version, stopped, beside=False, probe=True
+    ):
         assert self.may_end.wait(60)
         if self.error:
             raise self.error
-        return (publication, policy_version, stopped(), beside), ["pair"]
+        pairs = ["pair"] if probe else []
+        return (publication, policy_version, stopped(), beside), pairs
 
 
 class Mismatch:
@@ -61,6 +65,12 @@ def test_the_loop_waits_for_an_evaluation_which_measures_the_mismatch():
     assert mismatch.compared == ("state", ["pair"])
     assert counted == ["eval"] and not evaluations.beside
     assert evaluations.under_way is None and evaluations.collect() is None
+    # A version that the check at the start has compared is not sampled again.
+    del mismatch.compared
+    point = dataclasses.replace(POINT, compared=True)
+    made = evaluations.begin(point, "state", stopped=lambda: False)
+    assert made.result == ("params of 4", 4, False, False)
+    assert made.mismatch is None and not hasattr(mismatch, "compared")
 
 
 def test_an_evaluation_beside_the_run_is_collected_once_it_has_ended():

@@ -69,7 +69,8 @@ def test_no_module_imports_itself_by_way_of_others():
 
 
 HEAVY = ("sympy", "scipy", "ray", "wandb", "tensorflow_datasets", "starlette", "torch")
-HEAVY += ("transformers", "matplotlib", "reasoning_gym")
+HEAVY += ("transformers", "matplotlib", "reasoning_gym", "orbax", "flax")
+HEAVY += ("jax.experimental.pallas",)
 
 
 def test_a_run_imports_no_heavy_library_before_it_asks_for_it():

@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
-import orbax.checkpoint as ocp
 from etils import epath
 
 from scalerl_jax.contract import Restored
@@ -538,6 +537,8 @@ def _text(shape: list[Any] | None) -> str:
 
 def _load(directory: Folder, abstract: PyTree, *, partial: bool = False) -> PyTree:
     """Read the arrays that `abstract` describes: all, or with `partial` some."""
+    import orbax.checkpoint as ocp  # a tenth of what importing a run takes
+
     target = jax.tree.map(_placed, abstract)
     restore_args = ocp.checkpoint_utils.construct_restore_args(target)
     handler = ocp.PyTreeCheckpointHandler(use_ocdbt=True)

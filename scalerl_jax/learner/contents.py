@@ -21,9 +21,7 @@ from typing import Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 from etils import epath
-from orbax.checkpoint._src import asyncio_utils
 
 from scalerl_jax.batching.replay import join_experts, split_experts
 from scalerl_jax.formats.bounded import MOST_WHOLE
@@ -51,6 +49,9 @@ class ArrayFiles:
 
     def __init__(self) -> None:
         """Open orbax's handler; its threads run until `close`."""
+        import orbax.checkpoint as ocp  # a tenth of what importing a run takes
+        from orbax.checkpoint._src import asyncio_utils
+
         for library in ("absl", "asyncio"):  # used by orbax
             logging.getLogger(library).addFilter(_is_no_echo)
         asyncio_utils._run_sync_via_new_loop = _run_to_the_end
@@ -64,6 +65,9 @@ class ArrayFiles:
 
         On CPU devices the copy is a view, which keeps its buffers from being donated.
         """
+        import orbax.checkpoint as ocp  # as above
+        from orbax.checkpoint._src import asyncio_utils
+
         futures = asyncio_utils.run_sync(
             self._handler.async_save(
                 epath.Path(directory), args=ocp.args.PyTreeSave(state)

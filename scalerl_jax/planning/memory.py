@@ -13,7 +13,6 @@ from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.lora import sizes
 from scalerl_jax.objective.terms import needs_of
 from scalerl_jax.parallel.mesh import largest_divisor
-from scalerl_jax.sampler.kernels import most_slots
 
 # Usable share of a data sheet's bytes: a program gets 0.98, closed forms are inexact.
 _USABLE = 0.92
@@ -194,6 +193,8 @@ def largest_cache(
 
 def slots_limit(config: Config) -> int:
     """Return the most slots whose page table the TPU's attention kernel can take."""
+    from scalerl_jax.sampler.kernels import most_slots  # Pallas
+
     sampler = config.sampler
     longest = sampler.max_prompt_tokens + sampler.max_completion_tokens
     return most_slots(-(-longest // sampler.page_size))

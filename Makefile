@@ -1,5 +1,8 @@
 # Each target makes its own environment; nothing needs to be installed first.
 PYTHON ?= python3
+# Bytecode is kept, whatever the shell says: every process that a run or a test starts
+# would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
 # `make CONSTRAINTS= test` takes the newest of everything that setup.py allows.
 CONSTRAINTS := constraints.txt
 # Another Python, or no constraints, has an environment of its own.

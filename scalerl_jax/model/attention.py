@@ -5,6 +5,7 @@ No [S, S] array exists, forward or backward: blocks of queries are multiplied wi
 blocks of keys (FlashAttention-2, https://arxiv.org/abs/2307.08691), only between the
 start of the queries' oldest segment and the diagonal, so that a row of many short
 segments costs only these segments.  `attention_kernels` has kernels for TPUs and GPUs.
+The file is above 400 lines: forward and backward pass share the blocks.
 """
 
 import dataclasses

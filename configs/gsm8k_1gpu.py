@@ -1,4 +1,4 @@
-"""Qwen3-0.6B on GSM8K, on one GPU.  Not yet run.
+"""Qwen3-0.6B on GSM8K, on one GPU.  Not yet run beyond its start, on an H100.
 
     scalerl data prepare --dataset=gsm8k --split=train
     scalerl data prepare --dataset=gsm8k --split=test
@@ -7,7 +7,8 @@
 Qwen3-0.6B is a directory with https://huggingface.co/Qwen/Qwen3-0.6B, Apache-2.0.
 In closed form (`planning/memory.py`) the learner takes 12.0 GiB, its params, moments
 and gradients in float32, and the sampler 23.6, nearly all of it for two caches of 64
-slots.  With --config.sampler.slots=16 both take 19 GiB.
+slots.  With --config.sampler.slots=16 both take 19 GiB.  cuDNN reserves another GiB in
+the backward pass.
 """
 
 import ml_collections

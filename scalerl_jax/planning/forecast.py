@@ -15,7 +15,12 @@ from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.objective.terms import needs_of
 from scalerl_jax.planning import rates
 from scalerl_jax.planning.lengths import Lengths, attention_share, count_rows
-from scalerl_jax.planning.memory import cache_tokens, head_bytes, value_bytes
+from scalerl_jax.planning.memory import (
+    cache_tokens,
+    head_bytes,
+    value_bytes,
+    vector_bytes,
+)
 from scalerl_jax.planning.rates import EXPECTED, Reached
 
 # Share of the cache that slots at their mean length may fill.  Lengths vary, and a
@@ -199,6 +204,7 @@ class _Decoding:
         common: Any = dict(
             chips=generators.devices,
             itemsize=value_bytes(model.sampler_dtype),
+            vector_bytes=vector_bytes(config, arch),
             reached=reached,
         )
         step = rates.decode_seconds(

@@ -162,8 +162,14 @@ def sampler_bytes(config: Config, arch: Architecture) -> float:
 
 def kv_bytes(config: Config, arch: Architecture) -> int:
     """Return the bytes of a token in the cache: its keys and values in all layers."""
-    values = 2 * arch.num_kv_heads * arch.head_dim * arch.num_layers
-    return values * value_bytes(config.model.sampler_dtype)
+    return 2 * arch.num_kv_heads * arch.num_layers * vector_bytes(config, arch)
+
+
+def vector_bytes(config: Config, arch: Architecture) -> int:
+    """Return the bytes of a head's key or value in the cache, with its scale."""
+    if config.sampler.kv_dtype == "int8":
+        return arch.head_dim + 4
+    return arch.head_dim * value_bytes(config.model.sampler_dtype)
 
 
 def cache_tokens(config: Config) -> int:

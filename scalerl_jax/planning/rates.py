@@ -46,6 +46,7 @@ def decode_seconds(
     chips: int,
     steps: int = 1,
     itemsize: int = 2,
+    vector_bytes: int | None = None,
     float32_head: bool = True,
     reached: Reached = EXPECTED,
 ) -> float:
@@ -62,7 +63,8 @@ def decode_seconds(
         mean_context: mean tokens of a sequence during the call, prompt included.
         chips: chips of the replica, over which heads and experts are sharded.
         steps: decode steps of the call (sampler.tokens_per_call).
-        itemsize: bytes of a weight or a cached value.
+        itemsize: bytes of a weight, and of a cached number without `vector_bytes`.
+        vector_bytes: bytes of a head's cached key or value.
         float32_head: True if the logits are float32 products.
         reached: `EXPECTED`, or `BOUND` for a lower bound.
     """
@@ -72,6 +74,7 @@ def decode_seconds(
         context=mean_context,
         steps=steps,
         itemsize=itemsize,
+        vector_bytes=vector_bytes,
         float32_head=float32_head,
         copies=sampler_copies(arch, chips),
     )
@@ -90,6 +93,7 @@ def prefill_seconds(
     context: float,
     chips: int,
     itemsize: int = 2,
+    vector_bytes: int | None = None,
     reached: Reached = EXPECTED,
 ) -> float:
     """Return the seconds of a replica's prefill call of `tokens` tokens.
@@ -100,7 +104,8 @@ def prefill_seconds(
         tokens: tokens of the chunk, all of one prompt.
         context: the most tokens to which one of them attends.
         chips: chips of the replica.
-        itemsize: bytes of a weight or a cached value.
+        itemsize: bytes of a weight, and of a cached number without `vector_bytes`.
+        vector_bytes: bytes of a head's cached key or value.
         reached: `EXPECTED`, or `BOUND` for a lower bound.
     """
     needed = work.prefill(
@@ -108,6 +113,7 @@ def prefill_seconds(
         tokens=tokens,
         context=context,
         itemsize=itemsize,
+        vector_bytes=vector_bytes,
         copies=sampler_copies(arch, chips),
     )
     return _streamed(chip, needed, chips, reached)

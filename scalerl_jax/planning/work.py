@@ -139,18 +139,19 @@ def _cached(
     tokens: float,
     rows: float,
     context: float,
-    itemsize: int,
+    vector_bytes: int,
     copies: int,
 ) -> Work:
     """Return the work of a layer whose tokens attend to `rows` sequences of `context`.
 
-    Weights other than the experts' are read `copies` times.
+    A cached key or value of a head has `vector_bytes`.  Weights other than the experts'
+    are read `copies` times.
     """
     heads = arch.head_dim * arch.num_heads
     seen = arch.seen(context) / arch.num_layers
     attention = Work(
         layers=4 * tokens * seen * heads,
-        bytes=rows * seen * 2 * arch.num_kv_heads * arch.head_dim * itemsize,
+        bytes=rows * seen * 2 * arch.num_kv_heads * vector_bytes,
     )
     common = _common_linears(arch, tokens, copies) + attention
     return common + _expert_linears(arch, tokens)
@@ -236,9 +237,12 @@ def decode(
     steps: int,
     itemsize: int,
     float32_head: bool,
+    vector_bytes: int | None = None,
     copies: int = 1,
 ) -> Work:
     """Return the work of `steps` tokens for `rows` sequences of `context` tokens.
+
+    A cached key or value of a head has `vector_bytes`; None: `itemsize` per number.
 
     Heads and experts are sharded over the devices.  Together these read all weights
     once; with more devices than kv heads they read the weights other than experts
@@ -246,7 +250,8 @@ def decode(
     states are in the sampler's dtype and cast to float32: bfloat16 operands need fewer
     passes.
     """
-    layer = _cached(arch, rows, rows, context, itemsize, copies)
+    vector = vector_bytes or arch.head_dim * itemsize
+    layer = _cached(arch, rows, rows, context, vector, copies)
     passes = BOTH_CAST_PASSES if itemsize == 2 else HIGHEST_PASSES
     head = _head(
         arch, rows, copies, float32_head=float32_head, passes=passes, itemsize=itemsize
@@ -260,10 +265,12 @@ def prefill(
     tokens: float,
     context: float,
     itemsize: int,
+    vector_bytes: int | None = None,
     copies: int = 1,
 ) -> Work:
     """Return the work of the last `tokens` of `context` prompt tokens, without a head.
 
-    `copies` is as for `decode`.
+    `vector_bytes` and `copies` are as for `decode`.
     """
-    return _cached(arch, tokens, 1, context, itemsize, copies) * arch.num_layers
+    vector = vector_bytes or arch.head_dim * itemsize
+    return _cached(arch, tokens, 1, context, vector, copies) * arch.num_layers

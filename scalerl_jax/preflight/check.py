@@ -23,6 +23,7 @@ from scalerl_jax.planning.memory import (
     sampler_versions,
     saved_activations,
     value_bytes,
+    vector_bytes,
 )
 from scalerl_jax.planning.work import Work
 from scalerl_jax.preflight.hlo import (
@@ -311,6 +312,7 @@ def _work(name: str, parts: Parts) -> Work:
                 tokens=engine.chunk_sizes[-1],
                 context=engine.settings.max_prompt_tokens,
                 itemsize=itemsize,
+                vector_bytes=vector_bytes(config, arch),
             )
     return work.decode(
         arch,
@@ -318,6 +320,7 @@ def _work(name: str, parts: Parts) -> Work:
         context=decode_context(parts),
         steps=engine.settings.tokens_per_call,
         itemsize=itemsize,
+        vector_bytes=vector_bytes(config, arch),
         float32_head=config.model.float32_head,
     )
 

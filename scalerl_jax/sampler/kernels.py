@@ -361,6 +361,9 @@ def _why_not_cudnn(settings: EngineSettings) -> str | None:
 def _for_machine(settings: EngineSettings, mesh: Mesh) -> CachedAttention:
     platform = mesh.devices.flat[0].platform
     if platform == "tpu":
+        # Plain XLA would take such pages, but copies the cache to write into them.
+        if broken := _why_not_int8_pages(settings):
+            raise ValueError(f"TPUs have no attention for {broken}")
         refused = why_not_pallas(settings, tensor=mesh.shape["tensor"])
         return _paged(settings, mesh) if refused else _of_dtype(settings, mesh)
     quantized = is_quantized(settings.cache_dtype)
@@ -459,12 +462,7 @@ def _why_not_heads(settings: EngineSettings, *, tensor: int) -> str | None:
     kv_heads, group = arch.num_kv_heads // tensor, arch.num_heads // arch.num_kv_heads
     whole = 8 if dtype == jnp.bfloat16 else 4
     if is_quantized(settings.cache_dtype):
-        if settings.page_size % LANES == 0:
-            return None
-        return (
-            f"sampler.kv_dtype = {settings.kv_dtype!r} with sampler.page_size = "
-            f"{settings.page_size}: set it to {LANES} or a multiple"
-        )
+        return _why_not_int8_pages(settings)
     if kv_heads not in (1, 2, 4) and kv_heads % whole:
         return (
             f"{arch.num_kv_heads} kv heads over mesh.tensor = {tensor}: {kv_heads} "
@@ -478,6 +476,15 @@ def _why_not_heads(settings: EngineSettings, *, tensor: int) -> str | None:
             f"model.sampler_dtype = 'bfloat16'"
         )
     return None
+
+
+def _why_not_int8_pages(settings: EngineSettings) -> str | None:
+    if not is_quantized(settings.cache_dtype) or settings.page_size % LANES == 0:
+        return None
+    return (
+        f"sampler.kv_dtype = {settings.kv_dtype!r} with sampler.page_size = "
+        f"{settings.page_size}: set it to {LANES} or a multiple"
+    )
 
 
 def _table_bytes(settings: EngineSettings) -> int:

@@ -15,7 +15,7 @@ from scalerl_jax.machines.chips import Chip
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.planning.forecast import pause_seconds
 from scalerl_jax.planning.lengths import Lengths, attention_share
-from scalerl_jax.planning.memory import head_bytes, value_bytes
+from scalerl_jax.planning.memory import head_bytes, value_bytes, vector_bytes
 from scalerl_jax.planning.rates import (
     EXPECTED,
     Reached,
@@ -124,6 +124,7 @@ def closed_rates(
     Rows of a batch are assumed full: a token costs its share of a row.
     """
     itemsize = value_bytes(config.model.sampler_dtype)
+    vector = vector_bytes(config, arch)
 
     def decode(slots: int, context: float) -> float:
         return decode_seconds(
@@ -134,6 +135,7 @@ def closed_rates(
             chips=scenario.replica_chips,
             steps=scenario.tokens_per_call,
             itemsize=itemsize,
+            vector_bytes=vector,
             float32_head=config.model.float32_head,
             reached=reached,
         )
@@ -155,6 +157,7 @@ def closed_rates(
             context=config.sampler.prefill_tokens,
             chips=scenario.replica_chips,
             itemsize=itemsize,
+            vector_bytes=vector,
             reached=reached,
         ),
         train_s=train_s,

@@ -124,13 +124,23 @@ def test_what_is_chosen_can_be_cut_from_the_slice_and_fits():
 
 
 @pytest.mark.parametrize(
-    "concurrent, own, versions", [(False, 2, 2), (True, 2, 3), (False, 1, 1)]
+    "concurrent, own, versions, kv_dtype, vector",
+    [
+        (False, 2, 2, "model", 128 * 2),
+        (True, 2, 3, "model", 128 * 2),
+        (False, 1, 1, "int8", 128 + 4),  # with a float32 scale
+    ],
 )
-def test_a_cache_fills_what_the_versions_of_the_params_leave(concurrent, own, versions):
+def test_a_cache_fills_what_the_versions_of_the_params_leave(
+    concurrent, own, versions, kv_dtype, vector
+):
     found = config_of(
-        eval__concurrent=concurrent, generators__versions=own, sampler__page_size=64
+        eval__concurrent=concurrent,
+        generators__versions=own,
+        sampler__page_size=64,
+        sampler__kv_dtype=kv_dtype,
     )
-    usable, token = 30 * 2**30, 2 * 32 * 8 * 128 * 2  # keys and values of 32 layers
+    usable, token = 30 * 2**30, 2 * 32 * 8 * vector  # keys and values of 32 layers
     tokens = memory.largest_cache(found, ARCH, chips=2, usable=usable)
     params = versions * 8_030_261_248 * 2
     left = 2 * (usable - 0.6 * 2**30) / 1.04 - params

@@ -90,6 +90,18 @@ def test_decoding_reads_the_weights_once_and_the_cache_of_every_row():
     )
     # One more token of each of 2 rows: a key and a value of 4, in 3 layers, 5 times.
     assert two.bytes - one.bytes == 5 * 3 * 2 * (2 * 4) * 2
+    # In int8 a key or a value of 4 numbers has 4 bytes and those of its scale.
+    less = work.decode(
+        *(SMALL,),
+        rows=2,
+        context=10,
+        steps=5,
+        itemsize=2,
+        vector_bytes=8 - 3,
+        float32_head=True,
+    )
+    assert one.bytes - less.bytes == 5 * 3 * 2 * 10 * 2 * 3
+    assert one.passes == less.passes
 
 
 def mixture(count, top_k):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from scalerl_jax.model.architecture import LocalLayers
 from scalerl_jax.model.sizes import ARCHITECTURES
 from scalerl_jax.model.transformer import abstract_params
 from scalerl_jax.parallel.mesh import make_mesh
-from scalerl_jax.sampler import kernels
+from scalerl_jax.sampler import kernels, kernels_int8
 from scalerl_jax.sampler.attention import (
     Chunk,
     GatheredAttention,
@@ -28,6 +29,7 @@ from scalerl_jax.sampler.kernels import (
     choose_attention,
     why_not_pallas,
 )
+from scalerl_jax.sampler.kernels_int8 import QuantizedPallasAttention
 from scalerl_jax.sampler.paged import PagedAttention
 from scalerl_jax.sampler.stored import stored
 
@@ -41,10 +43,12 @@ def normal(count, heads, dtype="float32"):
     return jnp.asarray(RNG.normal(size=(count, heads, DIM)), dtype)
 
 
-def full_pages(attention, k, v):
+def full_pages(attention, k, v, *, size=SIZE, dtype=None):
     """Pages in which no place is empty."""
-    page, offset = np.divmod(np.arange(PAGES * SIZE), SIZE)
-    empty = attention.init_pages(PAGES, SIZE, heads=KV, dim=DIM, dtype=k.dtype)
+    page, offset = np.divmod(np.arange(len(k)), size)
+    empty = attention.init_pages(
+        len(k) // size, size, heads=KV, dim=DIM, dtype=dtype or k.dtype
+    )
     places = Places(page=jnp.asarray(page), offset=jnp.asarray(offset))
     return empty.put(stored(k, v, empty.dtype), places)
 
@@ -59,13 +63,12 @@ def meshes():
     ]
 
 
-def four(function):
+def four(function, kernel=PallasAttention):
     """What plain XLA makes of it, and the kernel on each of the meshes."""
     plain = jax.jit(functools.partial(function, PagedAttention()))()
     with interpreted():
         return plain, *(
-            jax.jit(functools.partial(function, PallasAttention(mesh)))()
-            for mesh in meshes()
+            jax.jit(functools.partial(function, kernel(mesh)))() for mesh in meshes()
         )
 
 
@@ -95,6 +98,37 @@ def test_decoding_equals_plain_attention_on_one_device_and_on_two(dtype, bound):
     np.testing.assert_array_equal(shared, one)
     np.testing.assert_array_equal(cut.heads, pages.heads)
     np.testing.assert_array_equal(copied.heads, pages.heads)
+
+
+@pytest.mark.slow
+def test_decoding_in_int8_equals_plain_attention_on_one_device_and_on_two(monkeypatch):
+    """Rows of one block and of two, which come to both buffers."""
+    monkeypatch.setattr(kernels_int8, "_BLOCK_TOKENS", 256)
+    size = 128  # two pages are a block
+    cached = normal(PAGES * size, KV), normal(PAGES * size, KV)
+    q, k, v = (normal(4, heads) for heads in (HEADS, KV, KV))
+    starts = jnp.array([0, 383, 127, 256], jnp.int32)
+    active = jnp.array([True, True, True, False])
+
+    def decode(attention):
+        mixed, pages = attention.decode(
+            full_pages(attention, *cached, size=size, dtype=jnp.int8),
+            q,
+            k,
+            v,
+            rows=Rows(table=jnp.asarray(TABLE), starts=starts),
+            step=jnp.int32(0),
+            positions=starts,
+            active=active,
+        )
+        return mixed[:3], pages
+
+    found = four(decode, QuantizedPallasAttention)
+    (plain, _), (one, pages), (two, cut), (shared, copied) = found
+    np.testing.assert_allclose(one, plain, atol=1e-5)
+    for other, held in ((two, cut), (shared, copied)):
+        np.testing.assert_allclose(other, one, atol=1e-6)
+        jax.tree.map(np.testing.assert_array_equal, held, pages)
 
 
 def test_chunks_equal_plain_attention_on_one_device_and_on_two():
@@ -230,6 +264,33 @@ def test_layers_that_see_chunks_get_a_backend_that_knows_them(
 def test_cudnn_gets_what_it_takes(changes, platform, expected):
     chosen = choose_attention(changed(**changes, attention="cudnn"), machine(platform))
     assert chosen._implementation == expected
+
+
+@pytest.mark.parametrize(
+    "platform, page_size, expected",
+    [
+        ("tpu", 128, QuantizedPallasAttention),
+        ("gpu", 32, PagedAttention),  # cuDNN reads no integers
+        ("cpu", 32, GatheredAttention),
+    ],
+)
+def test_a_cache_in_int8_gets_a_backend_that_reads_it(platform, page_size, expected):
+    settings = dataclasses.replace(SETTINGS, kv_dtype="int8", page_size=page_size)
+    assert type(choose_attention(settings, machine(platform))) is expected
+
+
+@pytest.mark.parametrize(
+    "platform, changes, message",
+    [
+        ("tpu", {}, "kv_dtype = 'int8' with sampler.page_size = 32: set it to 128"),
+        ("tpu", {"attention": "pallas"}, "sampler.page_size = 32: set it to 128"),
+        ("gpu", {"attention": "cudnn"}, "reads no sampler.kv_dtype = 'int8': set"),
+    ],
+)
+def test_a_cache_in_int8_is_refused_where_nothing_reads_it(platform, changes, message):
+    settings = dataclasses.replace(SETTINGS, kv_dtype="int8", **changes)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        choose_attention(settings, machine(platform))
 
 
 def test_an_unknown_backend_is_answered_with_the_known_ones():

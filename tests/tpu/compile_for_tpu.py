@@ -103,7 +103,7 @@ def compile_kernel(chip):
         (1, 1, "bfloat16", 128, 63, "int8"),
         (7, 3, "bfloat16", 256, 64, "int8"),
         (4, 8, "bfloat16", 128, 1920, "int8"),
-        (1, 64, "bfloat16", 512, 64, "int8"),
+        (1, 32, "bfloat16", 128, 64, "int8"),
         (8, 4, "float32", 128, 64, "int8"),
     ]
     for group, kv, dtype, page_size, slots, *quantized in cases:

@@ -76,7 +76,8 @@ class MismatchCheck:
                 f"the sampler's and the learner's log-probabilities differ by "
                 f"{mismatch.mean_abs:.3g} nats on average over {mismatch.tokens} "
                 f"tokens of one version; train.max_mismatch_nats = {limit}. Check the "
-                f"dtypes of model.* and the checkpoint before raising the limit"
+                f"dtypes of model.* and sampler.kv_dtype, and the checkpoint, before "
+                f"raising the limit"
             )
         if all(completion.experts is None for _, completion in sampled):
             return mismatch

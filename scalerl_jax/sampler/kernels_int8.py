@@ -55,6 +55,7 @@ class QuantizedPages:
 
     def put(self, new: Stored, places: Places) -> "QuantizedPages":
         """Return the pages with T new keys and values written at `places`."""
+        assert new.key_scales is not None and new.value_scales is not None, new
         heads = jnp.stack((new.keys, new.values), axis=2)
         heads = heads.reshape(-1, self.heads.shape[2], heads.shape[-1])
         both = jnp.stack((new.key_scales, new.value_scales), axis=2)
@@ -124,11 +125,11 @@ class QuantizedPallasAttention(PagedAttention):
 
     def page_specs(self, pages: QuantizedPages) -> QuantizedPages:
         """Return the partition specs of a layer's pages."""
-        del pages
-        return QuantizedPages(
-            heads=PartitionSpec(None, None, "tensor"),
-            scales=PartitionSpec(None, "tensor"),
+        heads, scales = (
+            PartitionSpec(None, None, "tensor"),
+            PartitionSpec(None, "tensor"),
         )
+        return jax.tree.unflatten(jax.tree.structure(pages), (heads, scales))
 
     def init_pages(
         self, num_pages: int, page_size: int, *, heads: int, dim: int, dtype: DTypeLike

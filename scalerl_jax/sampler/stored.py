@@ -12,7 +12,6 @@ integers, exact in bfloat16, go into the products, and the scales multiply score
 weights in float32.
 """
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
@@ -85,8 +84,5 @@ def read_back(k: Array, v: Array, dtype: DTypeLike) -> tuple[Array, Array]:
     """
     if not is_quantized(dtype):
         return k, v
-    held = jax.tree.map(lambda x: x.astype(jnp.float32), stored(k, v, dtype))
-    return (
-        held.keys * held.key_scales[..., None],
-        held.values * held.value_scales[..., None],
-    )
+    (keys, key_scales), (values, value_scales) = map(_quantize, marked(k, v))
+    return keys * key_scales[..., None], values * value_scales[..., None]

@@ -83,7 +83,8 @@ class Pages:
         if self.key_scales is None or self.value_scales is None:
             return pages
         at, into = self.key_scales.at, self.value_scales.at
-        return pages.replace(
+        return dataclasses.replace(
+            pages,
             key_scales=at[page, :, offset].set(new.key_scales, mode="drop"),
             value_scales=into[page, :, offset].set(new.value_scales, mode="drop"),
         )
@@ -408,18 +409,14 @@ class GatheredAttention(CachedAttention):
             # Gathered by page and head, the rows are in order and need no transpose.
             by_head = rows.table[:, None] * heads + jnp.arange(heads)[:, None]
 
-            def of_tokens(held: Array | None) -> Array | None:
-                if held is None:
-                    return None
+            def of_tokens(held: Array) -> Array:
                 found = held.reshape(-1, *held.shape[2:])[by_head]
                 return found.reshape(count, heads, width * size, *held.shape[3:])
 
             return _Gathered(
-                past=Stored(
+                past=dataclasses.replace(
+                    jax.tree.map(of_tokens, Stored(**vars(layer) | {"keys": None})),
                     keys=layer.keys[rows.table],
-                    values=of_tokens(layer.values),
-                    key_scales=of_tokens(layer.key_scales),
-                    value_scales=of_tokens(layer.value_scales),
                 ),
                 new=stored(new, new, layer.dtype),
             )

@@ -413,10 +413,16 @@ class GatheredAttention(CachedAttention):
                 found = held.reshape(-1, *held.shape[2:])[by_head]
                 return found.reshape(count, heads, width * size, *held.shape[3:])
 
+            scales: dict[str, Array] = {}
+            if layer.key_scales is not None and layer.value_scales is not None:
+                both = (layer.key_scales, layer.value_scales)
+                names = ("key_scales", "value_scales")
+                scales = dict(zip(names, map(of_tokens, both), strict=True))
             return _Gathered(
-                past=dataclasses.replace(
-                    jax.tree.map(of_tokens, Stored(**vars(layer) | {"keys": None})),
+                past=Stored(
                     keys=layer.keys[rows.table],
+                    values=of_tokens(layer.values),
+                    **scales,
                 ),
                 new=stored(new, new, layer.dtype),
             )

@@ -29,9 +29,9 @@ SETTINGS = {
 }
 
 
-def run(directory, **changes):
-    """Train with the settings of configs/tools.py, and these changes."""
-    file = small_run.ROOT / "configs" / "tools.py"
+def run(directory, *, config="tools", **changes):
+    """Train with the settings of a config, and these changes."""
+    file = small_run.ROOT / "configs" / f"{config}.py"
     settings = runpy.run_path(str(file))["get_config"]()
     changed = {name.replace("__", "."): value for name, value in changes.items()}
     settings.update_from_flattened_dict(SETTINGS | changed)
@@ -66,6 +66,64 @@ def test_a_policy_that_calls_a_tool_is_trained_on_its_own_tokens(tmp_path):
         assert texts[0].startswith('<tool_call>{"name": "calculator"')
         assert texts[1].startswith("<tool_response>")
         assert texts[1].endswith("</tool_response>")
+
+
+TALK = """
+    class Talk:
+        def begin(self, prompt, reference):
+            self.heard = 0
+            return "="
+
+        def step(self, completion):
+            self.heard += 1
+            if self.heard == 1 and len(completion) % 2:
+                return More(tokens=[5, 9, 5])
+            if self.heard == 1:
+                return More("again </think>")
+            return Done(len(completion) % 7 / 6)
+
+        def cut(self):
+            return 0.5
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "config, changes",
+    [
+        pytest.param(
+            "tiny_moe", {"model.sampler_dtype": "float32"}, id="routing is replayed"
+        ),
+        pytest.param(
+            "tiny",
+            {"batch.shared_tokens": 256, "batch.own_tokens": 1024},
+            id="prompts are shared",
+        ),
+    ],
+)
+def test_episodes_are_alike_for_the_learner_however_they_are_laid_out(
+    tmp_path, config, changes
+):
+    """Turns in texts and in ids, behind an opening, several episodes in a row."""
+    file = tmp_path / "talk.py"
+    names = "from scalerl_jax.environments.verdict import Done, More\n"
+    file.write_text(names + textwrap.dedent(TALK))
+    run(
+        tmp_path / "run",
+        config=config,
+        environment=f"{file}:Talk",
+        episode__between="{observation}<think>",
+        sampler__max_completion_tokens=96,
+        batch__row_tokens=160,
+        queue__max_staleness=0,
+        queue__max_waiting=0,
+        **changes,
+    )
+    for row in small_run.rows(tmp_path / "run"):
+        assert row["episode/mean_turns"] > 1.5
+        assert row["ratio/max"] == pytest.approx(1.0, abs=1e-3)
+        assert row["ratio/mean"] == pytest.approx(1.0, abs=1e-4)
+        assert row["verifier/unjudged_share"] == 0.0
 
 
 DYING = """

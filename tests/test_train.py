@@ -351,45 +351,39 @@ class SetRewards:
 
 
 AWAY = """
-    from scalerl_jax.data import tasks
-
-    def score(task, answer, reference):
-        if task == "letter_counting":
-            raise OSError("the judge is away")
-        return tasks.score(task, answer, reference)
+    def score(prompt, completion, reference):
+        if "many times does the letter" in prompt:
+            raise OSError("the judge is away\\nfor long")
+        return len(completion) % 7 / 6
 """
 
 
-def test_a_run_whose_verifiers_fail_is_saved_and_stopped(tmp_path, monkeypatch):
-    (tmp_path / "away_run.py").write_text(textwrap.dedent(AWAY))
-    monkeypatch.syspath_prepend(tmp_path)
+def test_a_run_whose_verifiers_fail_is_saved_and_stopped(tmp_path):
+    file = tmp_path / "away.py"
+    file.write_text(textwrap.dedent(AWAY))
     config = small_run.make_config(
         {
+            "environment": f"{file}:score",
             "queue.max_staleness": 0,
             "train.num_steps": 1000,
             "train.max_skipped_steps": 100,
             "reward.max_unjudged_share": 0.05,
+            "eval.sets": ("chain_sum",),
             "checkpoint.every": 1000,
             "eval.every": 1000,
             "eval.num_prompts": 3,
         }
     )
-    pool = verifier.VerifierPool(score="away_run:score", timeout_s=60.0)
-    try:
-        with small_run.built(config, tmp_path) as run:
-            run.generators._episodes._verifier = (
-                pool  # no setting names a verifier that fails
-            )
-            with pytest.raises(RuntimeError) as failure:
-                train(config, run, tmp_path)
-    finally:
-        pool.close()
+    with small_run.built(config, tmp_path) as run:
+        with pytest.raises(RuntimeError) as failure:
+            train(config, run, tmp_path)
     message = str(failure.value)
     assert message.startswith("verifiers failed on ")
     assert "of the last 10 batches, more than reward.max_unjudged_share = 0.05" in (
         message
     )
-    assert "OSError: the judge is away" in message
+    assert f"{file}, line 4: OSError: the judge is away" in message
+    assert "for long" not in message
     rows = small_run.rows(tmp_path)
     assert any(row["verifier/unjudged_share"] for row in rows)
     (checkpoint,) = small_run.checkpoints(tmp_path)

@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import json
 import runpy
+import shutil
 import textwrap
 from pathlib import Path
 
@@ -265,16 +266,35 @@ class SumsTaskset(vf.Taskset[SumsTask, vf.TasksetConfig]):
 '''
 
 
+# The base's own words, and the names of the tools as a chat template lists them.
+TEMPLATE = """\
+{%- for message in messages %}
+{%- if message.role == 'tool' %}
+{{- '<tool_response>' + message.content + '</tool_response>' }}
+{%- elif message.role == 'assistant' %}{{- message.content + '<eos>' }}
+{%- else %}{{- message.content }}{% endif %}
+{%- endfor %}
+{%- for tool in tools or [] %}{{- ' ' + tool.function.name[:1] }}{% endfor %}
+{%- if add_generation_prompt and messages[-1].role == 'user' %}
+{{- '<think>' }}{% endif %}"""
+
+
 @pytest.mark.slow
 def test_a_run_calls_a_packages_tools_and_trains_on_its_own_tokens(
     tmp_path, monkeypatch
 ):
     (tmp_path / "my_sums.py").write_text(SUMS)
     monkeypatch.syspath_prepend(str(tmp_path))
+    base = shutil.copytree(
+        small_run.ROOT / "scalerl_jax" / "assets" / "tools_base", tmp_path / "base"
+    )
+    (base / "chat_template.jinja").write_text(TEMPLATE)
     settings = runpy.run_path(str(small_run.ROOT / "configs/tools.py"))["get_config"]()
     settings.update_from_flattened_dict(
         {
             "environment": "env:my_sums",
+            "model.checkpoint": str(base),
+            "data.template": "chat",
             "data.directory": str(tmp_path / "data"),
             "compile_cache": "",
             "data.train_prompts": 60,
@@ -301,5 +321,7 @@ def test_a_run_calls_a_packages_tools_and_trains_on_its_own_tokens(
         assert row["ratio/max"] == pytest.approx(1.0, abs=1e-3)
         assert row["ratio/mean"] == pytest.approx(1.0, abs=1e-4)
     rows = small_run.rows(directory, "rollouts.jsonl")
-    assert any("<tool_response>" in row["completion"] for row in rows)
+    assert all(row["prompt"].endswith(" c<think>") for row in rows)
+    answered = [row["completion"] for row in rows if len(row["turns"]) > 1]
+    assert answered and all("<eos><tool_response>" in each for each in answered)
     assert "make = Tasksets(" in (directory / "environment.py").read_text()

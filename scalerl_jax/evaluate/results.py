@@ -30,7 +30,8 @@ from scalerl_jax.generation.evaluation import (
 from scalerl_jax.process.full_disk import naming
 from scalerl_jax.run.writing import replace_file, replacing
 
-_OF_EPISODES = ("turns", "reward", "reward_parts")  # fields that not all rows have
+# Fields that not all rows have.
+_OF_EPISODES = ("turns", "reward", "reward_parts", "detail")
 SUMMARY_FILE, SAMPLES_FILE, PAGE_FILE = "summary.json", "samples.jsonl", "viewer.html"
 _PARTIAL = ".partial"  # ending of the directory of an unfinished evaluation
 _TEMPLATE = Path(scalerl_jax.__file__).parent / "assets" / "viewer" / "viewer.html"

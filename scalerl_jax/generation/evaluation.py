@@ -392,6 +392,11 @@ def reward_of(verdict: Verdict) -> dict[str, Any]:
     return {"reward": verdict.reward, "reward_parts": dict(verdict.parts)}
 
 
+def _why(verdict: Verdict) -> dict[str, str]:
+    """Return the reason of a verdict, if it has one: the first line of an error."""
+    return {"detail": verdict.detail} if verdict.detail else {}
+
+
 def prompt_text(prompt: Prompt, turns: Sequence[Turn], tokenizer: Tokenizer) -> str:
     """Return the text before a completion."""
     if turns and not turns[0].sampled:  # it begins with an environment's opening
@@ -441,6 +446,7 @@ def _readable(
                 "reference": group.prompt.reference.get("answer"),
                 "status": group.statuses[0],
                 **reward_of(group.verdicts[0]),
+                **_why(group.verdicts[0]),
                 "tokens": len(tokens),
                 "interrupted": completion.interrupted,
                 "cut_off": completion.cut_off,

@@ -186,12 +186,16 @@ def test_the_turns_of_an_episode_stand_apart(tmp_path):
     told = {"turns": turns, "reward": 0.1 + 0.2, "reward_parts": parts}
     path = tmp_path / "viewer.html"
     write_page(
-        path, [row(0, sample("".join(texts), "no_end") | told)], title="t", note=""
+        path,
+        [row(0, sample("".join(texts), "no_end") | told | {"detail": "it went on"})],
+        title="t",
+        note="",
     )
     document = dump(path)
     assert shown(document, "turns") == "2 turns"
     assert shown(document, "reward") == "reward 0.3"
     assert "near 0.5" in document and "short unjudged" in document
+    assert "<pre>it went on</pre>" in document
     found = re.findall(
         r'<details open="" class="(\w+)"><summary>(.*?)</summary><pre>(.*?)</pre>',
         document,

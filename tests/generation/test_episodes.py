@@ -557,7 +557,7 @@ def test_what_goes_wrong_in_a_turn_is_its_own_episodes_status(tmp_path):
         ("no_end", "did not end within episode.max_turns"),
     ]
     with environment(write_file(tmp_path, FAULTS), "Faulty") as pool:
-        _, found = episodes_of(pool, count=len(expected))
+        evaluator, found = episodes_of(pool, count=len(expected))
         assert pool.restarts >= 2  # each of them was replaced
     for place, (status, words) in enumerate(expected):
         for verdict, turns in zip(
@@ -566,6 +566,9 @@ def test_what_goes_wrong_in_a_turn_is_its_own_episodes_status(tmp_path):
             if status != "correct" and len(turns) == 1:
                 continue  # its first turn has filled the length
             assert (verdict.status, words in verdict.detail) == (status, True), verdict
+    good, bad = evaluator.summary(found.values(), policy_version=3).rollouts
+    assert "detail" not in good and bad["status"] == "no_end"
+    assert bad["detail"] == found[7].verdicts[0].detail
     judged = [all(found[place].judged) for place in range(len(expected))]
     assert judged[0] and not any(judged[1:])
 

@@ -34,12 +34,14 @@ class Verifiers:
         self._opened, self._idle = opened, collections.defaultdict(list)
 
     def take(self, config, opened, *, own, count=0):
-        """Return a pool that `opened` gives back."""
-        idle = self._idle[config.reward, own, count]
+        """Return a pool that `opened` gives back; one for a user's file is closed."""
+        if own:
+            return prompts.make_verifier(config, opened, own=own, count=count)
+        idle = self._idle[config.reward, count]
         pool = (
             idle.pop()
             if idle
-            else prompts.make_verifier(config, self._opened, own=own, count=count)
+            else prompts.make_verifier(config, self._opened, own=None, count=count)
         )
         opened.callback(self._give_back, pool, idle)
         return pool

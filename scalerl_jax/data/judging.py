@@ -43,7 +43,7 @@ class _Row(NamedTuple):
 
 
 class _Judges(NamedTuple):
-    """What judges, and what it takes of a row of a file."""
+    """Judges of completions, and the reader of their rows."""
 
     reward: RewardConfig
     read: Callable[[str, dict[str, Any]], _Row]  # (place, row)

@@ -1,7 +1,7 @@
 """Decoding on pages in int8 by a Pallas kernel for TPUs.
 
-The kernel of JAX, in `kernels`, knows one constant scale for all tokens; this one reads
-a scale per token and head.  A row is decoded after the other, in blocks of pages: while
+The kernel of JAX, in `kernels`, has one constant scale for all tokens; this one reads a
+scale per token and head.  A row is decoded after the other, in blocks of pages: while
 a block is computed, the next one, of this row or the next, is copied from HBM.
 Integers become exact numbers of the queries' dtype as they are read; scores, softmax
 and sums are float32.  Prompt chunks use plain XLA, `CachedAttention.attend_chunk`.

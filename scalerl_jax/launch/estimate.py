@@ -105,12 +105,12 @@ def cost_so_far(job: Job, there: Machines, files: Path, now: datetime.datetime) 
     if there.created and job.chips:
         since = now - datetime.datetime.fromisoformat(there.created)
         hours = since.total_seconds() / 3600.0
-    last = (last_rows(files / EVALS_FILE, 1) or [None])[0]
+    last = next(iter(last_rows(files / EVALS_FILE, 1)), {})
     return Cost(
         chips=job.chips,
         machine_hours=hours,
-        run_chip_hours=last and last["compute_chip_hours"],
-        run_step=last and last["step"],
+        run_chip_hours=last["compute_chip_hours"] if last else None,
+        run_step=last["step"] if last else None,
         price_per_chip_hour=job.price_per_chip_hour,
     )
 

@@ -25,9 +25,9 @@ class Parser(argparse.ArgumentParser):
             prog = sys.argv[0]
         super().__init__(prog, **settings)
 
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+    def parse_args(self, *given: Any, **named: Any) -> Any:
         """Parse a command line; an unknown flag's error names the command given."""
-        flags, unknown = self.parse_known_args(args, namespace)
+        flags, unknown = self.parse_known_args(*given, **named)
         if unknown:
             self._given(flags).error(f"unrecognized arguments: {' '.join(unknown)}")
         return flags

@@ -51,13 +51,15 @@ from scalerl_jax.wiring.sampling import (
     make_samples_of,
 )
 
-# Of the learner's activations, of the sampler, and whether the head is float32.
+# Of the learner's activations, of the sampler, and whether the head is float32; the KV
+# cache's, where it is not the sampler's.
 FORMATS = (
-    ("float32", "float32", True),
-    ("float32", "bfloat16", True),
-    ("float32", "bfloat16", False),
-    ("bfloat16", "bfloat16", True),
-    ("bfloat16", "bfloat16", False),
+    ("float32", "float32", True, "model"),
+    ("float32", "bfloat16", True, "model"),
+    ("float32", "bfloat16", False, "model"),
+    ("float32", "bfloat16", True, "int8"),
+    ("bfloat16", "bfloat16", True, "model"),
+    ("bfloat16", "bfloat16", False, "model"),
 )
 
 
@@ -200,9 +202,10 @@ def mismatch(options: argparse.Namespace) -> None:
 
 def formats(options: argparse.Namespace) -> None:
     """Print the mismatch of the dense model by formats of learner, sampler, head."""
-    print("| learner | sampler | float32 head | tokens | mean abs dlogp | max | KL |")
-    print("|---|---|---|---|---|---|---|")
-    for learner, sampler, head in FORMATS:
+    print("| learner | sampler | float32 head | KV cache | tokens | mean abs dlogp "
+          "| max | KL |")  # fmt: skip
+    print("|---|---|---|---|---|---|---|---|")
+    for learner, sampler, head, cache in FORMATS:
         found = Bench.of(
             options.dense,
             options.prompts,
@@ -210,10 +213,12 @@ def formats(options: argparse.Namespace) -> None:
                 "model.compute_dtype": learner,
                 "model.sampler_dtype": sampler,
                 "model.float32_head": head,
+                "sampler.kv_dtype": cache,
             },
         ).mismatch()
         print(
-            f"| {learner} | {sampler} | {'yes' if head else 'no'} | {found.tokens:,} "
+            f"| {learner} | {sampler} | {'yes' if head else 'no'} "
+            f"| {sampler if cache == 'model' else cache} | {found.tokens:,} "
             f"| {found.mean_abs:.2e} | {found.max_abs:.2e} | {found.kl:.1e} |"
         )
 

@@ -10,7 +10,7 @@ passes: TFLOP/s are of the scores that the segments need.  Without a GPU it says
 import functools
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from scalerl_jax.model.attention_kernels import CudnnAttention
 from scalerl_jax.parallel.mesh import make_mesh
 
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
-import dense_attention  # the float64 reference of the tests
+import dense_attention  # type: ignore[import]  # the tests' float64 reference
 
 SHAPE = (
     2,
@@ -36,7 +36,7 @@ SHAPE = (
 HEADS = ((128, 4), (128, 1), (64, 2))  # head_dim, kv heads; of 4 heads
 
 
-def both_passes(attention: SegmentAttention) -> Callable[..., Any]:
+def both_passes(attention: SegmentAttention) -> Any:
     """Return a compiled function of q, k, v, ids and a cotangent."""
 
     def run(q: Any, k: Any, v: Any, ids: Any, cotangent: Any) -> Any:

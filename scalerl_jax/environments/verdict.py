@@ -65,7 +65,7 @@ class Done(NamedTuple):
 class More(NamedTuple):
     """An environment's answer to a turn: what to read before the next turn.
 
-    A text is framed and tokenised.  Token ids are read unchanged: they include the frame.
+    A text is framed and tokenised.  Token ids are read unchanged, with their frame.
     """
 
     text: str = ""

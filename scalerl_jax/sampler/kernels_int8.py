@@ -228,7 +228,7 @@ class _Blocks:
     firsts: Any
     begins: Any  # number of blocks before each row
     table: Any
-    pages: tuple[Any, Any]  # heads and scales, in HBM
+    pages: tuple[Any, ...]  # heads and scales, in HBM
     buffers: tuple[Any, Any]  # two of each
     arrived: Any
     per_block: int
@@ -276,33 +276,19 @@ def _wait(copy: Any) -> None:
     copy.wait()
 
 
-def _kernel(
-    lengths: Any,
-    firsts: Any,
-    begins: Any,
-    table: Any,
-    q: Any,  # [1, kv, group, dim]
-    heads: Any,
-    scales: Any,
-    out: Any,
-    heads_buffers: Any,
-    scales_buffers: Any,
-    arrived: Any,
-    *,
-    rows: int,
-    per_block: int,
-) -> None:
-    """Compute a row's attention; see `_Blocks` for the arguments.
+def _kernel(*refs: Any, rows: int, per_block: int) -> None:
+    """Compute a row's attention; q and output are [1, kv, group, dim].
 
     The copies of its first block were started before, unless it is the core's first.
     """
+    lengths, firsts, begins, table, q, *pages, out, held, scales, arrived = refs
     blocks = _Blocks(
         lengths=lengths,
         firsts=firsts,
         begins=begins,
         table=table,
-        pages=(heads, scales),
-        buffers=(heads_buffers, scales_buffers),
+        pages=tuple(pages),
+        buffers=(held, scales),
         arrived=arrived,
         per_block=per_block,
     )
@@ -329,9 +315,9 @@ def _kernel(
         order = jax.lax.broadcasted_iota(jnp.int32, (1, blocks.tokens), 1)
         order += begin + block * blocks.tokens
         seen = (order >= firsts[row]) & (order < lengths[row])
-        held = heads_buffers.at[buffer], scales_buffers.at[buffer]
+        block_of = held.at[buffer], scales.at[buffer]
         return tuple(
-            _add_block(q[0, head], *held, head, seen, state)
+            _add_block(q[0, head], *block_of, head, seen, state)
             for head, state in enumerate(states)
         )
 

@@ -6,6 +6,7 @@ measurements of a run.  Scheduling is in `simulate.run`.
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -124,7 +125,12 @@ def closed_rates(
     Rows of a batch are assumed full: a token costs its share of a row.
     """
     itemsize = value_bytes(config.model.sampler_dtype)
-    vector = vector_bytes(config, arch)
+    common: Any = dict(
+        chips=scenario.replica_chips,
+        itemsize=itemsize,
+        vector_bytes=vector_bytes(config, arch),
+        reached=reached,
+    )
 
     def decode(slots: int, context: float) -> float:
         return decode_seconds(
@@ -132,12 +138,9 @@ def closed_rates(
             chip,
             slots=slots,
             mean_context=context,
-            chips=scenario.replica_chips,
             steps=scenario.tokens_per_call,
-            itemsize=itemsize,
-            vector_bytes=vector,
             float32_head=config.model.float32_head,
-            reached=reached,
+            **common,
         )
 
     counts = sorted({1, *range(8, scenario.slots, 8), scenario.slots})
@@ -155,10 +158,7 @@ def closed_rates(
             chip,
             tokens=config.sampler.prefill_tokens,
             context=config.sampler.prefill_tokens,
-            chips=scenario.replica_chips,
-            itemsize=itemsize,
-            vector_bytes=vector,
-            reached=reached,
+            **common,
         ),
         train_s=train_s,
         train_token_s=train_token_s,

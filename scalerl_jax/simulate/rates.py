@@ -134,8 +134,7 @@ def closed_rates(
 
     def decode(slots: int, context: float) -> float:
         return decode_seconds(
-            arch,
-            chip,
+            *(arch, chip),
             slots=slots,
             mean_context=context,
             steps=scenario.tokens_per_call,
@@ -147,21 +146,18 @@ def closed_rates(
     most = config.sampler.max_prompt_tokens + config.sampler.max_completion_tokens
     slope = decode(scenario.slots, most) - decode(scenario.slots, most / 2)
     share = _share(config, scenario, lengths)
-    train_s, train_token_s = _training(
-        config, arch, chip, scenario, share=share, reached=reached
-    )
+    training = _training(config, arch, chip, scenario, share=share, reached=reached)
     return Rates(
         decode_s=tuple((count, decode(count, 0.0)) for count in counts),
         decode_context_s=slope / (scenario.slots * most / 2),
         prefill_s=prefill_seconds(
-            arch,
-            chip,
+            *(arch, chip),
             tokens=config.sampler.prefill_tokens,
             context=config.sampler.prefill_tokens,
             **common,
         ),
-        train_s=train_s,
-        train_token_s=train_token_s,
+        train_s=training[0],
+        train_token_s=training[1],
         transfer_s=publish_seconds(
             arch,
             chip,

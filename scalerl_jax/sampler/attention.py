@@ -6,12 +6,14 @@
     pallas     JAX's ragged paged attention kernel for TPUs (`kernels`)
 
 A page holds `page_size` tokens of one sequence, in every layer.  The backend chooses
-its layout; the first axis of every array counts the pages.  The file is above 400
-lines: it has the interface and the CPU's backend.
+its layout; the first axis of every array counts the pages.  Layers that see a part of
+a sequence may use its first pages as a ring, `Near.ring`.  The file is above 400 lines:
+it has the interface and the CPU's backend.
 """
 
 import abc
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -114,12 +116,15 @@ def places_of(
     page_size: int,
     valid: Bool[Array, " T"],
     apart: bool = False,
+    near: "Near | None" = None,
 ) -> Places:
     """Return page and offset of `positions`, each in its own row of `table`.
 
     A position that is not `valid` gets no page.  `apart`: no two have the same page.
     """
     index = jnp.where(valid, positions // page_size, 0)
+    if near is not None and near.ring:
+        index %= near.ring
     page = jnp.take_along_axis(table, index[:, None], axis=1)[:, 0]
     return Places(
         page=jnp.where(valid, page, np.iinfo(np.int32).max),
@@ -134,6 +139,9 @@ class Near:
 
     tokens: int
     sliding: bool = False  # True: the last `tokens` including itself; False: its chunk
+    # Its layers keep this many pages of a sequence, the first of its table, one after
+    # the other and then the first again; 0: they keep all.
+    ring: int = 0
 
     def first(self, positions: Array) -> Array:
         """Return the first position that tokens at `positions` see."""
@@ -151,6 +159,17 @@ class Near:
             return positions >= self.first(positions)[:, None]
         part = positions // self.tokens
         return part[:, None] == part
+
+    def pages_from(
+        self, table: Int[Array, "rows pages"], first: Int[Array, " rows"], *, size: int
+    ) -> tuple[Int[Array, "rows ring"], Int[Array, " rows"]]:
+        """Return a ring's pages in order, from that of token `first` on.
+
+        The second result is the position of the first page's first token.
+        """
+        places = first[:, None] // size + jnp.arange(min(self.ring, table.shape[1]))
+        found = jnp.take_along_axis(table, places % self.ring, axis=1, mode="clip")
+        return found, first // size * size
 
 
 def with_sinks(
@@ -200,8 +219,17 @@ class CachedAttention(abc.ABC):
         )
 
     @abc.abstractmethod
-    def open(self, pages: tuple[Any, ...], rows: Rows, steps: int) -> tuple[Any, ...]:
-        """Return the arrays (views) that a `generate` call uses, per layer."""
+    def open(
+        self,
+        pages: tuple[Any, ...],
+        rows: Rows,
+        steps: int,
+        nears: Sequence[Near | None],
+    ) -> tuple[Any, ...]:
+        """Return the arrays (views) that a `generate` call uses, per layer.
+
+        `nears` has the part that each layer sees.
+        """
 
     @abc.abstractmethod
     def decode(
@@ -231,6 +259,7 @@ class CachedAttention(abc.ABC):
         *,
         rows: Rows,
         positions: Int[Array, " rows"],
+        nears: Sequence[Near | None],
     ) -> tuple[Any, ...]:
         """Return the pages after a call that advanced the rows to `positions`."""
 
@@ -251,6 +280,7 @@ class CachedAttention(abc.ABC):
             chunk.positions,
             page_size=pages.page_size,
             valid=chunk.segments > 0,
+            near=near,
         )
         new = stored(k, v, pages.dtype)
         pages = pages.put(new, places)
@@ -272,10 +302,15 @@ class CachedAttention(abc.ABC):
         allowed = (chunk.segments[:, None] == chunk.segments) & (
             order[:, None] >= order
         )
-        first = None
+        first, table, past = None, chunk.table[:1], chunk.positions[:1]
         if near is not None:
             allowed &= near.sees(chunk.positions)
             first = near.first(chunk.positions)[None]
+            if near.ring:
+                oldest = near.first(past)
+                table, base = near.pages_from(table, oldest, size=pages.page_size)
+                # Tokens of other sequences see none of these pages.
+                first, past = jnp.maximum(first - base, 0), past - base
         scores = jnp.einsum(
             "qkgd,skd->qkgs",
             grouped,
@@ -295,8 +330,8 @@ class CachedAttention(abc.ABC):
         state = over_pages(
             grouped[None],
             pages,
-            chunk.table[:1],
-            chunk.positions[:1],
+            table,
+            past,
             (chunk.segments == 1)[None],
             (highest[None], shares.sum(axis=-1)[None], mixed[None]),
             first,
@@ -399,15 +434,24 @@ class GatheredAttention(CachedAttention):
 
     width_steps = (1.0, 1.5)
 
-    def open(self, pages: tuple[Any, ...], rows: Rows, steps: int) -> tuple[Any, ...]:
+    def open(
+        self,
+        pages: tuple[Any, ...],
+        rows: Rows,
+        steps: int,
+        nears: Sequence[Near | None],
+    ) -> tuple[Any, ...]:
         """Return a copy of the rows' past, with room for `steps` tokens."""
-        count, width = rows.table.shape
 
-        def gather(layer: Pages) -> _Gathered:
+        def gather(layer: Pages, near: Near | None) -> _Gathered:
             _, heads, dim, size = layer.keys.shape
+            table = rows.table
+            if near is not None and near.ring:
+                table, _ = near.pages_from(table, near.first(rows.starts), size=size)
+            count, width = table.shape
             new = jnp.zeros((steps, count, heads, dim), jnp.float32)
             # Gathered by page and head, the rows are in order and need no transpose.
-            by_head = rows.table[:, None] * heads + jnp.arange(heads)[:, None]
+            by_head = table[:, None] * heads + jnp.arange(heads)[:, None]
 
             def of_tokens(held: Array) -> Array:
                 found = held.reshape(-1, *held.shape[2:])[by_head]
@@ -420,14 +464,14 @@ class GatheredAttention(CachedAttention):
                 scales = dict(zip(names, map(of_tokens, both), strict=True))
             return _Gathered(
                 past=Stored(
-                    keys=layer.keys[rows.table],
+                    keys=layer.keys[table],
                     values=of_tokens(layer.values),
                     **scales,
                 ),
                 new=stored(new, new, layer.dtype),
             )
 
-        return tuple(gather(layer) for layer in pages)
+        return tuple(map(gather, pages, nears))
 
     def decode(
         self,
@@ -460,6 +504,9 @@ class GatheredAttention(CachedAttention):
         new = scaled(new, tokens.key_scales, _OF_STEPS)
         past, new = capped(past, self._cap), capped(new, self._cap)
         order = jnp.arange(past.shape[-1])
+        if near is not None and near.ring:
+            size = held.keys.shape[-1]
+            order += near.first(rows.starts)[:, None] // size * size
         seen = order < rows.starts[:, None]
         if near is not None:
             seen &= order >= first[:, None]
@@ -486,21 +533,26 @@ class GatheredAttention(CachedAttention):
         *,
         rows: Rows,
         positions: Array,
+        nears: Sequence[Near | None],
     ) -> tuple[Any, ...]:
         """Write the call's tokens into the pages, and return the pages."""
         steps, count = views[0].new.keys.shape[:2]
         at = jnp.tile(rows.starts, steps) + jnp.repeat(jnp.arange(steps), count)
-        places = places_of(
-            jnp.tile(rows.table, (steps, 1)),
-            at,
-            page_size=pages[0].page_size,
-            valid=at < jnp.tile(positions, steps),
-        )
+        places = {
+            near: places_of(
+                jnp.tile(rows.table, (steps, 1)),
+                at,
+                page_size=pages[0].page_size,
+                valid=at < jnp.tile(positions, steps),
+                near=near,
+            )
+            for near in dict.fromkeys(nears)
+        }
 
         def in_line(new: Array) -> Array:
             return new.reshape(-1, *new.shape[2:])
 
         return tuple(
-            layer.put(jax.tree.map(in_line, view.new), places)
-            for layer, view in zip(pages, views, strict=True)
+            layer.put(jax.tree.map(in_line, view.new), places[near])
+            for layer, view, near in zip(pages, views, nears, strict=True)
         )

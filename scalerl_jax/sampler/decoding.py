@@ -52,6 +52,7 @@ class EngineSettings:
     attention: str = "auto"  # see `kernels.ATTENTION`
     top_logprobs: int = 0  # number of likeliest tokens to report
     report_experts: bool = False  # of every token and layer; mixtures only
+    rings: bool = True  # layers that see a part of a sequence keep only that
 
     @property
     def max_tokens(self) -> int:
@@ -68,16 +69,58 @@ class EngineSettings:
         local, windows = self.arch.local, self.arch.windows
         near = None
         if windows and windows[layer]:
-            near = Near(windows[layer], sliding=True)
+            near = Near(windows[layer], sliding=True, ring=self.ring_pages)
         elif local is not None and local.with_positions[layer]:
-            near = Near(local.chunk)
+            near = Near(local.chunk, ring=self.ring_pages)
         return near if near and self.max_tokens > near.tokens else None
+
+    @property
+    def nears(self) -> tuple[Near | None, ...]:
+        """Return the part of a sequence that each layer sees; None: all tokens."""
+        return tuple(map(self.near_of, range(self.arch.num_layers)))
 
     @property
     def near(self) -> tuple[Near, ...]:
         """Return the parts seen by those layers that do not see all tokens."""
-        each = map(self.near_of, range(self.arch.num_layers))
-        return tuple(near for near in each if near)
+        return tuple(near for near in self.nears if near)
+
+    @functools.cached_property
+    def ring_pages(self) -> int:
+        """Number of a sequence's pages in layers that see a part; 0: all its pages.
+
+        They hold the longest part before a chunk or a call, and its own tokens.
+        """
+        local = self.arch.local
+        parts = [*self.arch.windows, local.chunk if local else 0]
+        widest = max((part for part in parts if part < self.max_tokens), default=0)
+        ahead = max(self.prefill_tokens, self.tokens_per_call)
+        count = self.pages_for(widest + ahead) + 1
+        least = self.pages_per_slot + count + 1
+        held = self.cache_tokens // self.page_size if self.cache_tokens else least
+        fits = self.rings and widest > 0 and count < self.pages_per_slot
+        return count if fits and held >= least else 0
+
+    @property
+    def pages_in_rings(self) -> int:
+        """Number of pages in layers that see a part, the first ones; 0: all pages.
+
+        Each slot has a ring, and prompts that are being cached have the spare ones.
+        """
+        ring, slots = self.ring_pages, self.slots
+        if not ring or not self.cache_tokens:
+            return ring * (slots + self._spare_rings)
+        share = max(2 * ring, self.num_pages * ring // self.pages_per_slot)
+        most = self.num_pages - (self.pages_per_slot - ring + 1)
+        return min(ring * (slots + self._spare_rings), share, most)
+
+    @property
+    def _spare_rings(self) -> int:
+        return max(1, self.slots // 8)
+
+    @property
+    def copied_pages(self) -> int:
+        """Number of pages that are copied for a sequence when it begins, at most."""
+        return self.ring_pages + 1
 
     @property
     def pages_per_slot(self) -> int:
@@ -94,7 +137,9 @@ class EngineSettings:
         if self.cache_tokens:
             return self.cache_tokens // self.page_size
         # One more page: a prompt's partly filled last page is kept beside its copy.
-        return self.slots * self.pages_per_slot + 1
+        # Spare rings are beside the slots' pages, too.
+        spare = self.ring_pages * self._spare_rings
+        return self.slots * self.pages_per_slot + 1 + spare
 
 
 @struct.dataclass(kw_only=True)
@@ -268,10 +313,13 @@ def insert(
     state: DecodeState,
     slots: Int[Array, " n"],
     rows: SlotRows,
-    copy_from: Int[Array, " n"],
-    copy_to: Int[Array, " n"],
+    copy_from: Int[Array, " copies"],
+    copy_to: Int[Array, " copies"],
 ) -> DecodeState:
-    """Put n rows into slots, and copy pages `copy_from` to `copy_to`."""
+    """Put n rows into slots, and copy pages `copy_from` to `copy_to`.
+
+    Layers with rings have only the first pages, and copy no others.
+    """
     return DecodeState(
         pages=jax.tree.map(
             lambda pages: pages.at[copy_to].set(pages[copy_from], mode="drop"),
@@ -307,7 +355,8 @@ def generate(
     # A slot number above the last reads the last slot's row, which must not run.
     rows = dataclasses.replace(rows, active=rows.active & (slots < settings.slots))
     places = Rows(table=table, starts=rows.positions)
-    views = attention.open(state.pages, places, steps)
+    nears = settings.nears
+    views = attention.open(state.pages, places, steps, nears)
 
     def unfinished(carry: tuple) -> Array:
         step, rows, _, _ = carry
@@ -332,7 +381,9 @@ def generate(
 
     start = (jnp.int32(0), rows, views, _no_results(settings, rows.active))
     _, rows, views, results = jax.lax.while_loop(unfinished, advance, start)
-    pages = attention.close(state.pages, views, rows=places, positions=rows.positions)
+    pages = attention.close(
+        state.pages, views, rows=places, positions=rows.positions, nears=nears
+    )
     return DecodeState(pages=pages, rows=_put(state.rows, slots, rows)), results
 
 

@@ -188,10 +188,10 @@ class Engine:
         *,
         slots: Int[np.ndarray, " n"],
         rows: SlotRows,
-        copy_from: Int[np.ndarray, " n"],
-        copy_to: Int[np.ndarray, " n"],
+        copy_from: Int[np.ndarray, " copies"],
+        copy_to: Int[np.ndarray, " copies"],
     ) -> DecodeState:
-        """Put sequences into slots, each with a copy of a page; donates `state`.
+        """Put sequences into slots, with copies of pages; donates `state`.
 
         A slot number above the last inserts nothing; a page number above the last
         copies nothing.
@@ -288,13 +288,13 @@ def _init_state(settings: EngineSettings, attention: CachedAttention) -> DecodeS
     return DecodeState(
         pages=tuple(
             attention.init_pages(
-                settings.num_pages,
+                settings.pages_in_rings if near and near.ring else settings.num_pages,
                 settings.page_size,
                 heads=arch.num_kv_heads,
                 dim=arch.head_dim,
                 dtype=settings.cache_dtype,
             )
-            for _ in range(arch.num_layers)
+            for near in settings.nears
         ),
         rows=jax.tree.map(jnp.asarray, empty_rows(settings, settings.slots)),
     )

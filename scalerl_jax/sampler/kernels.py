@@ -3,7 +3,7 @@
 The file is above 400 lines: it has the kernels of two kinds of machine, and the choice.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -123,10 +123,13 @@ class PallasAttention(PagedAttention):
         count = q.shape[0]
         if near is not None:
             first = near.first(lengths - 1)
-            if near.sliding:
-                first = first // pages.page_size * pages.page_size
-            places = first[:, None] // pages.page_size + jnp.arange(table.shape[1])
-            table = jnp.take_along_axis(table, places, axis=1, mode="clip")
+            if near.ring:
+                table, first = near.pages_from(table, first, size=pages.page_size)
+            else:
+                if near.sliding:
+                    first = first // pages.page_size * pages.page_size
+                places = first[:, None] // pages.page_size + jnp.arange(table.shape[1])
+                table = jnp.take_along_axis(table, places, axis=1, mode="clip")
             lengths = lengths - first
         # Each copy of the cache (over a mixture's "expert" axis) takes some rows.
         copies = self._mesh.shape["expert"]
@@ -157,13 +160,19 @@ class PallasAttention(PagedAttention):
         if near is not None and not near.sliding:
             return super().attend_chunk(q, new, pages, chunk, near)
         del new
+        table, lengths = chunk.table, chunk.lengths
+        if near is not None and near.ring:
+            own = jnp.diff(chunk.query_starts)
+            oldest = near.first(jnp.maximum(lengths - own, 0))
+            table, base = near.pages_from(table, oldest, size=pages.page_size)
+            lengths = lengths - base
         # The kernel fetches the first sequence's pages, but waits for them only if it
         # has a query: so an empty chunk gets a query of one token.
         found = self._attend(
             q,
             pages,
-            chunk.table,
-            jnp.maximum(chunk.lengths, 1),
+            table,
+            jnp.maximum(lengths, 1),
             starts=chunk.query_starts.at[1:].max(1),
             num_sequences=jnp.maximum(chunk.num_sequences, 1),
             queries_per_block=_CHUNK_QUERIES,
@@ -234,8 +243,15 @@ class CudnnPagedAttention(CachedAttention):
         super().__init__()
         self._implementation: Literal["cudnn", "xla"] = implementation
 
-    def open(self, pages: tuple[Any, ...], rows: Rows, steps: int) -> tuple[Any, ...]:
+    def open(
+        self,
+        pages: tuple[Any, ...],
+        rows: Rows,
+        steps: int,
+        nears: Sequence[Near | None],
+    ) -> tuple[Any, ...]:
         """Return a copy of the rows' tokens."""
+        del nears
         count, width = rows.table.shape
 
         def gather(layer: Pages) -> _WholeRows:
@@ -292,8 +308,10 @@ class CudnnPagedAttention(CachedAttention):
         *,
         rows: Rows,
         positions: Array,
+        nears: Sequence[Near | None],
     ) -> tuple[Any, ...]:
         """Return the pages with the call's tokens written."""
+        del nears
         steps, count = views[0].steps, rows.starts.shape[0]
         at = rows.starts[:, None] + jnp.arange(steps)
         places = places_of(

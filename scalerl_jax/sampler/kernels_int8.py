@@ -153,6 +153,9 @@ class QuantizedPallasAttention(PagedAttention):
         """Return each row's attention of its last token to its `lengths` tokens."""
         assert sinks is None, "choose_attention chooses no kernel for sinks"
         firsts = jnp.zeros_like(lengths) if near is None else near.first(lengths - 1)
+        if near is not None and near.ring:
+            table, base = near.pages_from(table, firsts, size=pages.page_size)
+            firsts, lengths = firsts - base, lengths - base
         # Each copy of the cache (over a mixture's "expert" axis) takes some rows.
         rows = None if len(q) % self._mesh.shape["expert"] else "expert"
         specs, own = self.page_specs(pages), PartitionSpec(rows)

@@ -27,7 +27,7 @@ def decode_state(engine: Engine) -> DecodeState:
 
 
 def page_bytes(engine: Engine) -> int:
-    """Return bytes of one page, over all layers."""
+    """Return bytes of one page, over all layers with such a page on average."""
     pages = jax.tree.leaves(decode_state(engine).pages)
     held = sum(leaf.size * leaf.dtype.itemsize for leaf in pages)
     return held // engine.settings.num_pages

@@ -1,5 +1,6 @@
 """Decoding directly on the pages in plain XLA, without extra memory."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -20,9 +21,15 @@ from scalerl_jax.sampler.stored import stored
 class PagedAttention(CachedAttention):
     """Plain XLA on the pages, a block of each sequence at a time (online softmax)."""
 
-    def open(self, pages: tuple[Any, ...], rows: Rows, steps: int) -> tuple[Any, ...]:
+    def open(
+        self,
+        pages: tuple[Any, ...],
+        rows: Rows,
+        steps: int,
+        nears: Sequence[Near | None],
+    ) -> tuple[Any, ...]:
         """Return the pages, which a call uses directly."""
-        del rows, steps
+        del rows, steps, nears
         return pages
 
     def decode(
@@ -49,6 +56,7 @@ class PagedAttention(CachedAttention):
             page_size=view.page_size,
             valid=active,
             apart=True,
+            near=near,
         )
         view = view.put(stored(k, v, view.dtype), places)
         lengths = positions + 1
@@ -61,9 +69,10 @@ class PagedAttention(CachedAttention):
         *,
         rows: Rows,
         positions: Array,
+        nears: Sequence[Near | None],
     ) -> tuple[Any, ...]:
         """Return the pages, which have the call's tokens already."""
-        del pages, rows, positions
+        del pages, rows, positions, nears
         return views
 
     def attend_rows(
@@ -85,6 +94,9 @@ class PagedAttention(CachedAttention):
         )
         everyone = jnp.ones(grouped.shape[:2], bool)
         first = None if near is None else near.first(lengths - 1)[:, None]
+        if near is not None and first is not None and near.ring:
+            table, base = near.pages_from(table, first[:, 0], size=pages.page_size)
+            first, lengths = first - base[:, None], lengths - base
         state = over_pages(
             grouped, pages, table, lengths, everyone, carry, first, cap=self._cap
         )

@@ -4,7 +4,8 @@ No array here is on a device.
 """
 
 import dataclasses
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,11 +31,12 @@ class Prefix:
 class PageLedger:
     """The owners of pages by number; a page may have several, and is free without."""
 
-    def __init__(self, num_pages: int) -> None:
-        """Start with every page free."""
+    def __init__(self, num_pages: int, *, first: int = 0) -> None:
+        """Start with every page from `first` up to `num_pages` free."""
         self._owners = np.zeros(num_pages, np.int32)
+        self._first = first
         # The lowest number is last, so that it is taken first: runs are reproducible.
-        self._free = list(range(num_pages - 1, -1, -1))
+        self._free = list(range(num_pages - 1, first - 1, -1))
         self.peak = 0
 
     @property
@@ -45,7 +47,7 @@ class PageLedger:
     @property
     def in_use(self) -> int:
         """Number of pages with an owner."""
-        return len(self._owners) - len(self._free)
+        return len(self._owners) - self._first - len(self._free)
 
     def take(self, count: int) -> list[int]:
         """Take `count` free pages, with one owner each."""
@@ -67,3 +69,64 @@ class PageLedger:
             self._owners[page] -= 1
             if self._owners[page] == 0:
                 self._free.append(page)
+
+
+class Need(NamedTuple):
+    """Numbers of pages: in rings, and in layers that keep whole sequences alone."""
+
+    rings: int = 0
+    whole: int = 0
+
+    def __add__(self, other: tuple) -> "Need":
+        """Return the sum of two."""
+        return Need(self.rings + other[0], self.whole + other[1])
+
+
+class SequencePages:
+    """The pages of sequences: a sequence's first `ring` pages are those of its ring.
+
+    They are in all layers, the others in layers that see all tokens.  Without rings
+    there is one kind of pages.
+    """
+
+    def __init__(self, num_pages: int, *, ring: int, in_rings: int) -> None:
+        """Start with every page free."""
+        self._ring, self._in_rings = ring, in_rings
+        self._rings = PageLedger(in_rings)
+        self._whole = PageLedger(num_pages, first=in_rings)
+        self.peak = 0
+
+    @property
+    def in_use(self) -> int:
+        """Number of pages with an owner."""
+        return self._rings.in_use + self._whole.in_use
+
+    def need(self, start: int, count: int) -> Need:
+        """Return what `count` pages of a sequence from its page `start` on need."""
+        rings = max(0, min(self._ring, start + count) - start)
+        return Need(rings, count - rings)
+
+    def reserve(self, held: Iterable[int]) -> Need:
+        """Return a page more for each sequence that holds so many."""
+        each = [self.need(count, 1) for count in held]
+        return Need(sum(one.rings for one in each), sum(one.whole for one in each))
+
+    def fit(self, need: Need) -> bool:
+        """Return whether so many pages are free."""
+        return need.rings <= self._rings.free and need.whole <= self._whole.free
+
+    def take(self, start: int, count: int) -> list[int]:
+        """Take the `count` pages of a sequence from its page `start` on."""
+        need = self.need(start, count)
+        taken = self._rings.take(need.rings) + self._whole.take(need.whole)
+        self.peak = max(self.peak, self.in_use)
+        return taken
+
+    def share(self, pages: list[int]) -> list[int]:
+        """Add an owner to each page, none of a ring, and return the pages."""
+        return self._whole.share(pages)
+
+    def release(self, pages: list[int]) -> None:
+        """Remove an owner from each page."""
+        self._rings.release([page for page in pages if page < self._in_rings])
+        self._whole.release([page for page in pages if page >= self._in_rings])

@@ -30,7 +30,7 @@ from scalerl_jax.sampler.decoding import (
     first_row,
 )
 from scalerl_jax.sampler.engine import MAX_SEQUENCES, Engine, empty_chunk
-from scalerl_jax.sampler.pages import PageLedger, Prefix
+from scalerl_jax.sampler.pages import Need, Prefix, SequencePages
 from scalerl_jax.sampler.protocol import check_version
 from scalerl_jax.sampler.requests import (
     Completion,
@@ -54,19 +54,39 @@ class _Waiting:
     prefix: Prefix | None = None
 
     def first_pages(self, settings: EngineSettings) -> int:
-        """Return the number of its own pages that a sample needs for its first call."""
-        cached = len(self.tokens)
-        ahead = min(cached + settings.tokens_per_call, settings.max_tokens)
-        return settings.pages_for(ahead) - cached // settings.page_size
+        """Return the number of pages that a sample needs for its first call."""
+        ahead = len(self.tokens) + settings.tokens_per_call
+        return settings.pages_for(min(ahead, settings.max_tokens))
+
+    def own_pages(self, settings: EngineSettings, pages: SequencePages) -> Need:
+        """Return those of them that it does not share with others.
+
+        They are its ring, and what follows the prefix's last full page.
+        """
+        count, whole = self.first_pages(settings), self.shared_until(settings)
+        ring = min(settings.ring_pages, count)
+        return pages.need(0, ring) + pages.need(whole, count - whole)
+
+    def shared_until(self, settings: EngineSettings) -> int:
+        """Return the number of its first pages that are a ring's, or shared."""
+        count, whole = self.first_pages(settings), self.full_pages(settings)
+        return max(whole, min(settings.ring_pages, count))
+
+    def full_pages(self, settings: EngineSettings) -> int:
+        """Return the number of pages that its tokens fill."""
+        return len(self.tokens) // settings.page_size
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Placed:
-    """A sample, its slot, and its copy of the prefix's partly filled page."""
+    """A sample, its slot, and its copies of the prefix's pages.
+
+    They are the pages of a ring, and the partly filled one.
+    """
 
     slot: int
     sample: Sample
-    copy: tuple[int, int] | None  # (from page, to page)
+    copies: list[tuple[int, int]]  # (from page, to page)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,7 +118,11 @@ class Scheduler:
         self._kv_on_update = kv_on_update
         self._detokenizer = detokenizer
         self._state = engine.init_decode_state()
-        self._pages = PageLedger(engine.settings.num_pages)
+        self._pages = SequencePages(
+            engine.settings.num_pages,
+            ring=engine.settings.ring_pages,
+            in_rings=engine.settings.pages_in_rings,
+        )
         # The lowest slot first: placements are reproducible.
         self._free = list(range(engine.settings.slots))
         self._running: dict[int, Sample] = {}  # by slot, in the order of placement
@@ -245,15 +269,21 @@ class Scheduler:
             if entry.prefix is None:
                 count = self._settings.pages_for(len(entry.tokens))
                 # Keep pages for its first sample, and one for each running sample.
-                own = entry.first_pages(self._settings)
-                room = self._pages.free - own - len(self._running)
-                if count > room and (self._running or begun):
+                own = entry.own_pages(self._settings, self._pages)
+                need = self._pages.need(0, count) + own + self._reserved()
+                if not self._pages.fit(need) and (self._running or begun):
                     break
                 entry.prefix = Prefix(
-                    tokens=entry.tokens, pages=self._pages.take(count), version=version
+                    tokens=entry.tokens,
+                    pages=self._pages.take(0, count),
+                    version=version,
                 )
             begun.append(entry.prefix)
         return begun
+
+    def _reserved(self) -> Need:
+        """Return a page for each running sample."""
+        return self._pages.reserve(len(each.pages) for each in self._running.values())
 
     def _place(self) -> None:
         """Put samples with a ready prefix into slots."""
@@ -262,14 +292,14 @@ class Scheduler:
             if entry.prefix is None or not entry.prefix.ready:
                 continue
             while entry.samples and self._free:
-                own = entry.first_pages(self._settings)
+                own = entry.own_pages(self._settings, self._pages)
                 alone = not (self._running or placed)
-                if alone and own > self._pages.free:
+                if alone and not self._pages.fit(own):
                     self._drop_prefixes(keep=entry)
-                reserve = 0 if alone else len(self._running)
-                if own + reserve > self._pages.free:
+                reserve = Need() if alone else self._reserved()
+                if not self._pages.fit(own + reserve):
                     break
-                placed.append(self._take_slot(entry, own))
+                placed.append(self._take_slot(entry))
             if not entry.samples:
                 self._pages.release(entry.prefix.pages)
                 self._waiting.remove(entry)
@@ -278,17 +308,22 @@ class Scheduler:
                 self._state, **_insertion(self._settings, placed)
             )
 
-    def _take_slot(self, entry: _Waiting, own: int) -> _Placed:
+    def _take_slot(self, entry: _Waiting) -> _Placed:
         assert entry.prefix is not None, "only a ready prefix is placed"
         sample, slot = entry.samples.popleft(), heapq.heappop(self._free)
-        whole, rest = divmod(len(entry.tokens), self._settings.page_size)
-        fresh = self._pages.take(own)
-        sample.pages = self._pages.share(entry.prefix.pages[:whole]) + fresh
+        settings, held = self._settings, entry.prefix.pages
+        count, whole = entry.first_pages(settings), entry.shared_until(settings)
+        ring = self._pages.take(0, min(settings.ring_pages, count))
+        shared = self._pages.share(held[len(ring) : whole])
+        sample.pages = ring + shared + self._pages.take(whole, count - whole)
+        copied = [*range(min(len(ring), len(held)))]
+        if len(held) > max(whole, len(ring)):
+            copied.append(whole)  # the partly filled one
         if sample.prompt_experts is None:  # a resumed sample keeps its first ones
             sample.prompt_experts = entry.prefix.experts
         self._running[slot] = sample
-        copy = (entry.prefix.pages[whole], fresh[0]) if rest else None
-        return _Placed(slot=slot, sample=sample, copy=copy)
+        copies = [(held[place], sample.pages[place]) for place in copied]
+        return _Placed(slot=slot, sample=sample, copies=copies)
 
     def _drop_prefix(self, entry: _Waiting) -> None:
         if entry.prefix is not None:
@@ -336,10 +371,10 @@ class Scheduler:
             tokens = sample.num_tokens + sample.in_flight
             tokens = min(tokens + self._settings.tokens_per_call, sample.limit)
             cached = len(sample.request.tokens) + tokens - 1
-            missing = self._settings.pages_for(cached) - len(sample.pages)
-            if missing <= self._pages.free:
-                if missing > 0:
-                    sample.pages += self._pages.take(missing)
+            held = len(sample.pages)
+            missing = max(0, self._settings.pages_for(cached) - held)
+            if self._pages.fit(self._pages.need(held, missing)):
+                sample.pages += self._pages.take(held, missing)
                 return
             if any(entry.prefix is not None for entry in self._waiting):
                 self._drop_prefixes()
@@ -454,13 +489,14 @@ def _insertion(settings: EngineSettings, placed: list[_Placed]) -> dict[str, Any
     """Return the arguments of `Engine.insert`, padded to a power of two."""
     count = min(1 << (len(placed) - 1).bit_length(), settings.slots)
     slots = np.full(count, settings.slots, np.int32)
-    copies = np.full((2, count), settings.num_pages, np.int32)
+    each = settings.copied_pages
+    copies = np.full((2, count * each), settings.num_pages, np.int32)
     rows = jax.tree.map(np.copy, empty_rows(settings, count))
-    for place, each in enumerate(placed):
-        slots[place] = each.slot
-        if each.copy is not None:
-            copies[:, place] = each.copy
-        sample, request = each.sample, each.sample.request
+    for place, one in enumerate(placed):
+        slots[place] = one.slot
+        for at, pair in enumerate(one.copies, place * each):
+            copies[:, at] = pair
+        sample, request = one.sample, one.sample.request
         row = sample.row or first_row(
             settings,
             sample.tokens(),

@@ -15,7 +15,7 @@ def warm_up(engine: Engine, params: PyTree) -> None:
     for size in engine.chunk_sizes:
         state, _ = engine.prefill(params, state, empty_chunk(settings, size))
     for count in engine.insert_counts:
-        nowhere = np.full(count, settings.num_pages, np.int32)
+        nowhere = np.full(count * settings.copied_pages, settings.num_pages, np.int32)
         state = engine.insert(
             state,
             slots=np.full(count, settings.slots, np.int32),

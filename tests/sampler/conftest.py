@@ -185,8 +185,10 @@ class Bench:
         assert scheduler.stats.tokens_held == 0
         active = np.asarray(scheduler._state.rows.active)
         assert not active.any()  # on the device neither
-        assert sorted(scheduler._pages.take(pages)) == list(range(pages))
-        scheduler._pages.release(list(range(pages)))
+        kinds = (scheduler._pages._rings, scheduler._pages._whole)
+        taken = [page for each in kinds for page in each.take(each.free)]
+        assert sorted(taken) == list(range(pages))
+        scheduler._pages.release(taken)
 
     def assert_same(self, found, expected):
         """The same tokens, and their log-probabilities but for rounding.
@@ -378,6 +380,21 @@ def int8_bench():
 def paged_bench():
     """Attention straight on the pages, which do not last for four long sequences."""
     return Bench(attention="paged", cache_tokens=72)
+
+
+@pytest.fixture(scope="session")
+def ring_bench():
+    """One layer of two sees three tokens; pages for one sequence, and a prompt's."""
+    near = dataclasses.replace(SETTINGS.arch, windows=(3, 0))
+    bench = Bench(
+        arch=near,
+        attention="gathered",
+        page_size=2,
+        prefill_tokens=8,
+        cache_tokens=56,
+    )
+    assert (bench.settings.ring_pages, bench.settings.pages_in_rings) == (7, 14)
+    return bench
 
 
 @pytest.fixture(params=["wide_bench", "paged_bench", "tight_bench", "reference_bench"])

@@ -107,7 +107,10 @@ class Cache:
         self.keys[page, offset], self.values[page, offset] = k, v
 
     def place(self, table, positions):
-        return table[np.asarray(positions) // self.size], positions % self.size
+        index = np.asarray(positions) // self.size
+        if self.near and self.near.ring:
+            index = index % self.near.ring
+        return table[index], positions % self.size
 
     def expected(self, q, table, length):
         """Dense attention of one query [heads, dim], that of the last of `length`."""
@@ -116,10 +119,8 @@ class Cache:
             first = max(0, length - self.near.tokens)
         elif self.near:
             first = (length - 1) // self.near.tokens * self.near.tokens
-        k, v = (
-            held[table].reshape(-1, self.kv, DIM)[first:length]
-            for held in (self.keys, self.values)
-        )
+        places = self.place(table, np.arange(first, length))
+        k, v = (held[places] for held in (self.keys, self.values))
         q = np.asarray(q, np.float64).reshape(self.kv, self.group, DIM)
         scores = np.einsum("kgd,skd->kgs", q, k) / np.sqrt(DIM)
         if self.cap:
@@ -214,7 +215,8 @@ def _given(options):
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _call(attention, options, pages, rows, active, ends, q, k, v):
     """What `decoding.generate` does with a backend."""
-    views = attention.open((pages,), rows, STEPS)
+    nears = options[:1]
+    views = attention.open((pages,), rows, STEPS, nears)
 
     def advance(carry, now):
         view, positions, active = carry
@@ -237,7 +239,8 @@ def _call(attention, options, pages, rows, active, ends, q, k, v):
         advance, (views[0], rows.starts, active), (jnp.arange(STEPS), q, k, v)
     )
     view, positions, _ = carry
-    (pages,) = attention.close((pages,), (view,), rows=rows, positions=positions)
+    at = {"rows": rows, "positions": positions, "nears": nears}
+    (pages,) = attention.close((pages,), (view,), **at)
     return pages, found
 
 
@@ -435,6 +438,25 @@ def test_layers_that_see_a_part(name, options):
     cache.decode(table, starts, active, np.array([NEVER, NEVER, 1, NEVER]))
     pages = tables(cache.rng, cache.num_pages, 3, 5)
     prefill(cache, [(pages[0], 5, 9), (pages[2], 0, 5)])
+
+
+@pytest.mark.parametrize("name", ["paged", "gathered", "pallas"])
+@pytest.mark.parametrize(
+    "near",
+    [
+        pytest.param(Near(6, sliding=True, ring=5), id="windows"),
+        pytest.param(Near(8, ring=6), id="chunks"),
+    ],
+)
+def test_layers_that_keep_a_ring_of_pages(name, near):
+    """Of tables of ten pages: rows before, over and long after the ring's first end."""
+    cache = Cache(BACKENDS[name], near=near, num_pages=50)
+    table = cache.rng.permutation(50)[:40].reshape(4, 10).astype(np.int32)
+    starts = np.array([4, 18, 0, 31], np.int32)
+    active, ends = np.ones(4, bool), np.full(4, NEVER)
+    starts, active = cache.decode(table, starts, active, ends)
+    cache.decode(table, starts, active, np.array([NEVER, NEVER, 1, NEVER]))
+    prefill(cache, [(table[0], 23, 9), (table[2], 0, 5)])
 
 
 @pytest.mark.parametrize("backend", [PagedAttention, GatheredAttention])

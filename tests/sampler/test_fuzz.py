@@ -140,7 +140,7 @@ class Schedule:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("name", ["tight_bench", "paged_bench"])
+@pytest.mark.parametrize("name", ["tight_bench", "paged_bench", "ring_bench"])
 def test_any_schedule_gives_the_completions_of_the_slow_sampler(
     name, poisoned_params, talkative_params, seed, request
 ):

@@ -13,6 +13,7 @@ from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.lora import sizes
 from scalerl_jax.objective.terms import needs_of
 from scalerl_jax.parallel.mesh import largest_divisor
+from scalerl_jax.sampler.decoding import EngineSettings
 
 # Usable share of a data sheet's bytes: a program gets 0.98, closed forms are inexact.
 _USABLE = 0.92
@@ -156,13 +157,44 @@ def sampler_bytes(config: Config, arch: Architecture) -> float:
     """
     chips = config.generators.devices
     params = _held_params(arch, chips) * value_bytes(config.model.sampler_dtype)
-    cache = cache_tokens(config) * kv_bytes(config, arch) / _cut(arch, chips)
+    cache = cache_bytes(config, arch) / _cut(arch, chips)
     return 1.04 * (sampler_versions(config) * params + 2 * cache) + 0.6 * _GIB
 
 
 def kv_bytes(config: Config, arch: Architecture) -> int:
     """Return the bytes of a token in the cache: its keys and values in all layers."""
     return 2 * arch.num_kv_heads * arch.num_layers * vector_bytes(config, arch)
+
+
+def cache_bytes(config: Config, arch: Architecture) -> float:
+    """Return the bytes of a replica's cache; layers with a part have rings alone."""
+    tokens, each = cache_tokens(config), kv_bytes(config, arch)
+    settings = _cache_settings(config, arch)
+    if not settings.ring_pages:
+        return tokens * each
+    near = len(settings.near) / arch.num_layers
+    in_rings = settings.pages_in_rings * settings.page_size
+    whole = settings.num_pages * settings.page_size
+    return each * (near * in_rings + (1 - near) * whole)
+
+
+def _cache_settings(
+    config: Config, arch: Architecture, *, tokens: int = 0
+) -> EngineSettings:
+    """Return the sampler's settings, with a cache of `tokens` if given."""
+    sampler = config.sampler
+    return EngineSettings(
+        arch=arch,
+        slots=sampler.slots or 1,
+        max_prompt_tokens=sampler.max_prompt_tokens,
+        max_completion_tokens=sampler.max_completion_tokens,
+        tokens_per_call=sampler.tokens_per_call,
+        prefill_tokens=sampler.prefill_tokens,
+        page_size=sampler.page_size,
+        cache_tokens=tokens or sampler.cache_tokens,
+        dtype=config.model.sampler_dtype,
+        eos_ids=(),
+    )
 
 
 def vector_bytes(config: Config, arch: Architecture) -> int:
@@ -192,9 +224,16 @@ def largest_cache(
     """
     params = _held_params(arch, chips) * value_bytes(config.model.sampler_dtype)
     left = (usable - 0.6 * _GIB) / 1.04 - sampler_versions(config) * params
-    tokens = int(left / 2 / (kv_bytes(config, arch) / _cut(arch, chips)))
+    most = left / 2 / (kv_bytes(config, arch) / _cut(arch, chips))
     page = config.sampler.page_size
-    return max(0, tokens // page * page)
+    tokens = max(0, int(most) // page * page)
+    settings = _cache_settings(config, arch, tokens=max(tokens, page))
+    if not settings.ring_pages:
+        return tokens
+    # Rings have a ninth more than their share of the pages, for slots' spare ones.
+    near = len(settings.near) / arch.num_layers
+    ring = min(1.0, 1.13 * settings.ring_pages / settings.pages_per_slot)
+    return int(most / (1 - near + near * ring)) // page * page
 
 
 def slots_limit(config: Config) -> int:

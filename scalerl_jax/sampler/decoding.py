@@ -84,7 +84,7 @@ class EngineSettings:
         """Return the parts seen by those layers that do not see all tokens."""
         return tuple(near for near in self.nears if near)
 
-    @functools.cached_property
+    @property
     def ring_pages(self) -> int:
         """Number of a sequence's pages in layers that see a part; 0: all its pages.
 
@@ -109,9 +109,10 @@ class EngineSettings:
         ring, slots = self.ring_pages, self.slots
         if not ring or not self.cache_tokens:
             return ring * (slots + self._spare_rings)
-        share = max(2 * ring, self.num_pages * ring // self.pages_per_slot)
-        most = self.num_pages - (self.pages_per_slot - ring + 1)
-        return min(ring * (slots + self._spare_rings), share, most)
+        wanted, all_pages = ring * (slots + self._spare_rings), self.num_pages
+        share = all_pages * wanted // (slots * self.pages_per_slot)
+        most = all_pages - (self.pages_per_slot - ring + 1)
+        return min(wanted, max(2 * ring, share), most)
 
     @property
     def _spare_rings(self) -> int:

@@ -107,12 +107,12 @@ class SequencePages:
         return Need(rings, count - rings)
 
     def reserve(self, held: Iterable[int]) -> Need:
-        """Return a page more for each sequence that holds so many."""
+        """Return one page more for each sequence, of the pages that each holds."""
         each = [self.need(count, 1) for count in held]
         return Need(sum(one.rings for one in each), sum(one.whole for one in each))
 
     def fit(self, need: Need) -> bool:
-        """Return whether so many pages are free."""
+        """Return whether the pages of a need are free."""
         return need.rings <= self._rings.free and need.whole <= self._whole.free
 
     def take(self, start: int, count: int) -> list[int]:

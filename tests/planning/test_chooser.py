@@ -4,17 +4,21 @@ import dataclasses
 import itertools
 import math
 
+import jax
 import pytest
 
 from scalerl_jax import config as config_lib
 from scalerl_jax.machines.chips import CHIPS
 from scalerl_jax.machines.partition import split_slice
 from scalerl_jax.machines.slices import parse_slice
+from scalerl_jax.model.architecture import sampler_mesh
 from scalerl_jax.model.sizes import ARCHITECTURES
 from scalerl_jax.planning import memory
 from scalerl_jax.planning.chooser import OneProcess, Slices, choose, is_open, opened
 from scalerl_jax.planning.forecast import forecast
 from scalerl_jax.planning.lengths import Lengths, assumed_lengths
+from scalerl_jax.sampler.engine import Engine
+from scalerl_jax.sampler.lowering import decode_state
 
 ARCH = ARCHITECTURES["llama3.1-8b"]
 
@@ -145,6 +149,31 @@ def test_a_cache_fills_what_the_versions_of_the_params_leave(
     params = versions * 8_030_261_248 * 2
     left = 2 * (usable - 0.6 * 2**30) / 1.04 - params
     assert 0 <= left - tokens * token * 2 < 64 * token * 2
+
+
+@pytest.mark.parametrize("slots, cache_tokens", [(64, 0), (48, 200_000)])
+def test_layers_with_windows_count_as_much_as_the_engine_holds(slots, cache_tokens):
+    arch = ARCHITECTURES["gemma3-1b"]  # of 26 layers 22 see 512 tokens
+    found = config_of(
+        sampler__slots=slots,
+        sampler__cache_tokens=cache_tokens,
+        model__sampler_dtype="bfloat16",
+        mesh__tensor=1,
+        generators__devices=1,
+    )
+    settings = memory._cache_settings(found, arch)
+    mesh = sampler_mesh(arch, jax.devices()[:1])
+    engine = Engine(dataclasses.replace(settings, eos_ids=(1,)), mesh=mesh)
+    pages = jax.tree.leaves(decode_state(engine).pages)
+    held = sum(leaf.size * leaf.dtype.itemsize for leaf in pages)
+    assert memory.cache_bytes(found, arch) == held
+    whole = memory.cache_tokens(found) * memory.kv_bytes(found, arch)
+    assert held < 0.25 * whole
+    usable = 20 * 2**30
+    tokens = memory.largest_cache(found, arch, chips=1, usable=usable)
+    sampler = dataclasses.replace(found.sampler, cache_tokens=tokens)
+    filled = dataclasses.replace(found, sampler=sampler)
+    assert 0.85 * usable < memory.sampler_bytes(filled, arch) <= usable
 
 
 def test_what_is_set_is_kept():

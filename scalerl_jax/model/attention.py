@@ -405,9 +405,8 @@ def _backward_blocks(
         return (dk, dv), jnp.moveaxis(dq, 2, -1).astype(q.dtype)
 
     sums, dq = blocks.over(one, (jnp.zeros(k.shape, jnp.float32),) * 2)
-    dq = _joined(dq, axis=3)
     dk, dv = (_over_context(x, shards).astype(q.dtype) for x in sums)
-    return _by_tokens(dq), dk, dv
+    return _by_tokens(_joined(dq, axis=3)), dk, dv
 
 
 def _over_context(x: Float[Array, "R kv S dim"], shards: int) -> Array:

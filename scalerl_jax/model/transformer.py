@@ -274,15 +274,9 @@ def hidden_states(
 
     def step(x: Array, of_layer: _OfLayer) -> tuple[Array, Said]:
         def attend(q: Array, k: Array, v: Array) -> Array:
-            seen, more = segment_ids, {}
+            seen, more = segment_ids, _attention_options(layer, arch, kind)
             if arch.local is not None:
                 seen = jnp.where(kind.near, chunks, segment_ids)
-            if kind.window is not None:
-                more["window"] = kind.window
-            if arch.sinks:
-                more["sinks"] = layer["sinks"]
-            if arch.attention_cap:
-                more["cap"] = arch.attention_cap
             if sharing is None:
                 return attention(q, k, v, seen, **more)
 
@@ -301,6 +295,18 @@ def hidden_states(
     over = jax.lax.scan if scan_layers else _unscanned
     x, said = over(step, cut_rows(_scaled(x, arch), mesh), stack)
     return norm(x, params["final_norm"], arch), said
+
+
+def _attention_options(layer: PyTree, arch: Architecture, kind: Kind) -> dict[str, Any]:
+    """Return the keyword arguments of a layer's `SegmentAttention`."""
+    options: dict[str, Any] = {}
+    if kind.window is not None:
+        options["window"] = kind.window
+    if arch.sinks:
+        options["sinks"] = layer["sinks"]
+    if arch.attention_cap:
+        options["cap"] = arch.attention_cap
+    return options
 
 
 def _layer_kinds(arch: Architecture, segment_ids: Array) -> tuple[Kind, Array]:

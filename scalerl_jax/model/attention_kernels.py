@@ -110,7 +110,7 @@ def _kernel(
     the keys of each; that of dk and dv goes over blocks of keys, and over all heads'
     queries of each.  At a block that is not needed they fetch the next one that is.
     """
-    size = len(places) // len(needed)
+    blocks: Any = (len(places) // len(needed),) * 8  # of queries and keys, every pass
     # They are in scalar memory, which is small.
     number = jnp.int8 if max(needed.shape) <= _MOST_INT8 else jnp.int16
 
@@ -130,7 +130,7 @@ def _kernel(
         over_keys,
         over_keys,
         over_queries,
-        block_sizes=splash.BlockSizes(*(size,) * 8),
+        block_sizes=splash.BlockSizes(*blocks),
         is_mqa=False,
         save_residuals=False,
         mask_value=splash.DEFAULT_MASK_VALUE,

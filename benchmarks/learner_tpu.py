@@ -1,0 +1,207 @@
+"""What attention skips and what the head's weights cost in a train step on TPUs.
+
+    python benchmarks/learner_tpu.py                     # all three parts
+    python benchmarks/learner_tpu.py --only=blocks,mismatch
+
+Nothing runs on a TPU.  The first part counts blocks of packed rows.  The second, which
+needs `pip install -e ".[tpu]"`, compiles the gradient of all log-probabilities for one
+and prints libtpu's estimates of the head's products.  The third samples held-out
+prompts of the demo in bfloat16, and the learner computes the log-probabilities of the
+sampled tokens, and their gradients, with weights that are rounded or not.
+"""
+
+import argparse
+import itertools
+import os
+import re
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from routing import Bench
+
+from scalerl_jax import config as config_lib
+from scalerl_jax.controller.mismatch import MismatchCheck
+from scalerl_jax.learner.forward import plain_scorer
+from scalerl_jax.learner.head import HEAD, HIDDEN, TOKENS, Head
+from scalerl_jax.learner.logprobs import token_logprobs
+from scalerl_jax.model.sizes import ARCHITECTURES
+from scalerl_jax.model.transformer import head_weights
+from scalerl_jax.parallel.mesh import make_mesh
+from scalerl_jax.planning.lengths import assumed_lengths, attention_share, count_rows
+from scalerl_jax.preflight.__main__ import ENVIRONMENT
+from scalerl_jax.preflight.topologies import parse_topology
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+ROUNDED = ("float32", "bfloat16")  # model.head_weights_dtype
+
+
+def say(*cells: Any, rule: bool = False) -> None:
+    """Print a row of a table, with a rule below a heading."""
+    print(f"| {' | '.join(map(str, cells))} |")
+    if rule:
+        print("|" + "---|" * len(cells))
+    sys.stdout.flush()
+
+
+def blocks() -> None:
+    """Print the shares of blocks that attention computes for batches of configs."""
+    say("config", "rows", "one row at a time", "8 shards", "32", "64", rule=True)
+    for name in ("8b", "32b", "8b_32k"):
+        settings = runpy.run_path(str(CONFIGS / f"{name}.py"))["get_config"]()
+        config = config_lib.resolve(settings)
+        lengths = assumed_lengths(config)
+        packed: Any = dict(
+            rollouts=config.batch.num_prompts * config.batch.group_size,
+            row_tokens=config.batch.row_tokens,
+            packing=True,
+        )
+        shares = [
+            f"{attention_share(lengths, **packed, rows=count, shards=count):.3f}"
+            for count in (1, 8, 32, 64)
+        ]
+        say(name, count_rows(lengths, **packed), *shares)
+
+
+def products() -> None:
+    """Print libtpu's estimates for the head's products, in millions of cycles."""
+    say("chip", "weights", "cycles of each product of a tile", "together", rule=True)
+    for chip, topology in (
+        ("v5p", "v5p:2x2x1"),
+        ("v5e", "v5e:2x2"),
+        ("v6e", "v6e:2x2"),
+    ):
+        for dtype in ROUNDED:
+            text = _compiled_head(parse_topology(topology).devices(), dtype)
+            found = [
+                int(cycles[1]) / 1e6
+                for line in text.splitlines()
+                if "fusion(" in line and _multiplies(line, text)
+                if (cycles := re.search(r'estimated_cycles":"(\d+)"', line))
+            ]
+            each = ", ".join(f"{cycles:.2f}" for cycles in found)
+            say(chip, dtype, each, f"{sum(found):.2f}")
+
+
+def _multiplies(line: str, text: str) -> bool:
+    """Return True if an instruction is a fusion with a product at full precision."""
+    called = re.search(r"calls=(%[\w.-]+)", line)
+    if not called:
+        return False
+    body = text[text.index(f"\n{called[1]} (") :].split("\n}", 1)[0]
+    return "operand_precision={highest,highest}" in body
+
+
+def _compiled_head(devices: list[Any], weights_dtype: str) -> str:
+    """Return the program of log-probabilities of an 8B model and their gradients."""
+    mesh = make_mesh(devices, fsdp=len(devices))
+    head = Head(mesh=mesh, weights_dtype=jnp.dtype(weights_dtype))
+    arch = ARCHITECTURES["llama3.1-8b"]
+    rows = (len(devices), 4096)
+
+    def array(shape: tuple[int, ...], dtype: Any, spec: Any) -> jax.ShapeDtypeStruct:
+        sharding = NamedSharding(mesh, spec)
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+    def gradients(hidden: Any, weights: Any, targets: Any, cotangent: Any) -> Any:
+        def logprobs(hidden: Any, weights: Any) -> Any:
+            found: Any = token_logprobs(hidden, weights, targets, head)
+            return found[0]
+
+        found, back = jax.vjp(logprobs, hidden, weights)
+        return found, back(cotangent)
+
+    arguments = (
+        array((*rows, arch.hidden_size), jnp.bfloat16, HIDDEN),
+        array((arch.vocab_size, arch.hidden_size), jnp.float32, HEAD),
+        array(rows, jnp.int32, TOKENS),
+        array(rows, jnp.float32, TOKENS),
+    )
+    return jax.jit(gradients).lower(*arguments).compile().as_text() or ""
+
+
+def mismatch() -> None:
+    """Print sampler against learner, and rounded weights against float32 ones."""
+    say("activations", "weights", "tokens", "mean abs dlogp", "max", "KL", rule=True)
+    found: dict[str, Any] = {}
+    sampled: list[Any] = []
+    for compute, dtype in itertools.product(("bfloat16", "float32"), ROUNDED):
+        bench = Bench.of(
+            str(CONFIGS / "tiny.py"),
+            32,
+            **{
+                "model.sampler_dtype": "bfloat16",
+                "model.compute_dtype": compute,
+                "model.head_weights_dtype": dtype,
+            },
+        )
+        sampled = sampled or bench.sampled  # the learner alone differs
+        batch = bench.config.batch
+        check = MismatchCheck(
+            score=plain_scorer(bench.forward),
+            row_tokens=batch.row_tokens,
+            rows_per_microbatch=batch.rows_per_microbatch,
+            max_mismatch_nats=float("inf"),
+        )
+        each = check(bench.params, sampled)
+        say(compute, dtype, f"{each.tokens:,}", f"{each.mean_abs:.5f}",
+            f"{each.max_abs:.4f}", f"{each.kl:.2e}")  # fmt: skip
+        if compute == "bfloat16":
+            bench.__dict__["sampled"] = sampled
+            found[dtype] = _scores_and_gradient(bench)
+    print()
+    say("rounded against float32 weights", "", rule=True)
+    difference = found["bfloat16"][0] - found["float32"][0]
+    for share in (50, 90, 99, 100):
+        value = np.percentile(np.abs(difference), share)
+        say(f"abs dlogp, percentile {share}", f"{value:.5f}")
+    say("mean of dlogp", f"{difference.mean():.1e}")
+    for name, one, other in zip(
+        ("hidden states", "head"),
+        found["bfloat16"][1],
+        found["float32"][1],
+        strict=True,
+    ):
+        error = np.linalg.norm(one - other) / np.linalg.norm(other)
+        say(f"gradient of the {name}, relative error", f"{error:.5f}")
+
+
+def _scores_and_gradient(bench: Bench) -> tuple[Any, list[Any]]:
+    """Return log-probabilities, and the gradients of their sum for a microbatch."""
+    batch, forward = bench.batch(), bench.forward
+    mask = np.asarray(batch.mask)
+    scores = np.asarray(plain_scorer(forward)(bench.params, batch))[mask]
+    first = jax.tree.map(lambda leaf: leaf[0], batch)
+    weights = head_weights(bench.params)
+
+    @jax.jit
+    def gradients(hidden: Any, weights: Any) -> Any:
+        def total(hidden: Any, weights: Any) -> Any:
+            found: Any = token_logprobs(hidden, weights, first.targets, forward.head)
+            return jnp.where(first.mask, found[0], 0.0).sum()
+
+        found: Any = jax.grad(total, argnums=(0, 1))(hidden, weights)
+        return found
+
+    hidden = jax.jit(forward.hidden)(bench.params, first)
+    return scores, [np.asarray(x, np.float64) for x in gradients(hidden, weights)]
+
+
+def main() -> None:
+    """Print the parts that are asked for."""
+    parts = {"blocks": blocks, "products": products, "mismatch": mismatch}
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default=",".join(parts), help="parts, with commas")
+    for name in parser.parse_args().only.split(","):
+        print(f"\n## {name}\n")
+        parts[name]()
+
+
+if __name__ == "__main__":
+    os.environ |= ENVIRONMENT | {"JAX_ENABLE_COMPILATION_CACHE": "true"}
+    main()

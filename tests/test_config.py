@@ -120,6 +120,20 @@ def test_wrong_names_and_types_are_refused(changes, setting, kind):
         resolve(changed(**changes))
 
 
+@pytest.mark.parametrize(
+    "changes, setting",
+    [
+        pytest.param({"param_dtype": "bfloat16"}, "param_dtype", id="rounded already"),
+        pytest.param({"float32_head": False}, "float32_head", id="no float32 product"),
+    ],
+)
+def test_a_head_whose_weights_are_rounded_for_nothing_is_refused(changes, setting):
+    rounded = dict(head_weights_dtype="bfloat16", sampler_dtype="bfloat16")
+    changes = {f"model__{name}": value for name, value in (rounded | changes).items()}
+    with pytest.raises(ValueError, match=rf"head_weights_dtype = .*model\.{setting}"):
+        resolve(changed(**changes))
+
+
 def test_a_whole_number_will_do_for_a_float():
     learning_rate = resolve(changed(optimizer__learning_rate=1)).optimizer.learning_rate
     assert learning_rate == 1.0 and type(learning_rate) is float

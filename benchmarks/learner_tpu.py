@@ -59,7 +59,7 @@ def blocks() -> None:
         packed: Any = dict(
             rollouts=config.batch.num_prompts * config.batch.group_size,
             row_tokens=config.batch.row_tokens,
-            packing=True,
+            row_segments=config.batch.row_segments,
         )
         shares = [
             f"{attention_share(lengths, **packed, rows=count, shards=count):.3f}"

@@ -40,7 +40,9 @@ def fit_slices(
     if mesh.fsdp:
         sizes = [others * mesh.fsdp]
     else:
-        known = {size for each in slices for size in box_sizes(each.slice)}
+        known = {
+            size * mesh.slices for each in slices for size in box_sizes(each.slice)
+        }
         sizes = [
             size
             for size in sorted(known, reverse=True)
@@ -52,8 +54,9 @@ def fit_slices(
         open_learner=not mesh.fsdp,
         generators=generators.count,
         generator_chips=generators.devices,
+        learner_slices=mesh.slices,
     )
-    ranks, learner = len(seats.ranks()), seats.learner.box.num_chips
+    ranks, learner = len(seats.ranks()), seats.learner_chips
     _check_processes("mesh", mesh.processes, f"the learner's {learner} chips", ranks)
     hosts = _hosts_of_a_replica(seats)
     of_replica = f"a replica's generators.devices = {generators.devices} chips"
@@ -105,7 +108,7 @@ def _balanced(
             f"'auto' leave open is chosen for slices of one kind, and these are "
             f"{', '.join(kinds)}; set numbers, and the policy by name"
         )
-    room = Slices(tuple(each.slice for each in slices))
+    room = Slices(tuple(each.slice for each in slices), of_learner=config.mesh.slices)
     return choose(config, arch, CHIPS[kinds[0]], room).config
 
 

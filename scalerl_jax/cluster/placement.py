@@ -11,12 +11,16 @@ host.  What it would keep from others, an actor's claim on its chips keeps too.
 """
 
 import dataclasses
-import itertools
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from scalerl_jax.machines.partition import Box, box_sizes, boxes, split_slice
-from scalerl_jax.machines.processes import STALE_PREFIX, Process, processes
+from scalerl_jax.machines.processes import (
+    Process,
+    SliceOfSeveral,
+    is_dropped,
+    processes,
+)
 from scalerl_jax.machines.slices import Slice, make_slice, parse_sides, parse_type
 
 _NAME, _WORKER = "ray.io/tpu-slice-name", "ray.io/tpu-worker-id"
@@ -90,12 +94,30 @@ class Seats:
     """Chips of the slices by who has them; the rest stays idle."""
 
     slices: tuple[JoinedSlice, ...]
-    learner: SlicePart
+    learner: tuple[SlicePart, ...]  # equal boxes, on a slice each
     replicas: tuple[SlicePart, ...]
 
+    @property
+    def learner_chips(self) -> int:
+        """Number of chips of the learner."""
+        return sum(part.box.num_chips for part in self.learner)
+
     def ranks(self) -> tuple[Seat, ...]:
-        """Return the learner's seats, by rank."""
-        return self._of(self.learner)
+        """Return the learner's seats, by rank: slice by slice, as JAX counts."""
+        found = [self._of(part) for part in self.learner]
+        if len(found) == 1:
+            return found[0]
+        first = found[0][0].process.addresses[0]
+        ranks: list[Seat] = []
+        for number, seats in enumerate(found):
+            own = SliceOfSeveral(number=number, count=len(found), first=first)
+            ranks += [
+                dataclasses.replace(
+                    seat, process=dataclasses.replace(seat.process, slice=own)
+                )
+                for seat in seats
+            ]
+        return tuple(ranks)
 
     def replica(self, number: int) -> tuple[Seat, ...]:
         """Return the seats of the replica of a number, the first one's first."""
@@ -131,7 +153,7 @@ def forget_others(environment: MutableMapping[str, str]) -> None:
         return
     names = environment.pop(DROPPED).split(",")
     for name in list(environment):
-        if name in names or name.startswith(STALE_PREFIX):
+        if is_dropped(name, names):
             del environment[name]
 
 
@@ -241,11 +263,12 @@ def place(
     open_learner: bool,
     generators: int,
     generator_chips: int,
+    learner_slices: int = 1,
 ) -> Seats:
     """Return who has which chips.
 
-    One slice is cut by `split_slice`.  Of several, one has the learner, the replicas
-    have boxes of the others, and of what the learner leaves.
+    One slice is cut by `split_slice`.  Of several, `learner_slices` have equal parts of
+    the learner; the replicas have boxes of the others, and of what the learner leaves.
 
     Args:
         slices: of `slices_of`.
@@ -254,33 +277,56 @@ def place(
             one number.
         generators: how many replicas; 0 for as many as fit.
         generator_chips: of each.
+        learner_slices: of the learner, mesh.slices.
 
     Raises:
         ValueError: no such cut; says which would be.
     """
     largest = max(slices, key=lambda each: each.slice.num_chips)
-    if learner_chips and min(learner_chips) > largest.slice.num_chips:
+    most = largest.slice.num_chips * learner_slices
+    if learner_chips and min(learner_chips) > most:
+        what = "the largest slice" if learner_slices == 1 else "as many slices as that"
         raise ValueError(
-            f"the learner's {min(learner_chips)} chips ({_LEARNER}) are more than the "
-            f"{largest.slice.num_chips} of the largest slice, {largest}; a learner "
-            f"over several slices (mesh.data across them) cannot be run yet: lower one "
-            f"of the four"
+            f"the learner's {min(learner_chips)} chips ({_LEARNER}) on mesh.slices = "
+            f"{learner_slices} are more than the {most} of {what}, {largest}; lower "
+            f"one of the four, or raise mesh.slices and mesh.data"
+        )
+    if learner_slices > len(slices):
+        raise ValueError(
+            f"mesh.slices = {learner_slices}, and the cluster has {len(slices)}: "
+            f"{', '.join(map(str, slices))}; lower it, or wait for the others"
         )
     if len(slices) == 1:
         return _within(
             slices[0], learner_chips, open_learner, generators, generator_chips
         )
-    by_size = sorted(slices, key=lambda each: each.slice.num_chips)
-    for chips, home in itertools.product(learner_chips, by_size):
-        seats = _across(slices, home, chips, generators, generator_chips)
-        if seats is not None:
-            return seats
+    for chips in learner_chips:
+        for homes in _homes(slices, learner_slices):
+            each = chips // learner_slices
+            seats = _across(slices, homes, each, generators, generator_chips)
+            if seats is not None:
+                return seats
     raise ValueError(
-        f"a learner of {_some(learner_chips) or 'any number of'} chips ({_LEARNER}) "
-        f"and generators.count = {generators} of generators.devices = "
-        f"{generator_chips} do not fit {', '.join(map(str, slices))}; lower one of "
-        f"the three"
+        f"a learner of {_some(learner_chips) or 'any number of'} chips ({_LEARNER}) on "
+        f"mesh.slices = {learner_slices} and generators.count = {generators} of "
+        f"generators.devices = {generator_chips} do not fit "
+        f"{', '.join(map(str, slices))}; lower one of the four"
     )
+
+
+def _homes(slices: Sequence[JoinedSlice], count: int) -> list[tuple[int, ...]]:
+    """Return the ways to choose slices for the learner, the smallest first.
+
+    Several slices must be alike: libtpu joins no others.
+    """
+    order = sorted(range(len(slices)), key=lambda at: slices[at].slice.num_chips)
+    alike: dict[Slice, list[int]] = {}
+    for at in order:
+        kind = dataclasses.replace(slices[at].slice, order=())
+        alike.setdefault(kind, []).append(at)
+    if count == 1:
+        return [(at,) for at in order]
+    return [tuple(found[:count]) for found in alike.values() if len(found) >= count]
 
 
 def _within(
@@ -321,35 +367,35 @@ def _within(
         found = split(fitting[0])
     return Seats(
         slices=(reached,),
-        learner=SlicePart(at=0, box=found.learner),
+        learner=(SlicePart(at=0, box=found.learner),),
         replicas=tuple(SlicePart(at=0, box=box) for box in found.replicas),
     )
 
 
 def _across(
     slices: Sequence[JoinedSlice],
-    home: JoinedSlice,
-    learner_chips: int,
+    homes: Sequence[int],
+    each: int,
     generators: int,
     generator_chips: int,
 ) -> Seats | None:
-    """Return the seats with the learner on one slice, if that leaves enough room."""
-    found = boxes(home.slice, learner_chips)
-    if not found:
-        return None
-    learner, at = found[0], slices.index(home)
-    order = [each for each in range(len(slices)) if each != at] + [at]
+    """Return the seats with `each` chips of the learner on these slices, or None."""
+    learner: dict[int, Box] = {}
+    for at in homes:
+        found = boxes(slices[at].slice, each)
+        if not found:
+            return None
+        learner[at] = found[0]
+    order = [at for at in range(len(slices)) if at not in learner] + list(homes)
     parts = [
-        SlicePart(at=each, box=box)
-        for each in order
-        for box in boxes(
-            slices[each].slice, generator_chips, beside=learner if each == at else None
-        )
+        SlicePart(at=at, box=box)
+        for at in order
+        for box in boxes(slices[at].slice, generator_chips, beside=learner.get(at))
     ]
     if len(parts) < max(generators, 1):
         return None
     return Seats(
         slices=tuple(slices),
-        learner=SlicePart(at=at, box=learner),
+        learner=tuple(SlicePart(at=at, box=box) for at, box in learner.items()),
         replicas=tuple(parts[: generators or len(parts)]),
     )

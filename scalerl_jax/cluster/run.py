@@ -119,9 +119,9 @@ def fit_cluster(
         count=generators.count or (0 if have else 1),
     )
     if have is None:
-        mesh = dataclasses.replace(
-            mesh, data=mesh.data or 1, fsdp=mesh.fsdp or mesh.processes
-        )
+        data, slices = mesh.data or mesh.slices, mesh.slices
+        fsdp = mesh.fsdp or max(mesh.processes // slices, 1)
+        mesh = dataclasses.replace(mesh, data=data, fsdp=fsdp)
         have = mesh.num_devices + generators.count * generators.devices
     config = dataclasses.replace(config, mesh=mesh, generators=generators)
     config = wiring.fit_devices(config, arch, have)

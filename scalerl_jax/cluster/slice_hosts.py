@@ -1,7 +1,8 @@
-"""One command on every host of a TPU slice: who starts Ray, and who joins it.
+"""One command on every host of TPU slices: who starts Ray, and who joins it.
 
-Each host finds out which it is.  Worker 0 starts Ray's head and is the controller;
-the others are nodes until the head goes.  `ray start` reads the slice from the same
+Each host finds out which it is.  Worker 0, of several slices that of the first, starts
+Ray's head and is the controller; the others are nodes until the head goes.  Slices are
+several where the machines say so by MEGASCALE_NUM_SLICES.  `ray start` reads the slice from the same
 variables as on Kubernetes, and makes labels and resources of them.
 """
 
@@ -36,16 +37,26 @@ class SliceHost:
     @property
     def head(self) -> str:
         """HOST:PORT of Ray's head."""
-        return f"{self.found.addresses[0]}:{self.port}"
+        several = self.found.several
+        first = several.first if several else self.found.addresses[0]
+        return f"{first}:{self.port}"
+
+    @property
+    def num_hosts(self) -> int:
+        """Number of hosts of all slices."""
+        several = self.found.several
+        return self.found.slice.num_hosts * (several.count if several else 1)
 
     def __str__(self) -> str:
         """Return it for people."""
-        return f"worker {self.found.worker} of {self.found.slice.name}"
+        several = self.found.several
+        of = f" (slice {several.number} of {several.count})" if several else ""
+        return f"worker {self.found.worker} of {self.found.slice.name}{of}"
 
     def command(self) -> list[str]:
         """Return the command that makes this host a node, until it is ended."""
         own = socket.gethostbyname(self.found.addresses[self.found.worker])
-        if self.found.worker:
+        if not self.found.is_first:
             role = [f"--address={self.head}"]
         else:
             role = ["--head", f"--port={self.port}", "--include-dashboard=false"]
@@ -61,9 +72,11 @@ class SliceHost:
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """Return the environment of that command, from which Ray makes its labels."""
-        slice = self.found.slice
+        slice, several = self.found.slice, self.found.several
+        name = self.found.name or f"slice-{slice.type}"
         return dict(inherited) | {
-            "TPU_NAME": self.found.name or f"slice-{slice.type}",
+            # Slices of one job may have one name.
+            "TPU_NAME": f"{name}-{several.number}" if several else name,
             "TPU_WORKER_ID": str(self.found.worker),
             "TPU_ACCELERATOR_TYPE": slice.type,
             "TPU_TOPOLOGY": slice.kind.written(slice.topology),
@@ -74,9 +87,9 @@ class SliceHost:
 def slice_cluster(
     inherited: Mapping[str, str], *, timeout_s: float, port: int = PORT
 ) -> Iterator[SliceHost | None]:
-    """Be a host of the slice's cluster.
+    """Be a host of the cluster of the slice, or of several.
 
-    On worker 0 Ray's head runs while the block runs.  The others are nodes until the
+    On worker 0, of the first slice, Ray's head runs while the block runs.  The others are nodes until the
     head goes, and None is yielded.
 
     Raises:
@@ -85,7 +98,7 @@ def slice_cluster(
         RuntimeError: Ray cannot be started here, or this host cannot join.
     """
     host = SliceHost(found=discover(inherited), port=port)
-    if host.found.worker:
+    if not host.found.is_first:
         serve(host, inherited, timeout_s=timeout_s)
         yield None
         return
@@ -148,7 +161,7 @@ def await_hosts(
     *,
     timeout_s: float,
 ) -> None:
-    """Return when all hosts of the slice are in the cluster.
+    """Return when all hosts of the slices are in the cluster.
 
     Raises:
         TimeoutError: says which are not.
@@ -156,12 +169,15 @@ def await_hosts(
     slice = host.found.slice
     end = time.monotonic() + timeout_s
     while True:
-        here = {each.worker for each in hosts()}
-        missing = [each for each in range(slice.num_hosts) if each not in here]
-        if not missing:
+        here = {(each.slice, each.worker) for each in hosts()}
+        if len(here) >= host.num_hosts:
             return
         if time.monotonic() > end:
+            workers = {worker for _, worker in here}
+            missing = [each for each in range(slice.num_hosts) if each not in workers]
             names = ", ".join(map(str, missing[:8])) + ", ..." * (len(missing) > 8)
+            if host.found.several:
+                names = f"(all but {len(here)} of the {host.num_hosts})"
             raise TimeoutError(
                 f"workers {names} of {slice.name} have not joined within "
                 f"--start_timeout_s = {timeout_s:g}: run the same command on every host"

@@ -1,4 +1,4 @@
-"""A slice of a GKE cluster that xpk has created: a JobSet in Kueue's queue.
+"""Slices of a GKE cluster that xpk has created: a JobSet in Kueue's queue.
 
 Creating the workload also starts the run: each host gets a pod with the run's
 supervisor, and the pods are restarted when a node is preempted.  xpk 1.16 creates a
@@ -252,7 +252,8 @@ def create(job: Job, more: Sequence[str]) -> list[str]:
         *("xpk", "workload", "create", f"--workload={job.name}"),
         *(f"--project={job.project}", f"--zone={job.zone}", f"--cluster={job.cluster}"),
         f"--tpu-type={slice.kind.types[0]}-{topology}",
-        *("--num-slices=1", f"--docker-image={job.image}", f"--storage={job.storage}"),
+        *(f"--num-slices={job.slices[0]}", f"--docker-image={job.image}"),
+        f"--storage={job.storage}",
         *(f"--max-restarts={_RESTARTS}", f"--restart-on-exit-codes={PREEMPTED}"),
         f"--termination-grace-period-seconds={GRACE_S}",
         f"--command={shlex.join(job.supervised(job.command(more)))}",

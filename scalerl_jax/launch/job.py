@@ -23,7 +23,7 @@ PLACES = {
     "tpu_vm": "one TPU VM of one host",
     "queued_resource": "a slice of one or more hosts, requested as a queued resource",
     "ray_tpu": "slices as queued resources, and a CPU machine with head and controller",
-    "gke": "a slice of a GKE cluster that xpk has created, as a workload of xpk",
+    "gke": "slices of a GKE cluster that xpk has created, as a workload of xpk",
 }
 # docs.cloud.google.com/tpu/docs/runtimes, read in November 2026.
 RUNTIMES = {
@@ -145,7 +145,7 @@ class Job:
             return "auto"
         hosts = self.slice.num_hosts if self.is_shared else 1
         if self.place == "gke":  # xpk's machines have at most four chips
-            hosts = self.slice.num_chips // 4
+            hosts = self.chips // 4
         return "slice" if hosts > 1 else ""
 
 
@@ -271,10 +271,10 @@ def _check_cloud(job: Job) -> None:
             f"--topology={job.topology}: write v6e:4x4, v6e-16, or 2*v6e:4x4"
         )
     count, _ = job.slices
-    if count > 1 and job.place != "ray_tpu":
+    if count > 1 and job.place not in ("ray_tpu", "gke"):
         raise ValueError(
             f"--topology={job.topology} with --place={job.place}: several slices are "
-            f"--place=ray_tpu"
+            f"--place=ray_tpu or gke"
         )
     if job.place == "tpu_vm" and job.slice.num_hosts > 1:
         raise ValueError(

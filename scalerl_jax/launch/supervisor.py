@@ -290,7 +290,7 @@ def supervise(
     follower = follow
     if "--ray=slice" in command:
         with contextlib.suppress(NotOnTpu, ValueError):  # the command reports it
-            follower |= discover(os.environ).worker > 0
+            follower |= not discover(os.environ).is_first
     supervisor = Supervisor(command, workdir, rules=rules, follower=follower)
     signal.signal(signal.SIGTERM, supervisor.stop)
     signal.signal(signal.SIGINT, supervisor.stop)  # Ctrl-C also reaches the run

@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 
+from scalerl_jax.machines.processes import SliceOfSeveral
 from scalerl_jax.machines.slices import (
     Slice,
     generation_of,
@@ -46,6 +47,12 @@ class FoundSlice:
     worker: int  # number of this host
     addresses: tuple[str, ...]  # of all hosts, by worker
     name: str = ""  # of the TPU; empty: unknown
+    several: SliceOfSeveral | None = None  # in a job over several slices
+
+    @property
+    def is_first(self) -> bool:
+        """True if this is worker 0, of several slices that of the first."""
+        return not self.worker and not (self.several and self.several.number)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,6 +66,7 @@ class _Said:
     worker: str
     addresses: tuple[str, ...]
     name: str
+    several: Mapping[str, str]  # with variables for several slices, if there are any
 
 
 def discover(environment: Mapping[str, str], *, timeout_s: float = 5.0) -> FoundSlice:
@@ -98,6 +106,7 @@ def _of_environment(environment: Mapping[str, str]) -> _Said:
         worker=environment.get("TPU_WORKER_ID", ""),
         addresses=_split(environment["TPU_WORKER_HOSTNAMES"]),
         name=environment.get("TPU_NAME", ""),
+        several=environment,
     )
 
 
@@ -123,6 +132,7 @@ def _of_metadata(fetch: Fetch) -> _Said:
             _endpoint(each) for each in _split(fetch("worker-network-endpoints") or "")
         ),
         name=known.get("NODE_ID", ""),
+        several=known,
     )
 
 
@@ -144,8 +154,30 @@ def _found(said: _Said) -> FoundSlice:
             f"workers are 0 to {slice.num_hosts - 1}"
         )
     return FoundSlice(
-        slice=slice, worker=int(worker), addresses=said.addresses, name=said.name
+        slice=slice,
+        worker=int(worker),
+        addresses=said.addresses,
+        name=said.name,
+        several=_several(said),
     )
+
+
+def _several(said: _Said) -> SliceOfSeveral | None:
+    """Return the slice's place among several; raise ValueError for contradictions."""
+    count = said.several.get("MEGASCALE_NUM_SLICES", "") or "1"
+    number = said.several.get("MEGASCALE_SLICE_ID", "") or "0"
+    first = said.several.get("MEGASCALE_COORDINATOR_ADDRESS", "")
+    numbers = count.isdecimal() and number.isdecimal()
+    if numbers and int(count) == 1:
+        return None
+    if not numbers or int(number) >= int(count) or not first:
+        raise ValueError(
+            f"{said.source} says MEGASCALE_NUM_SLICES = {count!r}, MEGASCALE_SLICE_ID "
+            f"= {number!r} and MEGASCALE_COORDINATOR_ADDRESS = {first!r}; slices are "
+            f"numbered from 0, and that is the address of the first one's worker 0"
+        )
+    address = first if first.count(":") > 1 else first.partition(":")[0]
+    return SliceOfSeveral(number=int(number), count=int(count), first=address)
 
 
 def _slice(said: _Said) -> Slice:

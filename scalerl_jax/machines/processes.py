@@ -17,7 +17,9 @@ from scalerl_jax.machines.slices import Bounds, Slice
 # host have different ports.  JAX's coordinator listens at 8482 by default.
 TPU_PORT = 8471
 COORDINATOR_PORT = 8490
-# Variables that describe another job, or several slices.
+# At which slices of one job meet; libtpu is told it with the address.
+MEGASCALE_PORT = 8081
+# Variables that describe another job.
 STALE = (
     # In libtpu these override TPU_VISIBLE_CHIPS.
     *("TPU_VISIBLE_DEVICE_PATHS", "TPU_VISIBLE_DEVICES"),
@@ -25,21 +27,47 @@ STALE = (
     "TPU_PROCESS_ADDRESSES_PATH",
     *("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"),
 )
-STALE_PREFIX = "MEGASCALE_"
+_OF_SLICES = "MEGASCALE_"  # begins the names of variables for several slices
 Extent = Literal["part of a host", "whole hosts", "whole slice"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class SliceOfSeveral:
+    """A slice's place in a job over several slices."""
+
+    number: int
+    count: int
+    first: str  # address of the first process of slice 0
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables by which libtpu joins the slices.
+
+        JAX's `clusters.cloud_tpu_cluster` reads them too, and numbers the processes of
+        slice 0 first.
+        """
+        return {
+            "MEGASCALE_COORDINATOR_ADDRESS": _at(self.first, MEGASCALE_PORT),
+            "MEGASCALE_PORT": str(MEGASCALE_PORT),
+            "MEGASCALE_NUM_SLICES": str(self.count),
+            "MEGASCALE_SLICE_ID": str(self.number),
+        }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Process:
-    """One process of a job: its host, its chips, and the job's other processes."""
+    """One process of a job: its host, its chips, and the job's other processes.
+
+    Of a job over several slices these are the ones on its own slice.
+    """
 
     worker: int  # number of its host in the slice
-    rank: int  # in the job
+    rank: int  # among the job's processes on the slice
     processes: Bounds  # of the job, along each side
     chips: Bounds  # of this process, along each side
     visible: tuple[int, ...]  # the host's numbers of its chips
     addresses: tuple[str, ...]  # of the job's hosts, by rank
     extent: Extent  # of the job's box
+    slice: SliceOfSeveral | None = None  # None: the job is on one slice
 
     @property
     def port(self) -> int:
@@ -77,7 +105,7 @@ class Process:
             # libtpu would ask the metadata server for values that are not set.
             own["TPU_TOPOLOGY_WRAP"] = "false,false,false"
             own["TPU_TOPOLOGY_ALT"] = "false"
-        return own
+        return own | (self.slice.environment() if self.slice else {})
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """Return the environment with which to start the process.
@@ -87,14 +115,27 @@ class Process:
         kept = {
             name: value
             for name, value in inherited.items()
-            if name not in self.dropped and not name.startswith(STALE_PREFIX)
+            if not is_dropped(name, self.dropped)
         }
         return kept | self.own_environment()
 
     @property
     def dropped(self) -> tuple[str, ...]:
-        """Variables that are not inherited, apart from those with STALE_PREFIX."""
-        return STALE + ("TPU_TOPOLOGY",) * (self.extent != "whole slice")
+        """Variables that are not inherited, as `is_dropped` reads them."""
+        topology = ("TPU_TOPOLOGY",) * (self.extent != "whole slice")
+        return STALE + topology + (f"{_OF_SLICES}*",) * (self.slice is None)
+
+
+def is_dropped(name: str, dropped: Iterable[str]) -> bool:
+    """Return True if a variable is among these names, or begins as one that ends in *.
+
+    Variables for several slices, which may have options of their network, are kept in
+    a job over several.
+    """
+    return any(
+        name.startswith(each[:-1]) if each.endswith("*") else name == each
+        for each in dropped
+    )
 
 
 def processes(

@@ -38,6 +38,7 @@ class Slices:
     """Slices with a process on each host; a role gets boxes of chips."""
 
     slices: tuple[Slice, ...]
+    of_learner: int = 1  # slices on each of which the learner has a box
 
     @property
     def num_devices(self) -> int:
@@ -45,9 +46,13 @@ class Slices:
         return sum(each.num_chips for each in self.slices)
 
     def sizes(self) -> tuple[int, ...]:
-        """Return the possible numbers of chips of a box: a role has one box."""
+        """Return the possible numbers of chips of a replica, which has one box."""
         found = {size for each in self.slices for size in box_sizes(each)}
         return tuple(sorted(found))
+
+    def learner_sizes(self) -> tuple[int, ...]:
+        """Return the possible numbers of chips of the learner: a box on each slice."""
+        return tuple(size * self.of_learner for size in self.sizes())
 
     def hosts(self, each: int) -> int:
         """Return the hosts (one process each) of a box; 0: it depends on the slice."""
@@ -68,15 +73,21 @@ class Slices:
             except ValueError:
                 return 0
             return len(split.replicas)
-        homes = [one for one in self.slices if learner in box_sizes(one)]
+        part = learner // self.of_learner
+        homes = [
+            one
+            for one in sorted(self.slices, key=lambda one: one.num_chips)
+            if part in box_sizes(one) and self.slices.count(one) >= self.of_learner
+        ]
         if not homes:
             return 0
-        home = min(homes, key=lambda one: one.num_chips)
-        at = self.slices.index(home)
-        return sum(
-            len(boxes(one, each, beside=boxes(home, learner)[0] if n == at else None))
-            for n, one in enumerate(self.slices)
-        )
+        own = boxes(homes[0], part)[0]
+        found, left = 0, self.of_learner
+        for one in self.slices:
+            taken = left > 0 and one == homes[0]
+            left -= taken
+            found += len(boxes(one, each, beside=own if taken else None))
+        return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +99,10 @@ class OneProcess:
     def sizes(self) -> range:
         """Return all possible numbers of devices of a role."""
         return range(1, self.num_devices + 1)
+
+    def learner_sizes(self) -> range:
+        """Return all possible numbers of devices of the learner."""
+        return self.sizes()
 
     def hosts(self, each: int) -> int:
         """Return 1 for a replica of any size."""
@@ -212,7 +227,7 @@ def candidates(
         both = isinstance(room, OneProcess)
         placements = ["apart", "shared"] if both else ["apart"]
     usable = memory.usable_bytes(chip)
-    for size in room.sizes():
+    for size in room.learner_sizes():
         learner = _with_learner(config, arch, size, usable)
         if learner is None:
             continue
@@ -250,14 +265,14 @@ def _with_shards(config: Config, arch: Architecture, size: int) -> Config | None
     """Return the config with data and fsdp for `size` devices, None if uneven.
 
     fsdp is the largest number of shards that divides the model's width; the remaining
-    factor, data, is the number of replicas of the state.
+    factor, data, is the number of replicas of the state, equally many on each slice.
     """
     mesh, rows = config.mesh, config.batch.rows_per_microbatch
     others = mesh.context * mesh.tensor
     if size % others:
         return None
     both = size // others  # data * fsdp
-    for data in range(1, both + 1):
+    for data in range(mesh.slices, both + 1, mesh.slices):
         if both % data or mesh.data not in (0, data):
             continue
         fsdp = both // data

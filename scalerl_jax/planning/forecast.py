@@ -12,6 +12,7 @@ from typing import Any
 from scalerl_jax.config import Config
 from scalerl_jax.machines.chips import Chip
 from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.model.lora import sizes
 from scalerl_jax.objective.terms import needs_of
 from scalerl_jax.planning import rates
 from scalerl_jax.planning.lengths import Lengths, attention_share, count_rows
@@ -21,7 +22,7 @@ from scalerl_jax.planning.memory import (
     value_bytes,
     vector_bytes,
 )
-from scalerl_jax.planning.rates import EXPECTED, Reached
+from scalerl_jax.planning.rates import EXPECTED, Reached, between_slices_seconds
 
 # Share of the cache that slots at their mean length may fill.  Lengths vary, and a
 # sequence that finds no free page is suspended and prefilled again later.
@@ -34,6 +35,7 @@ class StepForecast:
 
     generate_seconds: float  # all replicas at work on the rollouts of a step
     train_seconds: float
+    dcn_seconds: float  # of these, to sum gradients between slices
     # Until all replicas have a version, while others work; on shared devices, of the
     # copy within their memory.
     publish_seconds: float
@@ -137,7 +139,8 @@ def forecast(
     # Replicas that share their devices take turns.
     turns = max(1.0, replicas * each / learner) if shared else 1.0
     generate = generate * turns + pause_seconds(config, arch, replica_chips=each)
-    train = batch.epochs * _train_seconds(config, arch, chip, lengths, reached)
+    dcn = batch.epochs * _between_slices_seconds(config, arch, chip)
+    train = batch.epochs * _train_seconds(config, arch, chip, lengths, reached) + dcn
     publish = _publish_seconds(config, arch, chip)
     if in_turn:
         # All epochs of a batch share its generation and publication.
@@ -149,6 +152,7 @@ def forecast(
     return StepForecast(
         generate_seconds=generate / batch.epochs,
         train_seconds=train / batch.epochs,
+        dcn_seconds=dcn / batch.epochs,
         publish_seconds=publish,
         step_seconds=step / batch.epochs,
         evaluation_seconds=turns * decoding.evaluation_seconds(config),
@@ -157,6 +161,17 @@ def forecast(
         learner_devices=learner,
         generator_devices=min(replicas * each, learner) if shared else replicas * each,
         shared=shared,
+    )
+
+
+def _between_slices_seconds(config: Config, arch: Architecture, chip: Chip) -> float:
+    """Return the seconds of a step in which gradients go between slices."""
+    mesh = config.mesh
+    trained, _ = sizes(config.model, arch)
+    if needs_of(config).critic:
+        trained += arch.num_params
+    return between_slices_seconds(
+        trained, chip, slices=mesh.slices, shards=mesh.fsdp * mesh.tensor
     )
 
 

@@ -181,6 +181,26 @@ def train_seconds(
     )
 
 
+def between_slices_seconds(
+    trained: float, chip: Chip, *, slices: int, shards: int
+) -> float:
+    """Return the seconds to sum the gradients of all slices over the hosts' network.
+
+        2 * (slices - 1) / slices * 4 * trained / shards / network bandwidth of a chip
+
+    A chip sends its shards, float32, once to have them summed and once summed; nothing
+    is overlapped with it.
+
+    Args:
+        trained: number of weights that are trained.
+        chip: the kind of TPU, which sets the network bandwidth per chip.
+        slices: mesh.slices.
+        shards: shards of the state, mesh.fsdp * mesh.tensor.
+    """
+    sent = 2 * (slices - 1) / slices * 4 * trained / shards
+    return sent / chip.host_bandwidth
+
+
 def publish_seconds(
     arch: Architecture,
     chip: Chip,

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from scalerl_jax.config import Config
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.layers import ROUTER
-from scalerl_jax.parallel.mesh import largest_divisor
+from scalerl_jax.parallel.mesh import SLICES, largest_divisor
 from scalerl_jax.planning import work
 from scalerl_jax.planning.lengths import Lengths
 from scalerl_jax.planning.memory import (
@@ -146,7 +146,11 @@ def _checked(
     wasteful: list[Excess] = []
     narrow: list[str] = []
     if compiled.program is not None and compiled.asked is not None:
-        found = traffic(compiled.program, num_devices=mesh.size)
+        found = traffic(
+            compiled.program,
+            num_devices=mesh.size,
+            num_slices=mesh.shape[SLICES],
+        )
         wasteful = excesses(compiled.program, compiled.asked, num_devices=mesh.size)
         narrow = narrow_loops(compiled.program)
     return Checked(
@@ -243,7 +247,7 @@ def program_memory(name: str, compiled: Compiled, parts: Parts) -> dict[str, int
         return others | own | {"code": code}
     if frozen:  # no other program takes them as an argument
         others |= {"frozen params": frozen}
-    if name == "start":
+    if name in ("start", "combine"):
         others |= {"params": params, "optimizer": whole - params - frozen}
     elif state.critic is not None:
         critic = device_bytes(state.critic)
@@ -251,7 +255,7 @@ def program_memory(name: str, compiled: Compiled, parts: Parts) -> dict[str, int
             gradients = _gradient_bytes(state.critic.params)
             others |= {"critic": critic, "critic's gradients": gradients}
         else:
-            own = {"critic_update": critic, "critic_start": 0}
+            own = {"critic_update": critic, "critic_start": 0, "critic_combine": 0}
             read = own.get(name, device_bytes(state.critic.params))
             others |= {
                 "policy's state": whole - critic - frozen,
@@ -304,7 +308,7 @@ def _work(name: str, parts: Parts) -> Work:
             )
         case "update":
             return work.optimizer_update(arch, param_bytes=param_bytes)
-        case "start":
+        case "start" | "combine":
             return Work(bytes=4.0 * arch.num_params)
         case "prefill":
             return work.prefill(

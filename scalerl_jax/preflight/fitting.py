@@ -48,7 +48,8 @@ def fit_topology(config: Config, arch: Architecture, topology: Topology) -> Fitt
     """
     slices, room = slices_of(topology), OneProcess(topology.num_devices)
     if slices:
-        room = Slices(tuple(each.slice for each in slices))
+        kinds = tuple(each.slice for each in slices)
+        room = Slices(kinds, of_learner=config.mesh.slices)
         apart = dataclasses.replace(config.generators, placement="apart")
         try:
             if config.generators.placement == "shared":

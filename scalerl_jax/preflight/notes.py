@@ -62,10 +62,10 @@ def notes(result: CheckedConfig) -> list[str]:
         )
     if placement.unused:
         said.append(_why_unused(result))
-    if result.topology.slices > 1:
+    if parts.config.mesh.slices > 1:
         said.append(
-            "the network between slices is not in the rooflines: every microbatch sums "
-            "its gradients over mesh.data through it"
+            "DCN is the network between slices: `combine` adds the slices' gradients "
+            "through it, once a step; the compiler's own transfers there have no time"
         )
     said.append(
         "an evaluation has its own KV cache beside the training one; the sampler holds "

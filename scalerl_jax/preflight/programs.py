@@ -48,26 +48,30 @@ class Placement:
 
 def seat(seats: Seats, topology: Topology) -> Placement:
     """Return the placement of a run on several hosts; each box counts as a slice."""
-    learner = _of_box(topology, seats.learner.box)
+    box, slices = seats.learner[0].box, len(seats.learner)
+    learner = _of_box(topology, box, slices=slices)
     sampler = _of_box(topology, seats.replicas[0].box)
-    busy = seats.learner.box.num_chips
+    busy = seats.learner_chips
     busy += sum(part.box.num_chips for part in seats.replicas)
+    devices = learner.devices()
+    whole = len(devices) // slices  # a box that is a part of its host is less
+    firsts = range(0, len(devices), whole)
     return Placement(
         learner,
         sampler,
         [
-            *learner.devices()[: seats.learner.box.num_chips],
+            *(one for first in firsts for one in devices[first:][: box.num_chips]),
             *sampler.devices()[: seats.replicas[0].box.num_chips],
         ],
         topology.num_devices - busy,
     )
 
 
-def _of_box(topology: Topology, box: Box) -> Topology:
-    """Return a box of chips as a topology; part of a host becomes its whole host."""
+def _of_box(topology: Topology, box: Box, *, slices: int = 1) -> Topology:
+    """Return boxes of chips as a topology; part of a host becomes its whole host."""
     part = box.num_chips < 4 and not topology.chip.whole_slices
     shape = (2, 2, 1) if part else box.shape[: topology.chip.sides]
-    return dataclasses.replace(topology, shape=shape, slices=1)
+    return dataclasses.replace(topology, shape=shape, slices=slices)
 
 
 def place(config: Config, topology: Topology) -> Placement:
@@ -89,11 +93,11 @@ def place(config: Config, topology: Topology) -> Placement:
         shared=is_shared(config),
     )
     own = 0 if is_shared(config) else generators.count * generators.devices
-    if mesh.data % topology.slices:
+    if mesh.slices != topology.slices:
         raise ValueError(
-            f"mesh.data = {mesh.data} must be a multiple of the {topology.slices} "
-            f"slices of --topology={topology.name}: only replicas of the state may be "
-            f"far apart; set mesh.data = {topology.slices}"
+            f"mesh.slices = {mesh.slices} must be the {topology.slices} slices of "
+            f"--topology={topology.name}, where a run in one process cannot be placed; "
+            f"set it so, and mesh.data to a multiple"
         )
     unused = topology.num_devices - learner - own
     if topology.chip.whole_slices:

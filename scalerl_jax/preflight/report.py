@@ -45,11 +45,14 @@ _CASES = (
     ("qwen3_30b_a3b", "v6e:8x8"),
     ("scout", "v5p:4x4x8"),
     ("scout", "v6e:16x16"),
+    ("8b", "2*v6e:16x16"),
+    ("32b", "2*v5p:4x4x8"),
 )
 _HEADER = (
     "| config | topology | learner + generators | can start | generate | train "
-    "| at work | chip-hours a step | fits | limit | train step | prefill | decode |\n"
-    "|---|---|---|---|---|---|---|---|---|---|---|---|---|\n"
+    "| of it DCN | at work | chip-hours a step | fits | limit | train step "
+    "| prefill | decode |\n"
+    "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n"
 )
 
 
@@ -173,7 +176,9 @@ def to_text(
         f"{config_file} on {result.topology.name}: "
         f"{'fits' if result.fits else 'DOES NOT FIT'} "
         f"({gib(limit)} of HBM for programs on each device)",
-        f"devices: learner {parts.learner_mesh.size} (data {mesh.data}, fsdp "
+        f"devices: learner {parts.learner_mesh.size} ("
+        + f"slices {mesh.slices}, " * (mesh.slices > 1)
+        + f"data {mesh.data}, fsdp "
         f"{mesh.fsdp}, context {mesh.context}, tensor {mesh.tensor}), sampler "
         + ("shares " if is_shared(parts.config) else "")
         + f"{parts.sampler_mesh.size} x {parts.config.generators.count}"
@@ -218,7 +223,7 @@ def _cost_lines(result: CheckedConfig) -> list[str]:
     lines = [
         "",
         f"{'program':<17} {'calls':>5} {'TFLOP':>10} {'of it head':>10} "
-        f"{'compute':>8} {'HBM':>8} {'ICI':>8}  bound by  head",
+        f"{'compute':>8} {'HBM':>8} {'ICI':>8} {'DCN':>8}  bound by  head",
     ]
     for name, each in result.programs.items():
         if name == "publish":
@@ -232,7 +237,8 @@ def _cost_lines(result: CheckedConfig) -> list[str]:
         lines.append(
             f"{name:<17} {each.calls:>5} {amount(each.work.flops / 1e12):>10} "
             f"{amount(each.work.head / 1e12):>10} {duration(cost.compute):>8} "
-            f"{duration(cost.hbm):>8} {duration(cost.ici):>8}  "
+            f"{duration(cost.hbm):>8} {duration(cost.ici):>8} "
+            f"{duration(cost.dcn):>8}  "
             f"{cost.bound_by:<8}  {head}"
         )
     for name, each in result.programs.items():
@@ -248,6 +254,8 @@ def _cost_lines(result: CheckedConfig) -> list[str]:
             lines.append(
                 f"    {name:<17} {kind:<19} {sums.count:>7} x  {gib(sums.bytes):>10}"
                 f"  sends {gib(sums.sent_bytes)}"
+                + f", {gib(sums.dcn_bytes)} between slices"
+                * (sums.dcn_bytes > 0)
             )
     lines += [""] + (_product_lines(result) or ["products cost the requested FLOPs"])
     settings = result.parts.engine.settings
@@ -296,6 +304,7 @@ def row(config: str, answer: dict) -> str:
         f"| `{config}.py` | {answer['topology']} | {devices['learner']} + "
         f"{devices['generators']} x {devices['sampler']} | {start} | "
         f"{answer['generate_seconds']:.0f} s | {answer['train_seconds']:.0f} s | "
+        f"{answer['dcn_seconds']:.2g} s | "
         f"{answer['busy_share']:.0%} | {answer['chip_hours_per_step']:.2f} | {fits} | "
         f"{answer['hbm_limit_bytes'] / 2**30:.2f} | {memory} |\n"
     )
@@ -307,6 +316,9 @@ def main() -> int:
     status = 0
     for config, topology in _CASES:
         command = [sys.executable, "-m", "scalerl_jax.preflight", "--json"]
+        if "*" in topology:  # a learner over all of them
+            slices = topology.partition("*")[0]
+            command.append(f"--config.mesh.slices={slices}")
         done = subprocess.run(
             [*command, f"--config=configs/{config}.py", f"--topology={topology}"],
             stdout=subprocess.PIPE,

@@ -147,16 +147,18 @@ class Roofline:
     compute: float = 0.0
     hbm: float = 0.0
     ici: float = 0.0
+    dcn: float = 0.0  # the network between slices
 
     @property
     def seconds(self) -> float:
         """Seconds if all resources overlap: a lower bound, not a forecast."""
-        return max(self.compute, self.hbm, self.ici)
+        return max(self.compute, self.hbm, self.ici, self.dcn)
 
     @property
     def bound_by(self) -> str:
         """The resource that takes the longest."""
-        return max(("compute", "hbm", "ici"), key=lambda name: getattr(self, name))
+        names = ("compute", "hbm", "ici", "dcn")
+        return max(names, key=lambda name: getattr(self, name))
 
 
 def roofline(
@@ -169,14 +171,16 @@ def roofline(
 ) -> Roofline:
     """Return the roofline of a call on `devices` equal devices.
 
-    Collectives use the share `links` (see `link_share`) of a device's links at once.
-    The slower network between slices is left out.
+    Collectives use the share `links` (see `link_share`) of a device's links at once,
+    and between slices a device's share of its host's network.
     """
     sent = sum(each.sent_bytes for each in traffic.values())
+    sent_far = sum(each.dcn_bytes for each in traffic.values())
     return Roofline(
         compute=work.passes / devices / chip.flops,
         hbm=work.bytes / devices / chip.hbm_bandwidth,
         ici=sent / (chip.ici_bandwidth * links),
+        dcn=sent_far / chip.host_bandwidth,
     )
 
 

@@ -99,6 +99,7 @@ def _forecast_json(
     return {
         "generate_seconds": found.generate_seconds,
         "train_seconds": found.train_seconds,
+        "dcn_seconds": found.dcn_seconds,
         "publish_seconds": found.publish_seconds,
         "step_seconds": found.step_seconds,
         "busy_share": found.busy_share,
@@ -130,6 +131,11 @@ def step_lines(step: WholeStep, fitted: Fitted, *, price: float | None) -> list[
     for name in ("generate", "train", "publish", "step"):
         one, other = (getattr(each, f"{name}_seconds") for each in (found, bound))
         lines.append(f"    {name:<10} {duration(one):>8} {duration(other):>10}")
+    if found.dcn_seconds:
+        lines.append(
+            f"of train: {duration(found.dcn_seconds)} for gradients between "
+            f"mesh.slices = {config.mesh.slices}, at the hosts' network bandwidth"
+        )
     hours, evaluations = found.chip_hours(config), found.evaluation_hours(config)
     money = (
         "" if price is None else f", {amount(price * hours)} at {price:g} a chip-hour"

@@ -38,6 +38,7 @@ COLUMNS = {  # figure -> heading of its column in a sweep's table
     "step_s": "s a step",
     "learner_idle": "learner idle",
     "generators_idle": "generators idle",
+    "controller_busy": "controller busy",
     "slots_in_use": "slots in use",
     "staleness_in_flight": "staleness in flight",
     "staleness_queued": "queued",
@@ -363,7 +364,8 @@ def _text(
         f"{figures['busy_share']:.0%} of the chips' time trains or decodes",
         f"idle: learner {figures['learner_idle']:.1%}, generators "
         f"{figures['generators_idle']:.1%} (slots in use while they decode: "
-        f"{figures['slots_in_use']:.1%})",
+        f"{figures['slots_in_use']:.1%}); the controller takes groups in "
+        f"{figures['controller_busy']:.2%} of the time",
         f"staleness: {figures['staleness']:.2f} = {figures['staleness_in_flight']:.2f} "
         f"in flight + {figures['staleness_queued']:.2f} queued, "
         f"{figures['staleness_max']:.0f} at most",

@@ -65,6 +65,7 @@ class SimulationOutcome:
                 + scenario.replica_chips * busy_s
             )
             / (scenario.chips * time_s),
+            "controller_busy": spent["controller_s"] / time_s,
             "tokens_per_s": spent["generated"] / time_s,
             "staleness": flight + queued,
             "staleness_in_flight": flight,
@@ -125,7 +126,7 @@ class SimulationNotes:
         Args:
             now_s: time of the simulation, in seconds.
             replicas: all replicas, whose counters are read.
-            spent: the learner's seconds by activity so far.
+            spent: the learner's seconds by activity so far, and the controller's.
             levels: numbers of groups by state.
         """
         since = [
@@ -147,6 +148,7 @@ class SimulationNotes:
                 "down_s": sum(each.down_s for each in replicas),
                 "generated": sum(each.generated for each in replicas),
                 "trained": self.trained,
+                "controller_s": spent.get("controller", 0.0),
                 **levels,
                 **{f"learner/{name}": spent.get(name, 0.0) for name in _ACTIVITIES},
             }

@@ -14,12 +14,14 @@ from scalerl_jax.config import Config
 from scalerl_jax.formats.reading import Fields, read_json
 from scalerl_jax.machines.chips import Chip
 from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.model.lora import sizes
 from scalerl_jax.planning.forecast import pause_seconds
 from scalerl_jax.planning.lengths import Lengths, attention_share
 from scalerl_jax.planning.memory import head_bytes, value_bytes, vector_bytes
 from scalerl_jax.planning.rates import (
     EXPECTED,
     Reached,
+    between_slices_seconds,
     decode_seconds,
     prefill_seconds,
     publish_seconds,
@@ -33,9 +35,12 @@ HOSTS_S = {
     "publish_s": 0.1,  # of the learner's programs that cast and offer the params
     "verify_s": 0.5,
     "exchange_s": 0.05,
+    "group_s": 0.0041,  # of the controller's CPU: benchmarks/control_path.py
     "assemble_s": 0.3,
     "checkpoint_s": 2.0,  # to copy the state to the host; writing is in the background
 }
+# In one process groups are not sent.
+_ONE_PROCESS_S = {"exchange_s": 0.0, "group_s": 0.0}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,6 +66,7 @@ class Rates:
     place_s: float = 0.0  # pause of a replica that swaps in new params
     verify_s: float = 0.0  # from the last token of a group to its verdicts
     exchange_s: float = 0.0  # for a message between controller and replica
+    group_s: float = 0.0  # the controller's work for a group, one after the other
     checkpoint_s: float = 0.0  # the learner is busy with a checkpoint
 
     def __post_init__(self) -> None:
@@ -167,7 +173,7 @@ def closed_rates(
             itemsize=itemsize,
         ),
         place_s=pause_seconds(config, arch, replica_chips=scenario.replica_chips),
-        **HOSTS_S | ({} if scenario.replicas > 1 else {"exchange_s": 0.0}),
+        **HOSTS_S | ({} if scenario.replicas > 1 else _ONE_PROCESS_S),
     )
 
 
@@ -219,4 +225,9 @@ def _training(
     }
     one, two = (step[rows] for rows in sorted(step))
     tokens = scenario.learner_chips * row
-    return max(0.0, 2 * one - two), (two - one) / tokens
+    trained, _ = sizes(config.model, arch)
+    slices = config.mesh.slices
+    between = between_slices_seconds(
+        trained, chip, slices=slices, shards=max(1, scenario.learner_chips // slices)
+    )
+    return max(0.0, 2 * one - two) + between, (two - one) / tokens

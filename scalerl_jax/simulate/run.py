@@ -44,6 +44,8 @@ class Simulation:
         self.queue = scenario.queue(make_queue)
         self.queue.on_change(self._note)
         self._changed = False
+        self._controller_s = 0.0  # when it has taken all groups that were sent
+        self._controller_work_s = 0.0  # of these groups
         self._drawn = Drawn(lengths, group_size=scenario.group_size)
         self._random = np.random.default_rng([scenario.seed, 1])
         self.machine = Machine(
@@ -164,8 +166,7 @@ class Simulation:
             if self._alone:  # the queue is notified before another group begins
                 self._sampled(replica, group)
             else:
-                told_s = self.now_s + self.rates.exchange_s
-                self.at(told_s, self._sampled, replica, group)
+                self.at(self._taken_s(), self._sampled, replica, group)
         if replica.number in self._evaluating and not replica.paused:
             replica.paused = True
             replica.token += 1
@@ -173,6 +174,13 @@ class Simulation:
             return
         self._fill(replica)
         self._go_on(replica)
+
+    def _taken_s(self) -> float:
+        """Return when the controller has taken a group that is sent to it now."""
+        arrived_s = self.now_s + self.rates.exchange_s
+        self._controller_s = max(arrived_s, self._controller_s) + self.rates.group_s
+        self._controller_work_s += self.rates.group_s
+        return self._controller_s
 
     @property
     def _alone(self) -> bool:
@@ -241,6 +249,8 @@ class Simulation:
             running=self.queue.running,
         )
         spent = self.learner.spent()
+        left_s = max(0.0, self._controller_s - self.now_s)
+        spent["controller"] = self._controller_work_s - left_s
         self.record.step(self.now_s, self.replicas, spent=spent, levels=levels)
 
     # Evaluations.

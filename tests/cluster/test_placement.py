@@ -113,6 +113,57 @@ def test_an_actor_drops_what_it_inherits_of_another_job():
     assert plain == inherited, "an actor without a seat keeps all"
 
 
+def test_a_learner_over_slices_has_an_equal_box_of_each_and_is_told_which():
+    """Two like v6e:4x4 and a smaller one between them, of which it has none."""
+    nodes = nodes_of("v6e:4x4", "a") + nodes_of("v6e:2x4", "b", subnet=1)
+    nodes += nodes_of("v6e:4x4", "c", subnet=2)
+    seats = placed(nodes, 16, 0, 4, learner_slices=2)
+    ranks = [seat.process for seat in seats.ranks()]
+    addresses = ["10.0.0.0", "10.0.0.2", "10.0.2.0", "10.0.2.2"]  # of hosts of 4 chips
+    assert [each.addresses[each.rank] for each in ranks] == addresses
+    told = [seat.options()["runtime_env"]["env_vars"] for seat in seats.ranks()]
+    assert [each["MEGASCALE_SLICE_ID"] for each in told] == ["0", "0", "1", "1"]
+    for each in told:
+        assert each["MEGASCALE_NUM_SLICES"] == "2"
+        assert each["MEGASCALE_COORDINATOR_ADDRESS"] == "10.0.0.0:8081"
+        assert each["TPU_PROCESS_BOUNDS"] == "1,2,1"  # those of its own slice alone
+    assert [each["TPU_WORKER_ID"] for each in told] == ["0", "1", "0", "1"]
+    # What is left: all of b, and half of a and of c.
+    used = {(part.at, part.box.corner) for part in seats.replicas}
+    assert len(used) == len(seats.replicas) == 2 + 2 + 2
+    assert not any(
+        "MEGASCALE_SLICE_ID" in s.process.own_environment() for s in seats.replica(0)
+    )
+    inherited = {"MEGASCALE_SLICE_ID": "7", "MEGASCALE_TRANSPORT_TYPE": "grpc"}
+    environment = inherited | told[2]
+    forget_others(environment)
+    assert environment["MEGASCALE_SLICE_ID"] == "1"
+    assert environment["MEGASCALE_TRANSPORT_TYPE"] == "grpc"
+
+
+def test_slices_of_a_learner_that_are_not_there_or_differ_are_refused():
+    pair = nodes_of("v6e:4x4", "a") + nodes_of("v6e:2x4", "b", subnet=1)
+    with pytest.raises(ValueError, match=r"mesh\.slices = 3, and the cluster has 2: a"):
+        placed(pair, 12, 0, 4, learner_slices=3)
+    with pytest.raises(ValueError, match=r"on mesh\.slices = 2 .* do not fit a"):
+        placed(pair, 16, 0, 4, learner_slices=2)
+    alike = nodes_of("v6e:4x4", "a") + nodes_of("v6e:4x4", "b", subnet=1)
+    with pytest.raises(ValueError, match=r"64 chips .* more than the 32 of as many"):
+        placed(alike, 64, 0, 4, learner_slices=2)
+
+
+def test_with_open_settings_each_slice_has_as_many_of_the_learners_chips():
+    config = config_of(mesh__data=0, mesh__slices=2, generators__count=0)
+    nodes = nodes_of("v6e:4x4", "a") + nodes_of("v6e:4x4", "b", subnet=1)
+    fitted, seats = fit_slices(
+        config, ARCHITECTURES["tiny"], slices_of(hosts_of(nodes))
+    )
+    boxes = [part.box for part in seats.learner]
+    assert [part.at for part in seats.learner] == [0, 1] and boxes[0] == boxes[1]
+    assert fitted.mesh.data % 2 == 0 and fitted.mesh.processes == len(seats.ranks())
+    assert fitted.mesh.num_devices == seats.learner_chips == 2 * boxes[0].num_chips
+
+
 def test_a_learner_on_a_whole_slice_keeps_what_is_said_of_the_slice():
     nodes = nodes_of("v6e:4x4", "a") + nodes_of("v6e:1x1", "b", chips=1)
     seats = placed(nodes, 16, 1, 1)
@@ -276,7 +327,7 @@ def test_what_a_config_leaves_open_is_decided(changes, fsdp, processes, replicas
     assert config.generators.count == replicas == len(seats.replicas)
     assert len(seats.ranks()) == processes
     learner = config.mesh.fsdp * config.mesh.tensor
-    assert seats.learner.box.num_chips == learner
+    assert seats.learner_chips == learner
 
 
 def test_a_replica_of_two_hosts_has_a_process_on_each():
@@ -294,7 +345,7 @@ def test_a_replica_of_two_hosts_has_a_process_on_each():
         ),
         pytest.param(
             {"mesh__data": 4, "mesh__fsdp": 8},
-            "several slices (mesh.data",
+            "on mesh.slices = 1 are more than the 16",
             id="a learner too large",
         ),
         pytest.param(

@@ -19,8 +19,10 @@ from scalerl_jax.formats.reading import parse_json
 pytest.importorskip("ray")
 SEVERAL = {
     "queue.max_staleness": 0,
+    "mesh.data": 2,
+    "mesh.slices": 2,  # of two ranks each
     "mesh.fsdp": 2,
-    "mesh.processes": 2,
+    "mesh.processes": 4,
     "generators.count": 2,
     "generators.devices": 2,
     "optimizer.learning_rate": 1e-3,
@@ -107,6 +109,7 @@ def secret_of(process):
 def killed(tmp_path_factory):
     """A run in which a rank and a replica are killed, then others get a SIGTERM.
 
+    The learner has two slices of two ranks; the one that is killed is of the second.
     A replica is two processes, and what is killed of it the one that follows.
     Evaluations are made beside it, and params come by way of the object store.  The
     rewards are a user's, whose file no replica finds.  Checkpoints come early, as three
@@ -120,7 +123,7 @@ def killed(tmp_path_factory):
     process = start_on_ray(directory, SEVERAL | beside | own)
     wait_for_step(process, directory, 3)
     sockets, secret = listening(process.pid), secret_of(process)
-    os.kill(process_of(directory, "learner 1"), signal.SIGKILL)
+    os.kill(process_of(directory, "learner 3"), signal.SIGKILL)
     wait_for_step(process, directory, 5)
     os.kill(process_of(directory, "replica 0", follower=True), signal.SIGKILL)
     wait_for_step(process, directory, 6)
@@ -135,7 +138,7 @@ def test_ranks_and_replicas_that_are_killed_or_leave_change_no_bit(killed, tmp_p
     directory, said, *_ = killed
     # Ranks that start again are not asked for params that they do not have yet.
     assert "AttributeError" not in said and "Traceback" not in said
-    assert "warning: the learner is lost (rank 1 on" in said
+    assert "warning: the learner is lost (rank 3 on" in said
     assert "batches that were kept" in said
     assert f"half of generators.kept_gib = {KEPT_GIB:g} is taken" in said
     assert len(small_run.checkpoints(directory)) == 3  # as many as are kept
@@ -205,21 +208,22 @@ def test_status_says_how_it_stood(killed):
         cwd=small_run.ROOT,
     )
     assert done.returncode == 0, done.stderr
-    for words in ("learner 0", "learner 1", "replica 0", "replica 1", "pass rate"):
+    for words in ("learner 0", "learner 3", "replica 0", "replica 1", "pass rate"):
         assert words in done.stdout
     assert "replicas lost" in done.stdout and "learner restarted 2" in done.stdout
 
 
 @pytest.mark.slow
-def test_its_checkpoint_goes_on_in_one_process(killed):
+def test_its_checkpoint_goes_on_in_one_process_without_slices(killed):
     directory, *_ = killed
     before = small_run.books(directory)["assembler"]
     changes = SEVERAL | {"train.num_steps": STEPS + 1, "generators.count": 1}
+    changes |= {"mesh.slices": 1}
     process = small_run.start(
         "-m",
         "scalerl_jax.main",
         *small_run.arguments(directory, changes),
-        environment={"XLA_FLAGS": "--xla_force_host_platform_device_count=2"},
+        environment={"XLA_FLAGS": "--xla_force_host_platform_device_count=4"},
     )
     assert f"resumed after step {STEPS}" in finish(process)
     assert [row["step"] for row in small_run.rows(directory)][-1] == STEPS + 1

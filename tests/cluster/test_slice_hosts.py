@@ -64,6 +64,29 @@ def test_ray_is_told_of_the_slice_in_its_own_words():
     assert environment["RAY_AUTH_MODE"] == "token"
 
 
+def test_of_several_slices_the_first_has_the_head_and_each_a_name_of_its_own():
+    def among(number, worker):
+        several = {
+            "MEGASCALE_NUM_SLICES": "2",
+            "MEGASCALE_SLICE_ID": str(number),
+            "MEGASCALE_COORDINATOR_ADDRESS": "10.0.0.4:8080",
+        }
+        addresses = ("10.0.0.4,10.0.0.5", "10.0.1.4,10.0.1.5")[number]
+        said = told(worker, addresses=addresses) | several
+        return SliceHost(found=discover(said), port=7000)
+
+    hosts = {(n, worker): among(n, worker) for n in (0, 1) for worker in (0, 1)}
+    assert {at for at, host in hosts.items() if "--head" in host.command()} == {(0, 0)}
+    assert {host.head for host in hosts.values()} == {"10.0.0.4:7000"}
+    names = [host.environment({})["TPU_NAME"] for host in hosts.values()]
+    assert names == ["pod-0", "pod-0", "pod-1", "pod-1"]
+    joined = [node(f"pod-{n}", worker) for n, worker in hosts]
+    await_hosts(hosts[0, 0], lambda: joined, timeout_s=0.0)
+    words = r"all but 3 of the 4\) of v5p:2x2x2 have not joined"
+    with pytest.raises(TimeoutError, match=words):
+        await_hosts(hosts[0, 0], lambda: joined[:3], timeout_s=0.0)
+
+
 def test_a_host_that_finds_no_head_says_where_it_looked():
     port = free_port()
     words = rf"worker 1 of v5p:2x2x2 .* localhost:{port}"
@@ -84,19 +107,23 @@ def test_a_port_that_is_taken_is_told_before_ray_starts():
             raise AssertionError("another cluster is there")
 
 
-def test_hosts_that_do_not_come_are_named():
-    came = HostNode(
-        slice="pod",
-        worker=0,
+def node(name, worker):
+    return HostNode(
+        slice=name,
+        worker=worker,
         address="10.0.0.4",
         chips=4,
         type="v5p-16",
         topology="2x2x2",
         labels={},
     )
+
+
+def test_hosts_that_do_not_come_are_named():
+    came = node("pod", 0)
     with pytest.raises(TimeoutError, match="workers 1 of v5p:2x2x2 have not joined"):
         await_hosts(host_of(0), lambda: [came], timeout_s=0.0)
-    later = [[came], [came], [came, came.__class__(**vars(came) | {"worker": 1})]]
+    later = [[came], [came], [came, node("pod", 1)]]
     await_hosts(host_of(0), lambda: later.pop(0), timeout_s=60.0)
     assert not later
 

@@ -292,6 +292,11 @@ def test_a_server_that_never_ends_is_not_waited_for(begun):
             "host = 2x4 chips is no host of v6e:4x4",
             id="a host of another slice",
         ),
+        pytest.param(
+            {"tpu-env": "MEGASCALE_NUM_SLICES: '2'\nMEGASCALE_SLICE_ID: '2'"},
+            "MEGASCALE_NUM_SLICES = '2', MEGASCALE_SLICE_ID = '2'",
+            id="a third slice of two",
+        ),
     ],
 )
 def test_what_does_not_fit_together_is_refused(changed, said):

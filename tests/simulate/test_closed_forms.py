@@ -74,6 +74,21 @@ def test_a_sampler_that_is_slower_is_always_full():
     )
 
 
+def test_a_controller_that_is_slower_takes_groups_without_a_pause():
+    """Saturation: four groups of a step, one after the other, whoever sends them."""
+    rates = Rates(decode_s=((1, CALL_S),), group_s=20.0)
+    figures = simulate(
+        rates, ALL_ALIKE, max_staleness=8, max_waiting=8, replicas=4, num_steps=200
+    ).figures()
+    assert figures["step_s"] == pytest.approx(4 * 20.0, rel=0.01)
+    assert figures["controller_busy"] == pytest.approx(1.0, rel=0.01)
+    # Where the learner is slower, a step does not wait for it.
+    rates = Rates(decode_s=((1, CALL_S),), group_s=0.01, train_s=30.0)
+    figures = simulate(rates, ALL_ALIKE, max_staleness=8, replicas=4).figures()
+    assert figures["step_s"] == pytest.approx(30.0, rel=0.01)
+    assert figures["controller_busy"] == pytest.approx(4 * 0.01 / 30.0, rel=0.1)
+
+
 def test_a_sampler_stands_still_for_every_version_that_takes_the_place_of_another():
     """Saturation: of every step, `place_s` is no sampling."""
     lengths = SimulatedLengths(mean_tokens=400.0, tail=1.0, limit=2000)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A run on one slice of a GKE cluster that xpk has made: a JobSet in Kueue's queue, a
+# A run on slices of a GKE cluster that xpk has made: a JobSet in Kueue's queue, a
 # pod for each host, started again by Kubernetes when a node is taken away.
 #
 #   launch/gke_xpk.sh --name=NAME --project=PROJECT --zone=ZONE --cluster=CLUSTER \

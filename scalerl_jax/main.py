@@ -80,7 +80,7 @@ _RAY = flags.DEFINE_string(
     None,
     "Run learner and generators as processes of a Ray cluster: local starts one on "
     "this machine, auto uses the one that runs here, HOST:PORT another; slice, given "
-    "on every host of a TPU slice, forms one of them; needs the extra [ray].",
+    "on every host of TPU slices, forms one of them; needs the extra [ray].",
 )
 _RAY_WITHOUT_TOKEN = flags.DEFINE_bool(
     "ray_without_token",

@@ -315,10 +315,7 @@ def place(
 
 
 def _homes(slices: Sequence[JoinedSlice], count: int) -> list[tuple[int, ...]]:
-    """Return the ways to choose slices for the learner, the smallest first.
-
-    Several slices must be alike: libtpu joins no others.
-    """
+    """Return the slices that may have the learner: alike ones, the smallest first."""
     order = sorted(range(len(slices)), key=lambda at: slices[at].slice.num_chips)
     alike: dict[Slice, list[int]] = {}
     for at in order:

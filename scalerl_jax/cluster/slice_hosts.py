@@ -2,8 +2,8 @@
 
 Each host finds out which it is.  Worker 0, of several slices that of the first, starts
 Ray's head and is the controller; the others are nodes until the head goes.  Slices are
-several where the machines say so by MEGASCALE_NUM_SLICES.  `ray start` reads the slice from the same
-variables as on Kubernetes, and makes labels and resources of them.
+several where the machines say so by MEGASCALE_NUM_SLICES.  `ray start` reads the slice
+from the same variables as on Kubernetes, and makes labels and resources of them.
 """
 
 import contextlib
@@ -89,8 +89,8 @@ def slice_cluster(
 ) -> Iterator[SliceHost | None]:
     """Be a host of the cluster of the slice, or of several.
 
-    On worker 0, of the first slice, Ray's head runs while the block runs.  The others are nodes until the
-    head goes, and None is yielded.
+    On worker 0, of the first slice, Ray's head runs while the block runs.  The others
+    are nodes until the head goes, and None is yielded.
 
     Raises:
         NotOnTpu: this machine has no TPU.

@@ -129,7 +129,7 @@ def over_mesh(
     """
     if mesh is None:
         return function
-    mesh, manual = _here(mesh)
+    here, manual = _here(mesh)
     specs = jax.tree.map(
         lambda spec: _without(spec, manual),
         (in_specs, out_specs),
@@ -137,10 +137,10 @@ def over_mesh(
     )
     return jax.shard_map(
         function,
-        mesh=mesh,
+        mesh=here,
         in_specs=specs[0],
         out_specs=specs[1],
-        axis_names=set(mesh.axis_names) - manual,
+        axis_names=set(here.axis_names) - manual,
         check_vma=False,
     )
 
@@ -171,8 +171,8 @@ def in_each_slice(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any
 
 def constrain(x: Array, mesh: Mesh, spec: PartitionSpec) -> Array:
     """Constrain the sharding of an intermediate value, also within `in_each_slice`."""
-    mesh, manual = _here(mesh)
-    sharding = NamedSharding(mesh, _without(spec, manual))
+    here, manual = _here(mesh)
+    sharding = NamedSharding(here, _without(spec, manual))
     return jax.lax.with_sharding_constraint(x, sharding)
 
 

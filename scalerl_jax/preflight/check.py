@@ -26,15 +26,14 @@ from scalerl_jax.planning.memory import (
     vector_bytes,
 )
 from scalerl_jax.planning.work import Work
+from scalerl_jax.preflight.collectives import Traffic, traffic
 from scalerl_jax.preflight.hlo import (
     Compiled,
     HeadMatmuls,
-    Traffic,
     compile_program,
     head_matmuls,
     memory_limit,
     scope_matmuls,
-    traffic,
 )
 from scalerl_jax.preflight.products import Excess, excesses, narrow_loops
 from scalerl_jax.preflight.programs import Parts, attention_names, make_parts

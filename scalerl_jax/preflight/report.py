@@ -20,8 +20,8 @@ from scalerl_jax.preflight.check import (
     head_is_float32,
     router_is_float32,
 )
+from scalerl_jax.preflight.collectives import Traffic
 from scalerl_jax.preflight.figures import amount, duration, gib
-from scalerl_jax.preflight.hlo import Traffic
 from scalerl_jax.preflight.notes import advice, notes
 from scalerl_jax.preflight.whole_step import step_json, step_lines
 from scalerl_jax.process.printing import to_stdout

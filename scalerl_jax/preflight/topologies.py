@@ -12,7 +12,7 @@ from typing import Any
 from scalerl_jax.machines.chips import CHIPS, Chip
 from scalerl_jax.machines.slices import parse_type
 from scalerl_jax.planning.work import Work
-from scalerl_jax.preflight.hlo import Traffic
+from scalerl_jax.preflight.collectives import Traffic
 
 _MOST_SLICES = 1024  # Google's largest jobs have a few hundred
 

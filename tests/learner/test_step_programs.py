@@ -21,6 +21,7 @@ from small_step import (
 from scalerl_jax.learner.step import init_state, make_accumulate, make_update
 from scalerl_jax.model.architecture import param_shardings
 from scalerl_jax.preflight import hlo
+from scalerl_jax.preflight.collectives import traffic
 
 EIGHT = dict(optimizer=ADAMW, shape=(1, 4, 1, 2), rows=4, row_tokens=16)
 
@@ -58,7 +59,7 @@ def test_between_slices_go_the_shards_of_the_gradient_alone_once_a_step():
     """Two slices of two shards, whose heads are cut in two: a device has 1/4 of it."""
     these = bench(optimizer=ADAMW, shape=(2, 2, 1, 2, 1, 2), rows=4, row_tokens=16)
     sent = {
-        name: hlo.traffic(
+        name: traffic(
             hlo.parse(program.compile().as_text()), num_devices=8, num_slices=2
         )
         for name, program in these.step.lower().items()

@@ -177,9 +177,14 @@ def test_biases_move_by_the_rate_and_by_nothing_else():
     assert (after["layers"]["router"] != before["layers"]["router"]).any()
 
 
-@pytest.mark.parametrize("shape", [(1, 4, 1, 2, 2), (2, 2, 1, 2)], ids=str)
-def test_a_mesh_counts_as_one_device_does(shape):
-    _, after, taken, loss = stepped(rows=4, coefficient=0.1)
+# Each of two slices has half of a microbatch, as one device with half as many rows.
+@pytest.mark.parametrize(
+    "shape, rows",
+    [((1, 4, 1, 2, 2), 4), ((2, 2, 1, 2), 4), ((2, 2, 1, 2, 1, 2), 2)],
+    ids=str,
+)
+def test_a_mesh_counts_as_one_device_does(shape, rows):
+    _, after, taken, loss = stepped(rows=rows, coefficient=0.1)
     _, ours, counted, found = stepped(shape, rows=4, coefficient=0.1)
     np.testing.assert_array_equal(counted, taken)
     np.testing.assert_allclose(found, loss, rtol=1e-5)

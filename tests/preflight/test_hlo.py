@@ -4,7 +4,8 @@
 import pytest
 
 from scalerl_jax.preflight import hlo
-from scalerl_jax.preflight.hlo import head_matmuls, scope_matmuls, traffic
+from scalerl_jax.preflight.collectives import traffic
+from scalerl_jax.preflight.hlo import head_matmuls, scope_matmuls
 
 # Two nested loops: an outer one of 3 turns, and in each a counter from 2 to 10 in
 # steps of 2, hence 4.  Attributes with line ends in them, as kernels have.

@@ -6,7 +6,7 @@ import pytest
 
 from scalerl_jax.machines.chips import CHIPS
 from scalerl_jax.planning.work import Work
-from scalerl_jax.preflight.hlo import Traffic
+from scalerl_jax.preflight.collectives import Traffic
 from scalerl_jax.preflight.topologies import (
     link_share,
     parse_topology,

@@ -84,7 +84,8 @@ def test_a_controller_that_is_slower_takes_groups_without_a_pause():
     assert figures["controller_busy"] == pytest.approx(1.0, rel=0.01)
     # Where the learner is slower, a step does not wait for it.
     rates = Rates(decode_s=((1, CALL_S),), group_s=0.01, train_s=30.0)
-    figures = simulate(rates, ALL_ALIKE, max_staleness=8, replicas=4).figures()
+    settings = dict(max_staleness=8, replicas=4, num_steps=400)
+    figures = simulate(rates, ALL_ALIKE, **settings).figures()
     assert figures["step_s"] == pytest.approx(30.0, rel=0.01)
     assert figures["controller_busy"] == pytest.approx(4 * 0.01 / 30.0, rel=0.1)
 

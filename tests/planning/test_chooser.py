@@ -238,6 +238,21 @@ def test_slices_of_their_own_take_the_replicas():
     assert learner + generators.devices * generators.count == 64 + 256
 
 
+def test_a_learner_over_slices_has_as_many_chips_of_each_and_leaves_the_rest():
+    """Of v5e:8x8 there are two, beside a slice that is not like them."""
+    kinds = [parse_slice(text) for text in ("v5e:8x8", "v5e:16x16", "v5e:8x8")]
+    room = Slices(tuple(kinds), of_learner=2)
+    assert room.learner_sizes() == tuple(2 * size for size in room.sizes())
+    # Two boxes of 32 in the two: 32 chips are left of each.
+    assert room.replicas(64, 8) == 4 + 32 + 4
+    assert room.replicas(256, 8) == 0  # of 16x16 there is one
+    found = choose(config_of(mesh__slices=2), ARCH, CHIPS["v5e"], room)
+    assert found.config.mesh.data % 2 == 0
+    assert found.forecast.dcn_seconds == pytest.approx(
+        4 * ARCH.num_params / found.config.mesh.fsdp / 3.125e9
+    )
+
+
 def test_what_no_device_holds_is_refused_with_what_to_set():
     with pytest.raises(ValueError, match="no split of 4 v5e devices") as error:
         chosen("v5e:2x2")

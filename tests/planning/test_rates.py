@@ -11,6 +11,7 @@ from scalerl_jax.planning.rates import (
     BOUND,
     EXPECTED,
     Reached,
+    between_slices_seconds,
     decode_seconds,
     prefill_seconds,
     publish_seconds,
@@ -81,6 +82,20 @@ def test_the_published_decode_bound_of_an_8b_model():
     # The compiler's estimate of the program is 14k tokens/s.
     found = decode_seconds(arch, CHIPS["v5p"], **arguments, reached=EXPECTED)
     assert 64 / found == pytest.approx(14_000, rel=0.07)
+
+
+@pytest.mark.parametrize(
+    "slices, seconds",
+    [
+        pytest.param(1, 0.0, id="nothing from one slice"),
+        pytest.param(2, 400.0, id="a shard there, and its sum back: half of each"),
+        pytest.param(4, 600.0, id="three quarters of each"),
+    ],
+)
+def test_gradients_between_slices_by_hand(slices, seconds):
+    """1,000 weights on 5 shards: 800 bytes a chip, at 2 bytes a second."""
+    found = between_slices_seconds(1_000, SLOW, slices=slices, shards=5)
+    assert found == pytest.approx(seconds)
 
 
 def test_a_chunk_of_a_prompt_by_hand():

@@ -113,6 +113,12 @@ def test_the_slowest_resource_is_the_roofline(layers, moved, sent, seconds, boun
     assert (found.seconds, found.bound_by) == (seconds, bound_by)
 
 
+def test_what_goes_between_slices_takes_the_hosts_network():
+    far = {"all-reduce": Traffic(count=1, bytes=64.0, dcn_bytes=3.125e9)}
+    found = roofline(CHIPS["v5e"], Work(), far, devices=4)  # 25 Gbit/s a chip
+    assert (found.dcn, found.ici, found.bound_by) == (1.0, 0.0, "dcn")
+
+
 @pytest.mark.parametrize(
     "box, share",
     [

@@ -20,9 +20,9 @@ pytest.importorskip("ray")
 SEVERAL = {
     "queue.max_staleness": 0,
     "mesh.data": 2,
-    "mesh.slices": 2,  # of two ranks each
+    "mesh.slices": 2,  # of a rank each
     "mesh.fsdp": 2,
-    "mesh.processes": 4,
+    "mesh.processes": 2,
     "generators.count": 2,
     "generators.devices": 2,
     "optimizer.learning_rate": 1e-3,
@@ -109,7 +109,7 @@ def secret_of(process):
 def killed(tmp_path_factory):
     """A run in which a rank and a replica are killed, then others get a SIGTERM.
 
-    The learner has two slices of two ranks; the one that is killed is of the second.
+    The learner has two slices of a rank with two devices; the second one is killed.
     A replica is two processes, and what is killed of it the one that follows.
     Evaluations are made beside it, and params come by way of the object store.  The
     rewards are a user's, whose file no replica finds.  Checkpoints come early, as three
@@ -123,7 +123,7 @@ def killed(tmp_path_factory):
     process = start_on_ray(directory, SEVERAL | beside | own)
     wait_for_step(process, directory, 3)
     sockets, secret = listening(process.pid), secret_of(process)
-    os.kill(process_of(directory, "learner 3"), signal.SIGKILL)
+    os.kill(process_of(directory, "learner 1"), signal.SIGKILL)
     wait_for_step(process, directory, 5)
     os.kill(process_of(directory, "replica 0", follower=True), signal.SIGKILL)
     wait_for_step(process, directory, 6)
@@ -138,7 +138,7 @@ def test_ranks_and_replicas_that_are_killed_or_leave_change_no_bit(killed, tmp_p
     directory, said, *_ = killed
     # Ranks that start again are not asked for params that they do not have yet.
     assert "AttributeError" not in said and "Traceback" not in said
-    assert "warning: the learner is lost (rank 3 on" in said
+    assert "warning: the learner is lost (rank 1 on" in said
     assert "batches that were kept" in said
     assert f"half of generators.kept_gib = {KEPT_GIB:g} is taken" in said
     assert len(small_run.checkpoints(directory)) == 3  # as many as are kept
@@ -208,7 +208,7 @@ def test_status_says_how_it_stood(killed):
         cwd=small_run.ROOT,
     )
     assert done.returncode == 0, done.stderr
-    for words in ("learner 0", "learner 3", "replica 0", "replica 1", "pass rate"):
+    for words in ("learner 0", "learner 1", "replica 0", "replica 1", "pass rate"):
         assert words in done.stdout
     assert "replicas lost" in done.stdout and "learner restarted 2" in done.stdout
 

@@ -29,14 +29,14 @@ from scalerl_jax.model.architecture import (
 )
 from scalerl_jax.model.lora import Factors, join
 from scalerl_jax.model.transformer import unstack_layers
-from scalerl_jax.parallel.mesh import AXES
+from scalerl_jax.parallel.mesh import AXES, SLICES
 from scalerl_jax.parallel.xla import is_full
 from scalerl_jax.types import PyTree
 from scalerl_jax.weights.publication import Published, checksums
 
 _log = logging.getLogger(__name__)
 # Axes that carry the cut over heads, in this order: the learner's own comes first.
-_CUT_FIRST = ("tensor", "expert", "fsdp", "context", "data")
+_CUT_FIRST = ("tensor", "expert", "fsdp", "context", "data", SLICES)
 
 
 def make_snapshot(

@@ -17,7 +17,7 @@ from scalerl_jax.machines.slices import Bounds, Slice
 # host have different ports.  JAX's coordinator listens at 8482 by default.
 TPU_PORT = 8471
 COORDINATOR_PORT = 8490
-# At which slices of one job meet; libtpu is told it with the address.
+# At which the slices of a job meet; libtpu reads it with the address.
 MEGASCALE_PORT = 8081
 # Variables that describe another job.
 STALE = (

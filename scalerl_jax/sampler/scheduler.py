@@ -305,7 +305,7 @@ class Scheduler:
                 self._waiting.remove(entry)
         if placed:
             self._state = self._engine.insert(
-                self._state, **_insertion(self._settings, placed)
+                self._state, **_insertion(self._engine, placed)
             )
 
     def _take_slot(self, entry: _Waiting) -> _Placed:
@@ -485,9 +485,10 @@ def _piece(
     return piece
 
 
-def _insertion(settings: EngineSettings, placed: list[_Placed]) -> dict[str, Any]:
-    """Return the arguments of `Engine.insert`, padded to a power of two."""
-    count = min(1 << (len(placed) - 1).bit_length(), settings.slots)
+def _insertion(engine: Engine, placed: list[_Placed]) -> dict[str, Any]:
+    """Return the arguments of `Engine.insert`, padded to one of its sizes."""
+    settings = engine.settings
+    count = next(size for size in engine.insert_counts if size >= len(placed))
     slots = np.full(count, settings.slots, np.int32)
     each = settings.copied_pages
     copies = np.full((2, count * each), settings.num_pages, np.int32)

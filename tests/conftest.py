@@ -61,6 +61,12 @@ def pytest_ignore_collect(collection_path, config):
     return None if "mark.slow" in text or "tpu_compiler" in text else True
 
 
+def pytest_collection_finish():
+    """Let the garbage collector pass over modules and tests, which stay to the end."""
+    gc.collect()
+    gc.freeze()
+
+
 def _return_freed_memory():
     """Give the system back what was freed: a compiler's blocks lie far apart."""
     with contextlib.suppress(OSError, AttributeError):  # another C library

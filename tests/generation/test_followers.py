@@ -91,7 +91,7 @@ class World:
 
     def there(self):
         """The params that the follower holds."""
-        gc.collect()
+        gc.collect(1)  # what is young: all takes half a second after many tests
         self.followed.obey(self.engine.let_go())
         return list(self.followed._held.values())
 

@@ -5,6 +5,8 @@ import small_run
 
 from scalerl_jax import main
 
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_parts")]
+
 ON_POLICY = {
     "queue.max_staleness": 0,
     "mesh.fsdp": 2,
@@ -13,7 +15,6 @@ ON_POLICY = {
 }
 
 
-@pytest.mark.slow
 def test_without_staleness_replicas_on_the_learners_devices_go_on_bit_for_bit(tmp_path):
     changes = ON_POLICY
     whole, cut = tmp_path / "whole", tmp_path / "cut"
@@ -28,7 +29,6 @@ def test_without_staleness_replicas_on_the_learners_devices_go_on_bit_for_bit(tm
         assert leaf.tobytes() == found[name].tobytes(), name
 
 
-@pytest.mark.slow
 def test_replicas_with_devices_of_their_own_evaluate_as_one_and_keep_the_books(
     tmp_path,
 ):
@@ -57,7 +57,6 @@ def test_replicas_with_devices_of_their_own_evaluate_as_one_and_keep_the_books(
 PLACES = ("learner", "replica0", "replica1")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

@@ -1,4 +1,4 @@
-"""What attention skips and what the head's weights cost in a train step on TPUs.
+"""Measure what attention skips and the head costs in a train step on TPUs.
 
     python benchmarks/learner_tpu.py                     # all three parts
     python benchmarks/learner_tpu.py --only=blocks,mismatch

@@ -67,7 +67,7 @@ CASES = [
     ),
     pytest.param(
         {"queu.mode": "batched"},
-        ("--config", "'queu'", "'queue.mode'"),
+        ("--config", "'queu'", "queue.mode"),
         id="unknown section",
     ),
     pytest.param(

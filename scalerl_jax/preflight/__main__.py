@@ -38,7 +38,8 @@ def main() -> int:
             'pip install -e ".[tpu]"\n'
         )
         return _MISTAKE
-    os.environ.update(ENVIRONMENT)
+    if not asked:
+        os.environ.update(ENVIRONMENT)
     from scalerl_jax.preflight.command import run  # imports JAX
 
     return run(sys.argv)

@@ -6,8 +6,8 @@ Its base, of `configs/tools_base.py`, guesses, and calls the calculator now and 
 
 Result, seeds 0, 1, 2: pass rate on held-out products 0.060, 0.045, 0.068 before and
 0.585, 0.603, 0.615 after 80 steps, with 1.13 to 1.15 and 1.84 to 1.88 turns an episode.
-Without the tool, seeds 0 and 2: 0.000, 0.005 and 0.020, 0.023.  A run took 5 to 18
-minutes on two cores that it shared with other work.
+Without the tool it is 0.000, 0.000, 0.005 before and 0.020, 0.020, 0.023 after.  A run
+took 5 to 18 minutes on two cores that it shared with other work.
 """
 
 import runpy

@@ -347,6 +347,11 @@ class BatchConfig:
         0, "tokens reserved for completions, with shared_tokens"
     )
 
+    @property
+    def packed_segments(self) -> int:
+        """Rollouts in a row, at most: 1 without packing."""
+        return self.row_segments if self.packing else 1
+
 
 @dataclasses.dataclass(frozen=True)
 class SamplerConfig:

@@ -270,7 +270,7 @@ def _train_seconds(
     packed: Any = dict(
         rollouts=batch.num_prompts * batch.group_size,
         row_tokens=batch.row_tokens,
-        row_segments=batch.row_segments if batch.packing else 1,
+        row_segments=batch.packed_segments,
     )
     rows, together = count_rows(lengths, **packed), batch.rows_per_microbatch
     shards = mesh.data * mesh.fsdp

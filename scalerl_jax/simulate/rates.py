@@ -188,7 +188,7 @@ def _share(config: Config, scenario: Scenario, lengths: SimulatedLengths) -> flo
         ),
         rollouts=scenario.num_prompts * scenario.group_size,
         row_tokens=config.batch.row_tokens,
-        row_segments=config.batch.row_segments if config.batch.packing else 1,
+        row_segments=config.batch.packed_segments,
         rows=scenario.learner_chips,
         shards=scenario.learner_chips,
     )

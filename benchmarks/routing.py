@@ -49,17 +49,20 @@ from scalerl_jax.wiring.sampling import (
     make_engine,
     make_sampler,
     make_samples_of,
+    weights_format,
 )
 
-# Of the learner's activations, of the sampler, and whether the head is float32; the KV
-# cache's, where it is not the sampler's.
+# Of the learner's activations, of the sampler, and whether the head is float32; of the
+# KV cache and of the sampler's matrices, where they are not the sampler's.
 FORMATS = (
-    ("float32", "float32", True, "model"),
-    ("float32", "bfloat16", True, "model"),
-    ("float32", "bfloat16", False, "model"),
-    ("float32", "bfloat16", True, "int8"),
-    ("bfloat16", "bfloat16", True, "model"),
-    ("bfloat16", "bfloat16", False, "model"),
+    ("float32", "float32", True, "model", "model"),
+    ("float32", "bfloat16", True, "model", "model"),
+    ("float32", "bfloat16", False, "model", "model"),
+    ("float32", "bfloat16", True, "int8", "model"),
+    ("float32", "bfloat16", True, "model", "int8"),
+    ("float32", "bfloat16", True, "int8", "int8"),
+    ("bfloat16", "bfloat16", True, "model", "model"),
+    ("bfloat16", "bfloat16", False, "model", "model"),
 )
 
 
@@ -118,8 +121,8 @@ class Bench:
 
     @functools.cached_property
     def _published(self) -> PyTree:
-        dtype = jnp.dtype(self.config.model.sampler_dtype)
-        copy = make_snapshot(self.arch, dtype=dtype, learner_mesh=self.mesh)
+        form = weights_format(self.config)
+        copy = make_snapshot(self.arch, learner_mesh=self.mesh, **form)
         return copy(self.params)
 
     def sample(self) -> list:
@@ -202,10 +205,10 @@ def mismatch(options: argparse.Namespace) -> None:
 
 def formats(options: argparse.Namespace) -> None:
     """Print the mismatch of the dense model by formats of learner, sampler, head."""
-    print("| learner | sampler | float32 head | KV cache | tokens | mean abs dlogp "
-          "| max | KL |")  # fmt: skip
-    print("|---|---|---|---|---|---|---|---|")
-    for learner, sampler, head, cache in FORMATS:
+    print("| learner | sampler | float32 head | KV cache | matrices | tokens "
+          "| mean abs dlogp | max | KL |")  # fmt: skip
+    print("|---|---|---|---|---|---|---|---|---|")
+    for learner, sampler, head, cache, matrices in FORMATS:
         found = Bench.of(
             options.dense,
             options.prompts,
@@ -214,11 +217,13 @@ def formats(options: argparse.Namespace) -> None:
                 "model.sampler_dtype": sampler,
                 "model.float32_head": head,
                 "sampler.kv_dtype": cache,
+                "sampler.weights_dtype": matrices,
             },
         ).mismatch()
         print(
             f"| {learner} | {sampler} | {'yes' if head else 'no'} "
-            f"| {sampler if cache == 'model' else cache} | {found.tokens:,} "
+            f"| {sampler if cache == 'model' else cache} "
+            f"| {sampler if matrices == 'model' else matrices} | {found.tokens:,} "
             f"| {found.mean_abs:.2e} | {found.max_abs:.2e} | {found.kl:.1e} |"
         )
 

@@ -221,11 +221,10 @@ class LearnerRank(RoleProcess):
             checkpointer=wiring.make_checkpointer(config, self._directory),
             progress=Progress(),
         )
-        dtype = jax.numpy.dtype(config.model.sampler_dtype)
         self._partly = publishes_part(config)
         self._snapshot = make_snapshot(
             arch,
-            dtype=dtype,
+            **wiring.weights_format(config),
             learner_mesh=mesh,
             trained=self._state.params if self._partly else None,
         )

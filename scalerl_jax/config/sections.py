@@ -384,6 +384,11 @@ class SamplerConfig:
         "the KV cache's dtype; model: model.sampler_dtype; int8: integers, and a scale "
         "per token and head; sampler/stored.py",
     )
+    weights_dtype: Literal["model", "int8"] = setting(
+        "model",
+        "the dtype of the layers' matrices; model: model.sampler_dtype; int8: "
+        "integers, and a scale per output; dense models; model/quantized.py",
+    )
     kv_on_update: Literal["keep", "recompute"] = setting(
         "keep", "keep or recompute the KV cache of running sequences at new params"
     )

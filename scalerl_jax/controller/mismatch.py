@@ -76,7 +76,7 @@ class MismatchCheck:
                 f"the sampler's and the learner's log-probabilities differ by "
                 f"{mismatch.mean_abs:.3g} nats on average over {mismatch.tokens} "
                 f"tokens of one version; train.max_mismatch_nats = {limit}. Check the "
-                f"dtypes of model.* and sampler.kv_dtype, and the checkpoint, before "
+                f"dtypes of model.* and sampler.*, and the checkpoint, before "
                 f"raising the limit"
             )
         if all(completion.experts is None for _, completion in sampled):

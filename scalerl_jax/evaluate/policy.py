@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import logging
 import math
@@ -27,7 +28,7 @@ from scalerl_jax.environments.verdict import OwnReward
 from scalerl_jax.evaluate.metrics import MAX_SAMPLES
 from scalerl_jax.generation.evaluation import Evaluator, JudgedPrompt
 from scalerl_jax.model.architecture import Architecture, sampler_mesh, sampler_shardings
-from scalerl_jax.model.transformer import unstack_layers
+from scalerl_jax.model.transformer import sampler_params
 from scalerl_jax.parallel.xla import exact_products, explained, keep_programs
 from scalerl_jax.process.ending import answer
 from scalerl_jax.run.progress import Progress
@@ -41,6 +42,7 @@ from scalerl_jax.wiring.sampling import (
     make_checked_tokenizer,
     make_engine,
     make_evaluator,
+    weights_format,
 )
 
 _log = logging.getLogger(__name__)
@@ -271,7 +273,7 @@ def open_policy(described: Described, own: OwnReward | None) -> Iterator[Policy]
             "dtype": config.model.sampler_dtype,
             "fingerprint": _fingerprint(model.params),
         }
-        params = _placed(model.params, arch, mesh)
+        params = _placed(model.params, config, arch, mesh)
         del model  # its layers are stacked: a second copy of the weights
         yield Policy(
             params=params,
@@ -291,9 +293,12 @@ def spread(prompts: Sequence[Any], count: int | None) -> Sequence[Any]:
     return [prompts[place] for place in places.tolist()]
 
 
-def _placed(params: PyTree, arch: Architecture, mesh: Mesh) -> PyTree:
+def _placed(params: PyTree, config: Config, arch: Architecture, mesh: Mesh) -> PyTree:
     """Return the params in the layout of `learner.publish`, for the same programs."""
-    return jax.device_put(unstack_layers(params, arch), sampler_shardings(arch, mesh))
+    form = weights_format(config)
+    laid_out = jax.jit(functools.partial(sampler_params, arch=arch, **form))(params)
+    shardings = sampler_shardings(arch, mesh, form["weights_dtype"])
+    return jax.device_put(laid_out, shardings)
 
 
 def _fingerprint(params: PyTree) -> str:

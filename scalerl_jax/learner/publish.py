@@ -9,6 +9,7 @@ shards and sums them up; the shards then go from device to device.  The sampler 
 them up again before it uses them, so that a version is wholly there or not there.
 """
 
+import functools
 import logging
 import math
 from collections.abc import Callable
@@ -28,7 +29,7 @@ from scalerl_jax.model.architecture import (
     sampler_shardings,
 )
 from scalerl_jax.model.lora import Factors, join
-from scalerl_jax.model.transformer import unstack_layers
+from scalerl_jax.model.transformer import sampler_params
 from scalerl_jax.parallel.mesh import AXES, SLICES
 from scalerl_jax.parallel.xla import is_full
 from scalerl_jax.types import PyTree
@@ -44,6 +45,7 @@ def make_snapshot(
     *,
     dtype: DTypeLike,
     learner_mesh: Mesh,
+    weights_dtype: str = "model",
     trained: PyTree | None = None,
 ) -> Callable[[PyTree], PyTree]:
     """Make a function from the learner's params to a cast copy, an array per layer.
@@ -64,11 +66,10 @@ def make_snapshot(
             out_shardings=jax.tree.map(lambda leaf: leaf.sharding, trained),
         )
     return jax.jit(
-        lambda params: jax.tree.map(
-            lambda leaf: jnp.array(leaf, dtype=dtype, copy=True),
-            unstack_layers(params, arch),
+        functools.partial(
+            sampler_params, arch=arch, dtype=dtype, weights_dtype=weights_dtype
         ),
-        out_shardings=layered_shardings(arch, learner_mesh),
+        out_shardings=layered_shardings(arch, learner_mesh, weights_dtype),
     )
 
 
@@ -83,18 +84,22 @@ def part_dtypes(trained: PyTree, dtype: DTypeLike) -> PyTree:
 
 
 def make_completion(
-    arch: Architecture, frozen: PyTree, *, dtype: DTypeLike, sampler_mesh: Mesh
+    arch: Architecture,
+    frozen: PyTree,
+    *,
+    dtype: DTypeLike,
+    sampler_mesh: Mesh,
+    weights_dtype: str = "model",
 ) -> Callable[[PyTree], PyTree]:
     """Make a function from a published part to all params, as the sampler takes them.
 
     `frozen` stays on the devices of `sampler_mesh`, beside what is made.
     """
     complete = jax.jit(
-        lambda trained, frozen: jax.tree.map(
-            lambda leaf: jnp.array(leaf, dtype=dtype, copy=True),
-            unstack_layers(join(trained, frozen), arch),
+        lambda trained, frozen: sampler_params(
+            join(trained, frozen), arch, dtype=dtype, weights_dtype=weights_dtype
         ),
-        out_shardings=sampler_shardings(arch, sampler_mesh),
+        out_shardings=sampler_shardings(arch, sampler_mesh, weights_dtype),
     )
     return lambda trained: jax.block_until_ready(complete(trained, frozen))
 
@@ -103,7 +108,12 @@ Publish = Callable[[PyTree, Int[Array, ""]], Published]
 
 
 def make_publish(
-    arch: Architecture, *, dtype: DTypeLike, learner_mesh: Mesh, sampler_mesh: Mesh
+    arch: Architecture,
+    *,
+    dtype: DTypeLike,
+    learner_mesh: Mesh,
+    sampler_mesh: Mesh,
+    weights_dtype: str = "model",
 ) -> Publish:
     """Make a function from the learner's params and version to the sampler's copy.
 
@@ -114,8 +124,8 @@ def make_publish(
     Raises (the function that is returned):
         RuntimeError: the transfer failed; the sampler has what it had.
     """
-    destination = sampler_shardings(arch, sampler_mesh)
-    stage = _make_stage(arch, dtype, learner_mesh, destination)
+    destination = sampler_shardings(arch, sampler_mesh, weights_dtype)
+    stage = _make_stage(arch, dtype, learner_mesh, destination, weights_dtype)
 
     def publish(params: PyTree, policy_version: Int[Array, ""]) -> Published:
         try:
@@ -138,7 +148,11 @@ def make_publish(
 
 
 def _make_stage(
-    arch: Architecture, dtype: DTypeLike, learner_mesh: Mesh, destination: PyTree
+    arch: Architecture,
+    dtype: DTypeLike,
+    learner_mesh: Mesh,
+    destination: PyTree,
+    weights_dtype: str,
 ) -> Callable[[PyTree, Array], Published]:
     """Make the program on the learner's mesh; it gives a list of arrays for each leaf.
 
@@ -172,16 +186,13 @@ def _make_stage(
         return [NamedSharding(mesh, spec)] * cut.split(devices)
 
     layout = Published(
-        params=jax.tree.map(shard, layered_table(arch), destination),
+        params=jax.tree.map(shard, layered_table(arch, weights_dtype), destination),
         policy_version=everywhere,
         checksums=everywhere,
     )
 
     def stage(params: PyTree, policy_version: Array) -> Published:
-        copies = jax.tree.map(
-            lambda leaf: jnp.array(leaf, dtype=dtype, copy=True),
-            unstack_layers(params, arch),
-        )
+        copies = sampler_params(params, arch, dtype=dtype, weights_dtype=weights_dtype)
         return Published(
             params=jax.tree.map(
                 lambda leaf, to: _split(leaf, _cut(to), devices),

@@ -20,6 +20,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
+from scalerl_jax.model.quantized import MATRICES, Quantized
 from scalerl_jax.model.rope import Rope, Scaling
 from scalerl_jax.parallel.mesh import ROWS, SHARDS, Device, make_mesh
 from scalerl_jax.types import PyTree
@@ -217,6 +218,7 @@ class ParamSpec:
     shape: tuple[int, ...]
     axes: tuple[str, ...]
     init: Literal["normal", "ones", "zeros"] = "normal"
+    dtype: str = ""  # of its own; empty: that of the tree
 
     @property
     def size(self) -> int:
@@ -318,13 +320,22 @@ def _layer(arch: Architecture) -> dict[str, str]:
     return layer
 
 
-def layered_table(arch: Architecture) -> PyTree:
+def layered_table(arch: Architecture, weights_dtype: str = "model") -> PyTree:
     """Return `parameter_table` with an array per layer: `layers` is a tuple.
 
     Programs that unroll the layers take this form: slicing a stack would copy the
     weights if the compiler does not fuse the slice.  An expert's gate and up matrices
-    are one array ("both"): TPUs would change the layout of a pair in each call.
+    are one array ("both"): TPUs would change the layout of a pair in each call.  With
+    `weights_dtype` "int8" the matrices of the layers are `Quantized`.
+
+    Raises:
+        ValueError: the model is a mixture, and its matrices shall be integers.
     """
+    if weights_dtype == "int8" and arch.experts is not None:
+        raise ValueError(
+            "sampler.weights_dtype = 'int8' is for dense models: the grouped products "
+            "of a mixture's experts read no integers; set it to 'model'"
+        )
 
     def of_a_layer(spec: ParamSpec) -> ParamSpec:
         shape, axes = spec.shape[1:], spec.axes[1:]
@@ -333,7 +344,14 @@ def layered_table(arch: Architecture) -> PyTree:
         return ParamSpec(shape, axes, spec.init)
 
     table = parameter_table(arch)
-    layer = {name: of_a_layer(spec) for name, spec in table["layers"].items()}
+    layer: PyTree = {name: of_a_layer(spec) for name, spec in table["layers"].items()}
+    if weights_dtype == "int8":
+        for name in MATRICES:
+            shape, axes = layer[name].shape, layer[name].axes
+            layer[name] = Quantized(
+                values=ParamSpec(shape, axes, dtype="int8"),  # type: ignore
+                scale=ParamSpec(shape[1:], axes[1:], "ones"),  # type: ignore
+            )
     return table | {"layers": (layer,) * arch.num_layers}
 
 
@@ -407,10 +425,13 @@ def _sharding(
     return NamedSharding(mesh, PartitionSpec(*axes))
 
 
-def layered_shardings(arch: Architecture, mesh: Mesh) -> PyTree:
+def layered_shardings(
+    arch: Architecture, mesh: Mesh, weights_dtype: str = "model"
+) -> PyTree:
     """Return `param_shardings` for the tree of `layered_table`."""
     param_shardings(arch, mesh)  # refuses uneven shards
-    return jax.tree.map(lambda spec: _sharding(spec, mesh, _cut), layered_table(arch))
+    table = layered_table(arch, weights_dtype)
+    return jax.tree.map(lambda spec: _sharding(spec, mesh, _cut), table)
 
 
 def sampler_copies(arch: Architecture, devices: int) -> int:
@@ -450,7 +471,9 @@ def sampler_mesh(arch: Architecture, devices: Sequence[Device]) -> Mesh:
     return make_mesh(devices, fsdp=copies, expert=copies, tensor=tensor)
 
 
-def sampler_shardings(arch: Architecture, mesh: Mesh) -> PyTree:
+def sampler_shardings(
+    arch: Architecture, mesh: Mesh, weights_dtype: str = "model"
+) -> PyTree:
     """Return a `NamedSharding` per parameter of `layered_table`, on a `sampler_mesh`.
 
     Whole experts are divided among all devices; the rest is sharded over "tensor".
@@ -461,17 +484,20 @@ def sampler_shardings(arch: Architecture, mesh: Mesh) -> PyTree:
             return OF_EXPERTS if axis == "experts" else ()
         return tuple(name for name in MESH_AXES[axis] if name == "tensor")
 
-    return jax.tree.map(lambda spec: _sharding(spec, mesh, cut), layered_table(arch))
+    table = layered_table(arch, weights_dtype)
+    return jax.tree.map(lambda spec: _sharding(spec, mesh, cut), table)
 
 
-def sampler_layout(arch: Architecture, *, dtype: DTypeLike, mesh: Mesh) -> PyTree:
+def sampler_layout(
+    arch: Architecture, *, dtype: DTypeLike, mesh: Mesh, weights_dtype: str = "model"
+) -> PyTree:
     """Return shapes, dtypes and shardings of the sampler's params."""
     return jax.tree.map(
         lambda spec, sharding: jax.ShapeDtypeStruct(
-            spec.shape, dtype, sharding=sharding
+            spec.shape, spec.dtype or dtype, sharding=sharding
         ),
-        layered_table(arch),
-        sampler_shardings(arch, mesh),
+        layered_table(arch, weights_dtype),
+        sampler_shardings(arch, mesh, weights_dtype),
     )
 
 

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.lora import Adapted
+from scalerl_jax.model.quantized import Quantized
 from scalerl_jax.parallel.mesh import ROWS, SHARDS, over_mesh
 
 # Under a scan the two passes share no code: a barrier would only cost time.
@@ -32,9 +33,11 @@ _FOUND = PartitionSpec(ROWS, "context", None)
 
 
 def linear(
-    x: Float[Array, "... K"], weights: Float[Array, "K N"] | Adapted
+    x: Float[Array, "... K"], weights: Float[Array, "K N"] | Adapted | Quantized
 ) -> Float[Array, "... N"]:
     """Return x @ weights in the dtype of x; factors are applied one after the other."""
+    if isinstance(weights, Quantized):
+        return _product(x, weights.values) * weights.scale.astype(x.dtype)
     if not isinstance(weights, Adapted):
         return _linear(x, weights)
     factors: Any = weights.factors

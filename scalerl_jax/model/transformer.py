@@ -44,6 +44,7 @@ from scalerl_jax.model.layers import (
 from scalerl_jax.model.local_layers import chunked, placed
 from scalerl_jax.model.lora import Adapted
 from scalerl_jax.model.prompt_sharing import collect, spread
+from scalerl_jax.model.quantized import Quantized, quantize
 from scalerl_jax.model.rope import Rope, rope_frequencies, rotate, rotations
 from scalerl_jax.parallel.mesh import ROWS, constrain
 from scalerl_jax.types import AnyArray, PyTree, Sharing
@@ -93,6 +94,24 @@ def unstack_layers(params: PyTree, arch: Architecture) -> PyTree:
         for index, layer in enumerate(layered_table(arch)["layers"])
     )
     return params | {"layers": layers}
+
+
+def sampler_params(
+    params: PyTree, arch: Architecture, *, dtype: DTypeLike, weights_dtype: str
+) -> PyTree:
+    """Return a cast copy of the parameters in the tree of `layered_table`."""
+
+    def is_quantized(leaf: Any) -> bool:
+        return isinstance(leaf, Quantized)
+
+    def cast(spec: ParamSpec | Quantized, leaf: Array) -> Array | Quantized:
+        if is_quantized(spec):
+            return quantize(leaf, dtype=dtype)
+        return jnp.array(leaf, dtype=dtype, copy=True)
+
+    table = layered_table(arch, weights_dtype)
+    unstacked = unstack_layers(params, arch)
+    return jax.tree.map(cast, table, unstacked, is_leaf=is_quantized)
 
 
 # (queries, keys, values) of a layer's new tokens -> attention's output.

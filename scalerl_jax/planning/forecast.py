@@ -19,8 +19,10 @@ from scalerl_jax.planning.lengths import Lengths, attention_share, count_rows
 from scalerl_jax.planning.memory import (
     cache_tokens,
     head_bytes,
+    matrix_bytes,
     value_bytes,
     vector_bytes,
+    weight_bytes,
 )
 from scalerl_jax.planning.rates import EXPECTED, Reached, between_slices_seconds
 
@@ -94,7 +96,7 @@ def _publish_seconds(config: Config, arch: Architecture, chip: Chip) -> float:
     """Return the seconds until all generators have a version."""
     mesh, generators = config.mesh, config.generators
     learner = mesh.data * mesh.fsdp * mesh.context * mesh.tensor
-    written = value_bytes(config.model.sampler_dtype)
+    written = weight_bytes(config, arch)
     if generators.placement == "shared":
         read = value_bytes(config.model.param_dtype)
         return rates.copy_seconds(arch, chip, learner, read, written)
@@ -219,6 +221,7 @@ class _Decoding:
         common: Any = dict(
             chips=generators.devices,
             itemsize=value_bytes(model.sampler_dtype),
+            matrix_bytes=matrix_bytes(config),
             vector_bytes=vector_bytes(config, arch),
             reached=reached,
         )
@@ -303,5 +306,5 @@ def pause_seconds(config: Config, arch: Architecture, *, replica_chips: int) -> 
         arch,
         replica_chips=replica_chips,
         hosts=config.generators.processes,
-        itemsize=value_bytes(config.model.sampler_dtype),
+        itemsize=weight_bytes(config, arch),
     )

@@ -8,9 +8,14 @@ import functools
 
 from scalerl_jax.config import Config
 from scalerl_jax.machines.chips import Chip
-from scalerl_jax.model.architecture import Architecture, sampler_copies
+from scalerl_jax.model.architecture import (
+    Architecture,
+    layered_table,
+    sampler_copies,
+)
 from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.lora import sizes
+from scalerl_jax.model.quantized import MATRICES
 from scalerl_jax.objective.terms import needs_of
 from scalerl_jax.parallel.mesh import largest_divisor
 from scalerl_jax.sampler.decoding import EngineSettings
@@ -23,6 +28,25 @@ _GIB = 2**30
 def value_bytes(dtype: str) -> int:
     """Return the bytes of a value in one of the settings' number formats."""
     return 4 if dtype == "float32" else 2
+
+
+def matrix_bytes(config: Config) -> int:
+    """Return the bytes of a weight of a layer's matrices, as the sampler reads it.
+
+    Closed forms count 2 for float32, too.
+    """
+    return 1 if config.sampler.weights_dtype == "int8" else 2
+
+
+def weight_bytes(config: Config, arch: Architecture) -> float:
+    """Return the mean bytes of a weight of the sampler."""
+    whole = value_bytes(config.model.sampler_dtype)
+    if config.sampler.weights_dtype == "model":
+        return whole
+    layer = layered_table(arch, "int8")["layers"][0]
+    matrices = arch.num_layers * sum(layer[name].values.size for name in MATRICES)
+    # The scales of the outputs are left out: one for some thousand integers.
+    return whole - (whole - 1) * matrices / arch.num_params
 
 
 def head_bytes(config: Config) -> int:
@@ -156,7 +180,7 @@ def sampler_bytes(config: Config, arch: Architecture) -> float:
     programs and their temporaries add a few percent.
     """
     chips = config.generators.devices
-    params = _held_params(arch, chips) * value_bytes(config.model.sampler_dtype)
+    params = _held_params(arch, chips) * weight_bytes(config, arch)
     cache = cache_bytes(config, arch) / _cut(arch, chips)
     return 1.04 * (sampler_versions(config) * params + 2 * cache) + 0.6 * _GIB
 
@@ -222,7 +246,7 @@ def largest_cache(
         chips: chips of the replica.
         usable: bytes of a device that the replica may fill.
     """
-    params = _held_params(arch, chips) * value_bytes(config.model.sampler_dtype)
+    params = _held_params(arch, chips) * weight_bytes(config, arch)
     left = (usable - 0.6 * _GIB) / 1.04 - sampler_versions(config) * params
     most = left / 2 / (kv_bytes(config, arch) / _cut(arch, chips))
     page = config.sampler.page_size

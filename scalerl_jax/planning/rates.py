@@ -46,6 +46,7 @@ def decode_seconds(
     chips: int,
     steps: int = 1,
     itemsize: int = 2,
+    matrix_bytes: int = 2,
     vector_bytes: int | None = None,
     float32_head: bool = True,
     reached: Reached = EXPECTED,
@@ -63,7 +64,9 @@ def decode_seconds(
         mean_context: mean tokens of a sequence during the call, prompt included.
         chips: chips of the replica, over which heads and experts are sharded.
         steps: decode steps of the call (sampler.tokens_per_call).
-        itemsize: bytes of a weight, and of a cached number without `vector_bytes`.
+        itemsize: bytes of a value of the head and the embeddings, and of a cached
+            number without `vector_bytes`.
+        matrix_bytes: bytes of a weight of a layer, but of an expert.
         vector_bytes: bytes of a head's cached key or value.
         float32_head: True if the logits are float32 products.
         reached: `EXPECTED`, or `BOUND` for a lower bound.
@@ -74,6 +77,7 @@ def decode_seconds(
         context=mean_context,
         steps=steps,
         itemsize=itemsize,
+        matrix_bytes=matrix_bytes,
         vector_bytes=vector_bytes,
         float32_head=float32_head,
         copies=sampler_copies(arch, chips),
@@ -93,6 +97,7 @@ def prefill_seconds(
     context: float,
     chips: int,
     itemsize: int = 2,
+    matrix_bytes: int = 2,
     vector_bytes: int | None = None,
     reached: Reached = EXPECTED,
 ) -> float:
@@ -104,7 +109,9 @@ def prefill_seconds(
         tokens: tokens of the chunk, all of one prompt.
         context: the most tokens to which one of them attends.
         chips: chips of the replica.
-        itemsize: bytes of a weight, and of a cached number without `vector_bytes`.
+        itemsize: bytes of a value of the head and the embeddings, and of a cached
+            number without `vector_bytes`.
+        matrix_bytes: bytes of a weight of a layer, but of an expert.
         vector_bytes: bytes of a head's cached key or value.
         reached: `EXPECTED`, or `BOUND` for a lower bound.
     """
@@ -113,6 +120,7 @@ def prefill_seconds(
         tokens=tokens,
         context=context,
         itemsize=itemsize,
+        matrix_bytes=matrix_bytes,
         vector_bytes=vector_bytes,
         copies=sampler_copies(arch, chips),
     )
@@ -208,7 +216,7 @@ def publish_seconds(
     learner_chips: int,
     replicas: int,
     replica_chips: int,
-    itemsize: int = 2,
+    itemsize: float = 2,
 ) -> float:
     """Return the seconds until all replicas have a version, over the hosts' network.
 
@@ -230,7 +238,7 @@ def publish_seconds(
 
 
 def copy_seconds(
-    arch: Architecture, chip: Chip, devices: int, read: int, written: int
+    arch: Architecture, chip: Chip, devices: int, read: float, written: float
 ) -> float:
     """Return the seconds to copy the params within the memory of their devices.
 
@@ -245,7 +253,7 @@ def copy_seconds(
 
 
 def placing_seconds(
-    arch: Architecture, *, replica_chips: int, hosts: int = 1, itemsize: int = 2
+    arch: Architecture, *, replica_chips: int, hosts: int = 1, itemsize: float = 2
 ) -> float:
     """Return the seconds to move a version from host memory to a replica's chips.
 

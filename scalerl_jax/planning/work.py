@@ -70,7 +70,12 @@ def _linears(
 
 
 def _common_linears(
-    arch: Architecture, tokens: float, copies: int = 1, *, last: bool = True
+    arch: Architecture,
+    tokens: float,
+    copies: int = 1,
+    *,
+    last: bool = True,
+    matrix_bytes: int = 2,
 ) -> Work:
     """Return the work of a layer's matmuls except those of routed experts.
 
@@ -85,7 +90,9 @@ def _common_linears(
         sides.append((width, arch.experts.count))
     return Work(
         layers=sum(2 * tokens * n * k for n, k in sides),
-        bytes=sum(2 * (tokens * (n + k) + copies * n * k) for n, k in sides),
+        bytes=sum(
+            2 * tokens * (n + k) + matrix_bytes * copies * n * k for n, k in sides
+        ),
     )
 
 
@@ -141,6 +148,7 @@ def _cached(
     context: float,
     vector_bytes: int,
     copies: int,
+    matrix_bytes: int,
 ) -> Work:
     """Return the work of a layer whose tokens attend to `rows` sequences of `context`.
 
@@ -153,8 +161,8 @@ def _cached(
         layers=4 * tokens * seen * heads,
         bytes=rows * seen * 2 * arch.num_kv_heads * vector_bytes,
     )
-    common = _common_linears(arch, tokens, copies) + attention
-    return common + _expert_linears(arch, tokens)
+    common = _common_linears(arch, tokens, copies, matrix_bytes=matrix_bytes)
+    return common + attention + _expert_linears(arch, tokens)
 
 
 def _head(
@@ -237,12 +245,14 @@ def decode(
     steps: int,
     itemsize: int,
     float32_head: bool,
+    matrix_bytes: int = 2,
     vector_bytes: int | None = None,
     copies: int = 1,
 ) -> Work:
     """Return the work of `steps` tokens for `rows` sequences of `context` tokens.
 
     A cached key or value of a head has `vector_bytes`; None: `itemsize` per number.
+    A weight of a layer, but of an expert, has `matrix_bytes`.
 
     Heads and experts are sharded over the devices.  Together these read all weights
     once; with more devices than kv heads they read the weights other than experts
@@ -251,7 +261,7 @@ def decode(
     passes.
     """
     vector = vector_bytes or arch.head_dim * itemsize
-    layer = _cached(arch, rows, rows, context, vector, copies)
+    layer = _cached(arch, rows, rows, context, vector, copies, matrix_bytes)
     passes = BOTH_CAST_PASSES if itemsize == 2 else HIGHEST_PASSES
     head = _head(
         arch, rows, copies, float32_head=float32_head, passes=passes, itemsize=itemsize
@@ -265,12 +275,14 @@ def prefill(
     tokens: float,
     context: float,
     itemsize: int,
+    matrix_bytes: int = 2,
     vector_bytes: int | None = None,
     copies: int = 1,
 ) -> Work:
     """Return the work of the last `tokens` of `context` prompt tokens, without a head.
 
-    `vector_bytes` and `copies` are as for `decode`.
+    `matrix_bytes`, `vector_bytes` and `copies` are as for `decode`.
     """
     vector = vector_bytes or arch.head_dim * itemsize
-    return _cached(arch, tokens, 1, context, vector, copies) * arch.num_layers
+    layer = _cached(arch, tokens, 1, context, vector, copies, matrix_bytes)
+    return layer * arch.num_layers

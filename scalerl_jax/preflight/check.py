@@ -20,6 +20,7 @@ from scalerl_jax.planning.lengths import Lengths
 from scalerl_jax.planning.memory import (
     head_bytes,
     logits_tile,
+    matrix_bytes,
     sampler_versions,
     saved_activations,
     value_bytes,
@@ -315,6 +316,7 @@ def _work(name: str, parts: Parts) -> Work:
                 tokens=engine.chunk_sizes[-1],
                 context=engine.settings.max_prompt_tokens,
                 itemsize=itemsize,
+                matrix_bytes=matrix_bytes(config),
                 vector_bytes=vector_bytes(config, arch),
             )
     return work.decode(
@@ -323,6 +325,7 @@ def _work(name: str, parts: Parts) -> Work:
         context=decode_context(parts),
         steps=engine.settings.tokens_per_call,
         itemsize=itemsize,
+        matrix_bytes=matrix_bytes(config),
         vector_bytes=vector_bytes(config, arch),
         float32_head=config.model.float32_head,
     )

@@ -42,6 +42,7 @@ class EngineSettings:
     tokens_per_call: int
     dtype: Any
     eos_ids: tuple[int, ...]
+    weights_dtype: str = "model"  # of matrices; "model": `dtype`; "int8": `Quantized`
     float32_head: bool = True
     phrase: tuple[int, ...] = ()  # forced at the thinking limit; empty: never
     end_of_thinking: Marker | None = None  # after this text nothing is forced

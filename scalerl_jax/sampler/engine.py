@@ -22,7 +22,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Int, UInt
 
-from scalerl_jax.model.transformer import abstract_params, unstack_layers
+from scalerl_jax.model.transformer import abstract_params, sampler_params
 from scalerl_jax.parallel.mesh import compiler_options
 from scalerl_jax.sampler.attention import CachedAttention, Chunk, GatheredAttention
 from scalerl_jax.sampler.decoding import (
@@ -85,7 +85,14 @@ class Engine:
         steps = attention.width_steps
         self.table_widths = _ladder(first, last, steps=steps) if steps else (last,)
         self.chunk_sizes = _ladder(64, settings.prefill_tokens)
-        self._unstack = jax.jit(functools.partial(unstack_layers, arch=settings.arch))
+        self._lay_out = jax.jit(
+            functools.partial(
+                sampler_params,
+                arch=settings.arch,
+                dtype=settings.dtype,
+                weights_dtype=settings.weights_dtype,
+            )
+        )
         self._loaded: tuple[PyTree, PyTree] | None = None  # (as given, as used)
         self.traces = 0  # of programs; constant after everything is compiled
 
@@ -170,7 +177,7 @@ class Engine:
         if self._loaded is not None and any(params is each for each in self._loaded):
             return self._loaded[1]
         stacked = check_params(params, self.settings)
-        self._loaded = (params, self._unstack(params) if stacked else params)
+        self._loaded = (params, self._lay_out(params) if stacked else params)
         return self._loaded[1]
 
     def init_decode_state(self) -> DecodeState:
@@ -260,8 +267,13 @@ def _expected_table(
 ) -> dict[str, tuple[tuple[int, ...], str]]:
     expected = abstract_params(settings.arch, dtype=settings.dtype)
     if not stacked:
-        unstack = functools.partial(unstack_layers, arch=settings.arch)
-        expected = jax.eval_shape(unstack, expected)
+        lay_out = functools.partial(
+            sampler_params,
+            arch=settings.arch,
+            dtype=settings.dtype,
+            weights_dtype=settings.weights_dtype,
+        )
+        expected = jax.eval_shape(lay_out, expected)
     return _table_of(expected)
 
 

@@ -18,7 +18,12 @@ from scalerl_jax.types import PyTree
 def sampler_params(engine: Engine) -> PyTree:
     """Return shapes and shardings of an engine's params, sharded over "tensor"."""
     settings = engine.settings
-    return sampler_layout(settings.arch, dtype=settings.dtype, mesh=engine.mesh)
+    return sampler_layout(
+        settings.arch,
+        dtype=settings.dtype,
+        mesh=engine.mesh,
+        weights_dtype=settings.weights_dtype,
+    )
 
 
 def decode_state(engine: Engine) -> DecodeState:

@@ -17,7 +17,13 @@ from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.lora import sizes
 from scalerl_jax.planning.forecast import pause_seconds
 from scalerl_jax.planning.lengths import Lengths, attention_share
-from scalerl_jax.planning.memory import head_bytes, value_bytes, vector_bytes
+from scalerl_jax.planning.memory import (
+    head_bytes,
+    matrix_bytes,
+    value_bytes,
+    vector_bytes,
+    weight_bytes,
+)
 from scalerl_jax.planning.rates import (
     EXPECTED,
     Reached,
@@ -134,6 +140,7 @@ def closed_rates(
     common: Any = dict(
         chips=scenario.replica_chips,
         itemsize=itemsize,
+        matrix_bytes=matrix_bytes(config),
         vector_bytes=vector_bytes(config, arch),
         reached=reached,
     )
@@ -170,7 +177,7 @@ def closed_rates(
             learner_chips=scenario.learner_chips,
             replicas=scenario.replicas,
             replica_chips=scenario.replica_chips,
-            itemsize=itemsize,
+            itemsize=weight_bytes(config, arch),
         ),
         place_s=pause_seconds(config, arch, replica_chips=scenario.replica_chips),
         **HOSTS_S | ({} if scenario.replicas > 1 else _ONE_PROCESS_S),

@@ -26,7 +26,7 @@ from scalerl_jax.weights.shards import Region
 
 FORMAT = 3  # of JSON and bytes; increased with each incompatible change
 # Name of a dtype -> bytes of a value.
-WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
+WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 FORMS = ("full", "delta")
 _MAX_JSON_BYTES = 1 << 28  # a thousand processes' shards of a large model take 10 MB
 _MAX_DIMENSIONS = 8

@@ -65,6 +65,7 @@ from scalerl_jax.wiring.sampling import (
     make_engine,
     make_generators,
     make_length_budget,
+    weights_format,
 )
 from scalerl_jax.wiring.teacher import check_teacher
 from scalerl_jax.wiring.thinking import why_no_answers
@@ -97,7 +98,7 @@ def make_run(
         make = make_generators
         to_sampler = make_publish(
             arch,
-            dtype=config.model.sampler_dtype,
+            **weights_format(config),
             learner_mesh=learner_mesh,
             sampler_mesh=sampler_meshes[0],
         )

@@ -7,7 +7,6 @@ from concurrent.futures import Future
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array
 
@@ -44,6 +43,7 @@ from scalerl_jax.wiring.sampling import (
     make_judging,
     make_thread,
     share_verifiers,
+    weights_format,
 )
 
 
@@ -81,9 +81,9 @@ def make_publish_to_all(
 
     Replicas that share devices share a copy.
     """
-    dtype = jnp.dtype(config.model.sampler_dtype)
+    form = weights_format(config)
     to_mesh = {
-        mesh: make_publish(arch, dtype=dtype, learner_mesh=learner, sampler_mesh=mesh)
+        mesh: make_publish(arch, **form, learner_mesh=learner, sampler_mesh=mesh)
         for mesh in dict.fromkeys(replicas)
     }
 
@@ -209,23 +209,25 @@ def _source(
     if not publishes_part(config):
         return PublishedFrom(channel, _layout(config, arch, mesh), **how)
 
-    dtype = jnp.dtype(config.model.sampler_dtype)
+    form = weights_format(config)
     trained = abstract_state(config, arch, mesh).params
     layout = jax.tree.map(
-        lambda leaf, kind: leaf.update(dtype=kind), trained, part_dtypes(trained, dtype)
+        lambda leaf, kind: leaf.update(dtype=kind),
+        trained,
+        part_dtypes(trained, form["dtype"]),
     )
     frozen = start_frozen(config, arch, mesh)
     return PublishedParts(
         channel,
         layout,
-        complete=make_completion(arch, frozen, dtype=dtype, sampler_mesh=mesh),
+        complete=make_completion(arch, frozen, **form, sampler_mesh=mesh),
         frozen_digest=digest_of(frozen),
         **how,
     )
 
 
 def _layout(config: Config, arch: Architecture, mesh: Mesh) -> PyTree:
-    return sampler_layout(arch, dtype=jnp.dtype(config.model.sampler_dtype), mesh=mesh)
+    return sampler_layout(arch, **weights_format(config), mesh=mesh)
 
 
 def _how(config: Config, reaching: Reaching) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -100,6 +100,25 @@ def _check_positions(config: Config, arch: Architecture) -> None:
         )
 
 
+def _check_room(config: Config, phrase: int) -> None:
+    """Refuse an interruption of `phrase` tokens that leaves no room for an answer."""
+    # The smallest limit decides: a larger one leaves at least this room.
+    budget = make_length_budget(config)
+    limit = budget.limit(0)
+    room = limit - budget.thinking(config.interruption.max_tokens, limit=limit)
+    if phrase >= room:
+        name = "sampler.max_completion_tokens - interruption.max_tokens"
+        if config.sampler.length_stages:
+            name = (
+                f"the rest of the first of sampler.length_stages, {limit} tokens, "
+                f"after its share of interruption.max_tokens"
+            )
+        raise ValueError(
+            f"interruption.phrase has {phrase} tokens and {name} = {room} leaves no "
+            f"room for an answer after it"
+        )
+
+
 def make_engine(
     config: Config,
     arch: Architecture,
@@ -126,21 +145,7 @@ def make_engine(
                 tokenizer.shown,
                 vocabulary=arch.vocab_size,
             )
-        # The smallest limit decides: a larger one leaves at least this room.
-        budget = make_length_budget(config)
-        limit = budget.limit(0)
-        room = limit - budget.thinking(interruption.max_tokens, limit=limit)
-        if len(phrase) >= room:
-            name = "sampler.max_completion_tokens - interruption.max_tokens"
-            if sampler.length_stages:
-                name = (
-                    f"the rest of the first of sampler.length_stages, {limit} tokens, "
-                    f"after its share of interruption.max_tokens"
-                )
-            raise ValueError(
-                f"interruption.phrase has {len(phrase)} tokens and {name} = {room} "
-                f"leaves no room for an answer after it"
-            )
+        _check_room(config, len(phrase))
     settings = EngineSettings(
         arch=arch,
         slots=sampler.slots,
@@ -156,10 +161,19 @@ def make_engine(
         cache_tokens=sampler.cache_tokens,
         prefill_tokens=sampler.prefill_tokens,
         kv_dtype=sampler.kv_dtype,
+        weights_dtype=sampler.weights_dtype,
         attention=sampler.attention,
         report_experts=config.objective.routing_replay == "on",
     )
     return kind(settings, mesh=mesh)
+
+
+def weights_format(config: Config) -> dict[str, Any]:
+    """Return the arguments `dtype` and `weights_dtype` of the sampler's params."""
+    return dict(
+        dtype=jnp.dtype(config.model.sampler_dtype),
+        weights_dtype=config.sampler.weights_dtype,
+    )
 
 
 def make_sampler(

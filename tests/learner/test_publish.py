@@ -13,9 +13,11 @@ from scalerl_jax.learner.publish import make_publish
 from scalerl_jax.model.architecture import (
     Experts,
     param_shardings,
+    sampler_layout,
     sampler_mesh,
     sampler_shardings,
 )
+from scalerl_jax.model.quantized import MATRICES, quantize
 from scalerl_jax.model.transformer import abstract_params, unstack_layers
 from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.weights.publication import checksums, receive
@@ -172,6 +174,40 @@ def test_whole_experts_reach_more_devices_than_there_are_kv_heads(
         np.testing.assert_array_equal(leaf, original.astype("bfloat16"))
     down = received["layers"][0]["expert_down"].addressable_shards[0].data
     assert len(down) == MIXTURE.experts.count // mesh.size
+
+
+@pytest.mark.parametrize("case", ["apart, more shards", "apart, two and four"])
+def test_matrices_in_int8_are_those_of_the_whole_weights(case):
+    learner, axes, sampler, shards = MESHES[case]
+    mesh = make(*sampler, tensor=shards)
+    publish = make_publish(
+        ARCH,
+        dtype=jnp.dtype("bfloat16"),
+        learner_mesh=make(*learner, **axes),
+        sampler_mesh=mesh,
+        weights_dtype="int8",
+    )
+    params = learner_params(make(*learner, **axes))
+    published = publish(params, number(make(*learner, **axes), 3))
+    received = receive(published, policy_version=3)
+    layout = sampler_layout(
+        ARCH, dtype=jnp.dtype("bfloat16"), mesh=mesh, weights_dtype="int8"
+    )
+
+    def check(leaf, wanted):
+        assert (leaf.shape, leaf.dtype) == (wanted.shape, wanted.dtype)
+        assert leaf.sharding.is_equivalent_to(wanted.sharding, leaf.ndim)
+
+    jax.tree.map(check, received, layout)
+    for ours, whole in zip(
+        received["layers"], unstack_layers(host_params(), ARCH)["layers"], strict=True
+    ):
+        for name, weights in whole.items():
+            if name in MATRICES:
+                expected = quantize(jnp.asarray(weights), dtype=jnp.bfloat16)
+                jax.tree.map(np.testing.assert_array_equal, ours[name], expected)
+            else:
+                np.testing.assert_array_equal(ours[name], weights.astype("bfloat16"))
 
 
 def test_the_guard_finds_what_goes_through_the_host():

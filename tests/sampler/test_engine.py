@@ -9,6 +9,7 @@ import pytest
 from small_detokenizer import PIECES, detokenizer_of
 
 from scalerl_jax.generation.evaluation import Completing
+from scalerl_jax.model.quantized import MATRICES, quantize
 from scalerl_jax.model.transformer import unstack_layers
 from scalerl_jax.sampler.decoding import NEVER, empty_rows
 from scalerl_jax.sampler.lowering import page_bytes
@@ -209,6 +210,27 @@ def test_two_devices_draw_the_tokens_of_one(bench, make_bench, random_params):
     params = random_params(1)
     found = pair.complete(params, *requests)
     bench.assert_same(found, bench.complete(params, *requests))
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_integers_for_weights_draw_the_tokens_of_the_rounded_weights(
+    devices, bench, make_bench, random_params
+):
+    integers = make_bench(weights_dtype="int8", devices=jax.devices()[:devices])
+    params, requests = random_params(1), requests_of(bench)[:3]
+    rounded = jax.vmap(lambda weights: quantize(weights, dtype=jnp.float32).whole)
+    layers = {
+        name: rounded(stack) if name in MATRICES else stack
+        for name, stack in params["layers"].items()
+    }
+    found = integers.complete(params, *requests)
+    integers.assert_same(found, bench.expected(params | {"layers": layers}, *requests))
+    near = bench.expected(params, *requests)
+    off = [
+        abs(each.full_logprobs[0] - near[place].full_logprobs[0])
+        for place, each in found.items()
+    ]
+    assert 1e-4 < np.median(off) < 0.2
 
 
 def test_the_padding_of_a_chunk_is_not_seen(bench, ladder_bench, random_params):

@@ -225,6 +225,7 @@ if __name__ == "__main__":
     work = {
         "engine": compile_engine,
         "int8": functools.partial(compile_engine, kv_dtype="int8", page_size=128),
+        "int8 weights": functools.partial(compile_engine, weights_dtype="int8"),
         "experts": compile_experts,
         "kernel": compile_kernel,
         "preflight": preflight,

@@ -49,6 +49,19 @@ def test_a_cache_in_int8_is_read_and_written_in_place(chip, tensor, layers):
         assert report[name]["temporary_bytes"] < report["pages_bytes"] / layers
 
 
+def test_matrices_in_int8_are_read_as_they_are():
+    whole, half = (
+        compile_for_tpu(kind, "v5e", 4, 2)["generate"]
+        for kind in ("engine", "int8 weights")
+    )
+    # Of two layers on four devices: 8 or 2 heads of 128, and a feed-forward of 3,584.
+    matrices = 2 * 4096 * (2 * 1024 + 2 * 256 + 3 * 3584)
+    saved = whole["argument_bytes"] - half["argument_bytes"]
+    assert 0.99 * matrices < saved <= matrices
+    # No matrix is written out again in the dtype of the activations.
+    assert half["temporary_bytes"] - whole["temporary_bytes"] < 4096 * 3584
+
+
 @pytest.mark.parametrize("chip", ["v5e", "v5p", "v6e"])
 def test_the_kernel_compiles_at_its_limits(chip):
     assert compile_for_tpu("kernel", chip)["compiled"] == 15

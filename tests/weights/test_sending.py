@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import small_processes
@@ -21,6 +22,8 @@ from small_weights import (
 )
 
 from scalerl_jax.learner.publish import make_snapshot
+from scalerl_jax.model.architecture import sampler_layout
+from scalerl_jax.model.transformer import sampler_params
 from scalerl_jax.weights.channels import (
     DirectoryChannel,
     FullChannelError,
@@ -28,6 +31,7 @@ from scalerl_jax.weights.channels import (
 from scalerl_jax.weights.manifest import Manifest, merge
 from scalerl_jax.weights.receiving import NotReceivedError, Receiver
 from scalerl_jax.weights.sending import Sender
+from scalerl_jax.weights.shards import own_shards
 
 
 def make_sender(channel, **options):
@@ -107,6 +111,25 @@ def test_a_chain_of_deltas_gives_each_version(tmp_path):
         else:
             assert sent.num_bytes < 0.5 * sent.full_bytes
             assert 0.05 < sent.changed_share < 0.15
+
+
+def test_matrices_in_int8_arrive_and_follow_as_deltas():
+    learner, replica = mesh(0, 4, fsdp=2, tensor=2), mesh(4, 6, tensor=2)
+    form = dict(dtype=small_weights.BFLOAT16, weights_dtype="int8")
+    snapshot = make_snapshot(ARCH, learner_mesh=learner, **form)
+    channel = MemoryChannel()
+    sender = make_sender(channel)
+    receiver = Receiver(channel, sampler_layout(ARCH, mesh=replica, **form))
+    for version in (0, 1):
+        shards = own_shards(snapshot(learner_params(version, learner)))
+        part = published(sender.send(shards, policy_version=version))
+        params = receiver.receive(part, timeout_s=10.0)
+        own = jax.tree.map(jnp.asarray, small_weights.host_params(version))
+        expected = sampler_params(own, ARCH, **form)
+        jax.tree.map(np.testing.assert_array_equal, params, expected)
+        assert params["layers"][0]["query"].values.dtype == np.int8
+    assert sender.report.base_version == 0
+    assert sender.report.full_bytes < 1.5 * ARCH.num_params
 
 
 class SharedMemory(MemoryChannel):

@@ -3,7 +3,7 @@
 scalerl study run clips && scalerl study report clips
 
 ScaleRL's baseline (`forward.py`) on samples up to 31 steps old, with DAPO's upper clip
-at .26 and .27 and CISPO's cap at 4, 5 and 8.  Not yet run.
+at .26 and .27 and CISPO's cap at 4, 5 and 8.
 """
 
 from scalerl_jax.study.design import Study

@@ -257,7 +257,7 @@ def _windows(config: Config) -> None:
             f"the first (to that, for the synchronous loop) or lower batch.epochs"
         )
     most = (queue.max_staleness + 1) // batch.epochs
-    if queue.max_waiting > max(most, 1):
+    if queue.max_waiting > max(most, 2):
         raise ValueError(
             f"{waiting} can never be reached: with {lag} and {batch.epochs = } at most "
             f"{most} batches are started before one is used up; lower it, or set 0 for "
@@ -324,10 +324,10 @@ def _batched(config: Config) -> None:
             f"{lag} with {queue.mode = }, the optimizer steps per window, cannot be "
             f"cut into {batch.epochs = } passes; make it a multiple"
         )
-    if queue.max_waiting > 1:
+    if queue.max_waiting > 2:
         raise ValueError(
             f"{queue.max_waiting = } is not read with {queue.mode = }, in which a "
-            f"window is used once all its groups are finished; leave it at 1"
+            f"window is used once all its groups are finished; leave it at 2"
         )
 
 

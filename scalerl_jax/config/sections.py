@@ -446,9 +446,10 @@ class QueueConfig:
         "ScaleRL: PipelineRL-8",
     )
     max_waiting: Lag = setting(
-        1,
+        2,
         "no group starts while this many batches of N finished groups wait, for "
-        "verdicts or the learner; 0: only max_staleness bounds them; "
+        "verdicts or the learner; starts are paced so that a quarter of it is left "
+        "when the learner takes a batch; 0: only max_staleness bounds them; "
         "controller/queue.py",
     )
     batch_timeout_s: Seconds = setting(

@@ -39,7 +39,11 @@ that wait, for verdicts or to be taken, are bounded as well, with W = max_waitin
 
     admission:  ... and    waiting < max(W * N, groups of a window)        (W = 0: any)
 
-This bounds starts, not groups already running: when the last admitted group has
+Starts that stop only at this bound come in waves, between which the learner waits.  So
+the groups in process, running or waiting, have a limit that `starts` moves until W / 4
+batches are left when the learner takes one; it is N or more.
+
+W bounds starts, not groups already running: when the last admitted group has
 started and R groups, including that one, are being sampled,
 
     waiting <= W * N - 1 + R
@@ -48,9 +52,9 @@ until the next group starts, and R is at most the slots of the sampler.  A judge
 is thus taken with one of the next ceil((W * N - 1 + R) / N) windows, since groups that
 start later are taken later.  Only k bounds the staleness from its time in flight.
 
-Both inequalities above stay true, because W only ever denies a start.  And W denies
-one only while a whole window is finished: once its groups are judged, the learner can
-take it, by the argument above, or some groups have freed their places (refills).
+Both inequalities above stay true, because W and the limit only ever deny a start.  And
+they deny one only while N groups are in process: once these are judged, the learner can
+take a window, by the argument above, or some groups have freed their places (refills).
 Either makes room, and must wake the worker.  This also holds if groups wait from the
 start, as after a restore.  In batched mode, and with k = E - 1, at most one window is
 ever outstanding, and W changes nothing.  PipelineRL's generators have such a bounded
@@ -73,6 +77,7 @@ from typing import TypeVar
 
 from scalerl_jax.config import Mode
 from scalerl_jax.contract import QueueClosed
+from scalerl_jax.controller.starts import StartLimit
 from scalerl_jax.types import Group
 
 T = TypeVar("T")
@@ -85,7 +90,8 @@ class Pacing:
     num_prompts: int  # N
     max_staleness: int  # k
     mode: Mode
-    max_waiting: int = 0  # W, batches of N finished groups; 0: only k bounds them
+    # W, batches of N finished groups that wait at most; 0: only k bounds them.
+    max_waiting: int = 0
     epochs: int = 1  # E
     num_steps: int | None = None  # no group starts for a later step
 
@@ -170,6 +176,11 @@ class RolloutQueue:
         """Start empty at version 0."""
         self._pacing = pacing
         self._max_refills = max_refills
+        self._starts: StartLimit | None = None
+        if pacing.mode == "pipeline" and pacing.max_waiting:
+            self._starts = StartLimit(
+                num_prompts=pacing.num_prompts, max_waiting=pacing.max_waiting
+            )
         self._changed = threading.Condition()
         self.version = 0  # optimizer steps applied
         self._opened = 0  # version at which the current window, or the next, opens
@@ -198,11 +209,12 @@ class RolloutQueue:
         with self._changed:
             self.raise_if_over()
             assert version <= self.version, "published before `applied` was called"
-            if not self._pacing.may_start(
+            denied = self._starts and self._starts.denies(self._in_process())
+            if denied or not self._pacing.may_start(
                 version,
                 opened=self._opened,
                 outstanding=self._outstanding(),
-                waiting=len(self._sampled) + len(self._buffered),
+                waiting=self._waiting(),
             ):
                 self._seen = self._changes
                 return None
@@ -319,6 +331,10 @@ class RolloutQueue:
                 assert age <= self._pacing.max_staleness, "admission or pacing failed"
                 del self._buffered[group.ticket]
             self.taken = len(chosen)
+            if self._starts:
+                self._starts.note_taken(
+                    in_process=self._in_process(), left=self._waiting()
+                )
             self._note_change()  # fewer groups wait
             refilled, self._refilled = self._refilled, []
             return _by_ticket([*chosen, *refilled])
@@ -421,8 +437,14 @@ class RolloutQueue:
 
     # Under the lock.
 
+    def _in_process(self) -> int:
+        return len(self._running) + len(self._buffered)
+
+    def _waiting(self) -> int:
+        return len(self._sampled) + len(self._buffered)
+
     def _outstanding(self) -> int:
-        return len(self._running) + len(self._buffered) + self.taken
+        return self._in_process() + self.taken
 
     def _may_refill(self, group: Group) -> bool:
         """Return whether a group has zero variance and may still be refilled."""

@@ -28,7 +28,7 @@ class Scenario:
     group_size: int  # G
     max_staleness: int
     mode: Mode = "pipeline"
-    max_waiting: int = 1
+    max_waiting: int = 2
     epochs: int = 1
     max_refills: int = 0  # 0 without dynamic sampling
     num_steps: int = 100

@@ -1,5 +1,7 @@
 """A worker and a learner around a queue, moved one event at a time by a test."""
 
+from fractions import Fraction
+
 import numpy as np
 
 from scalerl_jax.controller.queue import Pacing, RolloutQueue
@@ -84,6 +86,7 @@ class World:
         self.admitted = 0
         self.windows_waited = {}  # by finished groups until theirs, which counts
         self.most_waiting = 0  # if all that ran at the last admission finished
+        self.limit = float("inf")  # of the groups that run or wait
         self.skips = 0
 
     @property
@@ -105,7 +108,7 @@ class World:
         return True
 
     def may_admit(self):
-        if self.is_full():
+        if self.is_full() or len(self.begun) + len(self.buffered) >= self.limit:
             return False
         outstanding = len(self.begun) + len(self.buffered) + len(self.batch)
         if self.settings["num_steps"] is not None:
@@ -219,7 +222,19 @@ class World:
         for ticket, _ in self.batch:
             self.windows_waited[ticket] += len(self.batches)
         self.passes_left = len(self.batch) // self.num_prompts * self.epochs
+        self.move_limit()
         return True
+
+    def move_limit(self):
+        """A tenth of what is amiss, from a window more than there is."""
+        size, batches = self.num_prompts, self.settings["max_waiting"]
+        if self.mode == "batched" or not batches:
+            return
+        there = len(self.begun) + len(self.buffered)
+        left = len(self.sampled) + len(self.buffered)
+        limit = there + size if self.limit == float("inf") else self.limit
+        limit += (Fraction(batches * size, 4) - left) / 10
+        self.limit = max(size, min(limit, there + 2 * size))
 
     def finish_step(self, *, skip=False):
         for _, first in self.batch:
@@ -248,6 +263,7 @@ class World:
         state = self.queue.snapshot()
         self.queue = self.new_queue()
         self.queue.restore(state)
+        self.limit = float("inf")
         self.worker_version = self.version
         self.sampled = set()
         assert sorted(self.first_version) == [ticket for ticket, _ in state.running]

@@ -48,13 +48,14 @@ def test_in_turn_a_step_takes_the_sum_of_its_parts(replicas, slots):
 def test_a_learner_that_is_slower_never_waits():
     """Saturation: a step takes what the learner takes.
 
-    N = 4 groups, W = 1, and R = 8 in the slots: `Pacing` has the bound.
+    N = 4 groups, W = 2, and R = 8 in the slots: `Pacing` has the bound.  A quarter of W
+    is left when a window is taken, beside the step in which a group finishes.
     """
     rates = Rates(decode_s=((1, CALL_S),), train_s=30.0, publish_s=2.0)
     figures = simulate(rates, ALL_ALIKE, max_staleness=8, slots=16).figures()
     assert figures["step_s"] == pytest.approx(32.0)
     assert figures["learner_idle"] == pytest.approx(0.0)
-    assert 1.0 < figures["staleness_queued"] <= (1 * 4 - 1 + 8) / 4
+    assert 1.0 < figures["staleness_queued"] < 2.0
 
 
 def test_a_sampler_that_is_slower_is_always_full():
@@ -128,7 +129,9 @@ def test_littles_law_holds_for_slots_and_for_groups():
     stay_s = (np.ceil(tokens / PER_CALL).mean() + LAG_CALLS) * CALL_S
     busy = 1 - figures["generators_idle"]
     inside = figures["slots_in_use"] * 12 * busy
-    assert inside == pytest.approx(8 / figures["step_s"] * stay_s, rel=0.02)
+    # A sequence that begins in an empty replica has one call of its lag less.
+    rate = 8 / figures["step_s"]
+    assert rate * (stay_s - CALL_S) <= inside <= rate * stay_s * 1.001
     # Verdicts: 20 s each, a group at a time leaves; seen after steps alone.
     assert figures["groups_sampled"] <= 20.0 * 4 / figures["step_s"] + 2
 

@@ -208,11 +208,16 @@ def choose(
 
 
 def _rank(config: Config, found: StepForecast) -> tuple[float, ...]:
-    """Return the sort key of a split; the best has the smallest key."""
+    """Return the sort key of a split; the best has the smallest key.
+
+    If the learner bounds the step, the generators with the most time to spare are best:
+    lengths vary, and a completion is the younger, the sooner it is sampled.
+    """
     return (
         found.step_seconds,
         -found.devices_at_work,
         found.shared,
+        found.generate_seconds,
         config.sampler.slots,
         config.generators.count,
     )

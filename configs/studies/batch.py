@@ -4,7 +4,7 @@ scalerl study run batch && scalerl study report batch
 
 N x G: prompts times completions.  All runs end after the same number of sampled tokens,
 so that a batch of half the size has twice the steps; the learning rate is unchanged.
-Not yet run.
+Result: docs/studies.md.
 """
 
 from scalerl_jax.study.design import Study

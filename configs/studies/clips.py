@@ -4,6 +4,8 @@ scalerl study run clips && scalerl study report clips
 
 ScaleRL's baseline (`forward.py`) on samples up to 31 steps old, with DAPO's upper clip
 at .26 and .27 and CISPO's cap at 4, 5 and 8.
+
+Result: docs/studies.md.
 """
 
 from scalerl_jax.study.design import Study

@@ -5,7 +5,7 @@ scalerl study run kv_int8 && scalerl study report kv_int8
 The arms are those of `precision.py`, with the sampler's cache in place of its dtype:
 "int8_no_tis" and "int8_tis" take the ratio over log-probabilities that the learner
 recomputes, without and with the weight recomputed / behavior.  On this base int8 makes
-a difference of 0.01 nats, where float32 makes one of 1e-6.  Not yet run: 12 runs.
+a difference of 0.01 nats, where float32 makes one of 1e-6.
 """
 
 from scalerl_jax.study.design import Study

@@ -92,6 +92,10 @@ class Assembled(Protocol):
         ...
 
 
+# From what a batch can be made again: its groups, or its number in a known order.
+MadeOf = Assembled | int
+
+
 class Learner(Protocol):
     """The learner as the loop uses it, in the loop's process or in several others."""
 
@@ -106,7 +110,7 @@ class Learner(Protocol):
         ...
 
     def step(
-        self, state: State, batch: PackedBatch, made_of: Assembled
+        self, state: State, batch: PackedBatch, made_of: MadeOf
     ) -> tuple[State, dict[str, float], str]:
         """Make an optimizer step on a batch [M, R, S]; `state` is donated.
 

@@ -70,25 +70,7 @@ _NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "Processes of the r
 _PROCESS_ID = flags.DEFINE_integer(
     "process_id", None, "Number of this process, from 0."
 )
-_START_TIMEOUT_S = flags.DEFINE_float(
-    "start_timeout_s", 300.0, "Seconds for all processes to connect.", lower_bound=0.0
-)
-
-
-_RAY = flags.DEFINE_string(
-    "ray",
-    None,
-    "Run learner and generators as processes of a Ray cluster: local starts one on "
-    "this machine, auto uses the one that runs here, HOST:PORT another; slice, given "
-    "on every host of TPU slices, forms one of them; needs the extra [ray].",
-)
-_RAY_WITHOUT_TOKEN = flags.DEFINE_bool(
-    "ray_without_token",
-    False,
-    "Use a cluster without a token: anyone who reaches its ports can run programs as "
-    "its user.  Without this flag, auto, HOST:PORT and slice need a token in "
-    "RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token, with mode 0600.",
-)
+_RAY = ray_access.define_flags("learner and generators")
 
 
 def _opened(config: config_lib.Config, workdir: str) -> RunDirectory:
@@ -128,13 +110,13 @@ def _run_on_ray(
     config: config_lib.Config, workdir: str, address: str
 ) -> RunOutcome | None:
     """Train over the processes of a cluster."""
-    with ray_access.prepared(address, without_token=_RAY_WITHOUT_TOKEN.value):
+    with ray_access.prepared(address, without_token=_RAY.without_token.value):
         from scalerl_jax.cluster.run import run_on_ray  # Ray is an extra
 
         return run_on_ray(
             config,
             address,
-            timeout_s=_START_TIMEOUT_S.value,
+            timeout_s=_RAY.start_timeout_s.value,
             open_directory=lambda fitted: _opened(fitted, workdir),
         )
 
@@ -161,10 +143,10 @@ def main(argv: Sequence[str]) -> None:
         _end("--workdir is missing: --workdir=runs/NAME")
     _join()
     try:
-        if _RAY.value is None:
+        if (address := _RAY.address.value) is None:
             outcome = run(config, workdir)
         else:
-            outcome = _run_on_ray(config, workdir, _RAY.value)
+            outcome = _run_on_ray(config, workdir, address)
     except (ValueError, RuntimeError, OSError, FloatingPointError) as error:
         sys.exit(tell(error))
     if outcome is not None:
@@ -219,8 +201,10 @@ def _say(outcome: RunOutcome, workdir: str) -> None:
 
 def _join() -> None:
     """Connect to the other processes; end this one if they cannot form a run."""
-    if _RAY_WITHOUT_TOKEN.value and _RAY.value in (None, "local"):
-        _end("--ray_without_token is for --ray=auto, slice or HOST:PORT; leave it out")
+    try:
+        _RAY.check()
+    except ValueError as error:
+        _end(str(error))
     if not _DISTRIBUTED.value:
         for flag in (_COORDINATOR, _NUM_PROCESSES, _PROCESS_ID):
             if flag.value is not None:
@@ -235,7 +219,7 @@ def _join() -> None:
             coordinator=_COORDINATOR.value,
             num_processes=_NUM_PROCESSES.value,
             process_id=_PROCESS_ID.value,
-            timeout_s=_START_TIMEOUT_S.value,
+            timeout_s=_RAY.start_timeout_s.value,
         )
         if place.num_processes > 1:
             _end(
@@ -244,7 +228,7 @@ def _join() -> None:
                 f"process; start one, on a machine whose devices hold the learner and "
                 f"the sampler, or several with --ray"
             )
-        rendezvous.initialize(place, timeout_s=_START_TIMEOUT_S.value)
+        rendezvous.initialize(place, timeout_s=_RAY.start_timeout_s.value)
     except ValueError as error:
         _end(str(error))
     except (RuntimeError, TimeoutError) as error:
@@ -255,7 +239,7 @@ def _join() -> None:
 def parse_flags(argv: Sequence[str]) -> list[str]:
     """Read the flags; return the other arguments.  A wrong flag ends the program."""
     if config_lib.wants_help(argv):
-        modules = (config_lib, sys.modules[__name__])
+        modules = (config_lib, ray_access, sys.modules[__name__])
         own = "\n".join(map(flags.FLAGS.module_help, modules))
         text = config_lib.flags_text(own)
         to_stdout(f"{__doc__}\n{text}\n{list_settings()}\n")

@@ -6,19 +6,19 @@ ROWS are files of chats or of prompts with completions, in any form that `scaler
 reads, or directories of runs with tracking.train_rollouts.  Tokens of answers alone are
 learned.  The directory holds checkpoints, metrics.jsonl and, at the end, `model`: a
 Hugging Face directory, which `model.checkpoint` takes.  With `--workdir` alone, a warm
-start that was stopped goes on.  `--help` lists every setting; those of this command are
-in the section warmstart.
+start that was stopped goes on.  With `--ray` the learner is mesh.processes processes of
+a Ray cluster, on one machine or many.  `--help` lists every setting; those of this
+command are in the section warmstart.
 """
 
 import contextlib
 import dataclasses
-import functools
 import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -26,14 +26,15 @@ from absl import flags
 
 from scalerl_jax import config as config_lib
 from scalerl_jax import wiring
-from scalerl_jax.batching.answers import pack_answers
-from scalerl_jax.batching.packing import TrainSequence, computed_tokens, pack
+from scalerl_jax.batching.packing import computed_tokens
 from scalerl_jax.config import Config, to_json
 from scalerl_jax.config.resumption import free_settings
+from scalerl_jax.contract import Learner
 from scalerl_jax.export import export
 from scalerl_jax.formats.reading import is_remote
+from scalerl_jax.learner.checkpoint import Checkpointer
 from scalerl_jax.learner.forward import LearnerFlops
-from scalerl_jax.learner.step import LocalLearner, TrainState
+from scalerl_jax.machines import ray_access
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.saving import check_place
 from scalerl_jax.parallel.xla import (
@@ -43,33 +44,34 @@ from scalerl_jax.parallel.xla import (
     keep_programs,
 )
 from scalerl_jax.process.ending import answer
-from scalerl_jax.process.preemption import (
-    INTERRUPTED,
-    PREEMPTED,
-    Preemption,
-)
+from scalerl_jax.process.preemption import INTERRUPTED, PREEMPTED, Preemption
 from scalerl_jax.process.printing import log_to_stderr, to_stdout
 from scalerl_jax.run import lost_work
-from scalerl_jax.run.directory import local_directory, open_run_directory
+from scalerl_jax.run.directory import (
+    STATUS_FILE,
+    RunDirectory,
+    local_directory,
+    open_run_directory,
+)
 from scalerl_jax.run.ledger import Ledger, kept_on_disk
 from scalerl_jax.run.metrics import MetricsWriter
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.run.record import flatten
 from scalerl_jax.wiring import loading
 from scalerl_jax.wiring.devices import learner_pool, make_meshes
-from scalerl_jax.wiring.learning import (
-    check_trained,
-    make_flops,
-    make_learning_rates,
-)
+from scalerl_jax.wiring.learning import check_trained, make_flops, make_learning_rates
 from scalerl_jax.wiring.sampling import make_tokenizer
 from scalerl_jax.wiring.supervision import (
     RowOrder,
+    Rows,
     digest_of_sequences,
     load_sequences,
     name_rows,
     supervised,
 )
+
+if TYPE_CHECKING:
+    from scalerl_jax.cluster.session import Cluster
 
 MODEL = "model"  # in the directory, what was made
 _EVERY_S = 10.0  # between two lines of progress where there is no terminal
@@ -81,15 +83,14 @@ class WarmStart:
     """Everything that the steps of a warm start read and change."""
 
     config: Config
-    sequences: Sequence[TrainSequence]
-    order: RowOrder
-    learner: LocalLearner
-    state: TrainState
+    rows: Rows
+    learner: Learner
+    state: Any  # of the learner
     ledger: Ledger
     flops: LearnerFlops
     learning_rates: Callable[[int], Any]  # steps made -> rate of the next one
     progress: Progress
-    digest: str  # of the sequences
+    digest: str  # of the rows
     step: int = 0  # batches that have been learned
 
     def save(self) -> None:
@@ -122,64 +123,64 @@ class WarmStart:
         _log.info("resumed after step %d", restored.step)
 
 
-def warm_start(config: Config, workdir: str) -> int:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Begun:
+    """A learner that has started."""
+
+    learner: Learner
+    state: Any  # of the learner
+    chip: str  # kind of its devices
+
+
+def warm_start(config: Config, workdir: str, cluster: "Cluster | None" = None) -> int:
     """Make the supervised steps of warmstart.rows; return the exit status.
 
     It is 0 if all are made, and another one where SIGTERM or Ctrl-C stopped them, the
-    state saved.
+    state saved.  With a cluster its processes make them, and this one has no device.
 
     Raises:
         ValueError: a setting, or a file that it names, cannot be used.
         RuntimeError: the directory cannot be written, or steps were not finite.
     """
     keep_programs(config.compile_cache)
-    config, arch, sequences, order = _prepared(config)
+    arch, rows, cluster = _prepared(config, cluster)
+    config = rows.config
     settings = to_json(config)
     free = free_settings(config)
     with (
         open_run_directory(workdir, settings=settings, free_settings=free) as directory,
         Progress() as progress,
+        contextlib.ExitStack() as opened,
     ):
-        ledger = wiring.make_ledger(config)
-        ledger.start()
-        pool = learner_pool(config)
         if not is_remote(workdir):
             check_place(directory.path / MODEL)
-        with ledger.activity("startup", pool=pool), progress.bar("loading"):
-            checkpointer = wiring.make_checkpointer(
-                config, directory.path, directory.bucket
-            )
-            learner, state = wiring.make_local_learner(
-                config,
-                arch,
-                make_meshes(config, arch, jax.devices())[0],
-                to_sampler=None,
-                checkpointer=checkpointer,
-                progress=progress,
-            )
+        (directory.path / STATUS_FILE).unlink(missing_ok=True)  # of several processes
+        files = wiring.make_checkpointer(config, directory.path, directory.bucket)
+        opened.callback(files.close)
+        started = time.monotonic()
+        with progress.bar("loading"):
+            begun = _begun(arch, rows, directory, files, progress, cluster, opened)
+        ledger = wiring.make_ledger(config, chip=begun.chip)
+        ledger.start(startup_s=time.monotonic() - started)
         made = WarmStart(
             config=config,
-            sequences=sequences,
-            order=order,
-            learner=learner,
-            state=state,
+            rows=rows,
+            learner=begun.learner,
+            state=begun.state,
             ledger=ledger,
             flops=make_flops(config, arch),
             learning_rates=make_learning_rates(config),
             progress=progress,
-            digest=digest_of_sequences(sequences),
+            digest=digest_of_sequences(rows.sequences),
         )
-        del state
-        try:
-            return _run(made, directory.path)
-        finally:
-            checkpointer.close()
+        del begun  # its state would stay in memory beside later ones
+        return _run(made, directory.path)
 
 
 def _prepared(
-    config: Config,
-) -> tuple[Config, Architecture, list[TrainSequence], RowOrder]:
-    """Return the settings for these devices, and the rows in their order."""
+    config: Config, cluster: "Cluster | None"
+) -> tuple[Architecture, Rows, "Cluster | None"]:
+    """Return the rows, with the settings for these devices, and seats on a cluster."""
     arch = wiring.make_architecture(config)
     check_trained(config, arch)
     sequences = load_sequences(config, make_tokenizer(config, arch))
@@ -191,18 +192,61 @@ def _prepared(
         seed=config.seed,
     )
     config = supervised(config, num_steps=order.num_steps)
+    if cluster is not None:
+        from scalerl_jax.cluster.learner_alone import fit_learner  # Ray
+
+        config, cluster = fit_learner(config, arch, cluster)
+        return arch, Rows(config=config, sequences=sequences, order=order), cluster
+    if why_not := wiring.why_not_one_process(config):
+        raise ValueError(why_not)
     if jax.default_backend() == "cpu":
         keep_freed_memory(arch.num_params)
     exact_products(config.model.compute_dtype)
     devices, kind = jax.devices(), jax.devices()[0].device_kind
     config = wiring.fit_devices(config, arch, len(devices), kind=kind)
-    return config, arch, sequences, order
+    return arch, Rows(config=config, sequences=sequences, order=order), None
+
+
+def _begun(
+    arch: Architecture,
+    rows: Rows,
+    directory: RunDirectory,
+    files: Checkpointer,
+    progress: Progress,
+    cluster: "Cluster | None",
+    opened: contextlib.ExitStack,
+) -> Begun:
+    """Start the learner, here or over processes of a cluster, which `opened` ends."""
+    config = rows.config
+    if cluster is None:
+        learner, state = wiring.make_local_learner(
+            config,
+            arch,
+            make_meshes(config, arch, jax.devices())[0],
+            to_sampler=None,
+            checkpointer=files,
+            progress=progress,
+        )
+        return Begun(learner=learner, state=state, chip=jax.devices()[0].device_kind)
+    from scalerl_jax.cluster.learner_alone import learner_processes  # Ray
+
+    learner = opened.enter_context(
+        learner_processes(
+            config,
+            directory,
+            cluster,
+            files=files,
+            packed=rows.packed,
+            note=progress.note,
+        )
+    )
+    return Begun(learner=learner, state=0, chip=learner.places[0].chip)
 
 
 def _run(made: WarmStart, directory: Path) -> int:
     """Make the steps that are left; return the exit status."""
     made.resume(directory)
-    num_steps, preemption = made.order.num_steps, Preemption()
+    num_steps, preemption = made.rows.order.num_steps, Preemption()
     checkpointer = made.learner.checkpointer
     writer = MetricsWriter(
         directory,
@@ -241,23 +285,13 @@ def _run(made: WarmStart, directory: Path) -> int:
 
 def _step(made: WarmStart) -> tuple[dict[str, Any], str]:
     """Learn one batch; return its row, and why it changed nothing ("": it did)."""
-    batch = made.config.batch
-    rows = made.order.rows(made.step)
-    sequences = [made.sequences[row] for row in rows]
-    packed = pack_answers(
-        sequences,
-        functools.partial(
-            pack,
-            row_tokens=batch.row_tokens,
-            rows_per_microbatch=batch.rows_per_microbatch,
-            row_segments=batch.row_segments,
-            packing=batch.packing,
-        ),
-    )
+    packed = made.rows.packed(made.step)
     started = time.monotonic()
     with made.activity("train"):
-        made.state, metrics, fault = made.learner.step(made.state, packed)
+        made.learner.annotate(made.state, [packed])  # a window of one, without scores
+        made.state, metrics, fault = made.learner.step(made.state, packed, made.step)
     elapsed_s = max(time.monotonic() - started, 1e-9)
+    sequences = made.rows.of_step(made.step)
     lengths = np.array([each.row_length for each in sequences])
     context = float((lengths * (lengths + 1)).sum() / lengths.sum() / 2)
     tokens, learned = computed_tokens(packed), int(packed.mask.sum())
@@ -268,11 +302,12 @@ def _step(made: WarmStart) -> tuple[dict[str, Any], str]:
         "grad_norm": metrics["grad_norm"],
         "entropy": metrics["entropy"],
         "train/tokens": learned,
-        "train/rows": len(rows),
-        "train/epoch": made.order.epoch(made.step),
+        "train/rows": len(sequences),
+        "train/epoch": made.rows.order.epoch(made.step),
         "time/train_s": elapsed_s,
         "throughput/trained_tokens_per_s": tokens / elapsed_s,
         **made.ledger.report(),
+        **made.learner.metrics,
     }
     made.step += 1
     return row, fault
@@ -305,6 +340,7 @@ def run(argv: Sequence[str]) -> int:
     workdir = flags.DEFINE_string(
         "workdir", None, "Directory of the warm start.", flag_values=values
     )
+    ray = ray_access.define_flags("the learner", values)
 
     def make() -> int:
         known = loading.with_settings(argv)
@@ -315,17 +351,33 @@ def run(argv: Sequence[str]) -> int:
         config = config_lib.resolve(config_flag.value)
         if workdir.value is None:
             raise ValueError("--workdir is missing: --workdir=runs/NAME")
-        return _made(config, workdir.value)
+        ray.check()
+        if ray.address.value is None:
+            return _made(config, workdir.value)
+        return _made_on_ray(config, workdir.value, ray.address.value, ray)
 
     return answer(make)
 
 
-def _made(config: Config, workdir: str) -> int:
+def _made_on_ray(
+    config: Config, workdir: str, address: str, flags: ray_access.RayFlags
+) -> int:
+    """Make a warm start over the processes of a cluster; return the exit status."""
+    with ray_access.prepared(address, without_token=flags.without_token.value):
+        from scalerl_jax.cluster.learner_alone import controlled  # Ray is an extra
+
+        with controlled(address, timeout_s=flags.start_timeout_s.value) as cluster:
+            # None: another host of the slice was the controller.
+            return 0 if cluster is None else _made(config, workdir, cluster)
+
+
+def _made(config: Config, workdir: str, cluster: "Cluster | None" = None) -> int:
     """Make a warm start and say where it is; return the exit status."""
-    if status := warm_start(config, workdir):
+    if status := warm_start(config, workdir, cluster):
+        over = f" --ray={cluster.address}" if cluster else ""
         to_stdout(
             f"stopped, and saved; it goes on with:  scalerl warmstart "
-            f"--workdir={workdir}\n"
+            f"--workdir={workdir}{over}\n"
         )
         return status
     out = local_directory(workdir) / MODEL

@@ -204,6 +204,7 @@ class LearnerRank(RoleProcess):
         self._published = threading.Event()  # any version
         self._num_ranks = num_ranks
         self._batches = HeldBatches()
+        self._sender: Sender | None = None  # until it publishes
 
     def start(self, meeting: Meeting | None, timeout_s: float) -> RoleProcessInfo:
         """Meet the other ranks, load the state, compile the step."""
@@ -228,15 +229,18 @@ class LearnerRank(RoleProcess):
             learner_mesh=mesh,
             trained=self._state.params if self._partly else None,
         )
+        return self._here()
+
+    def _make_sender(self) -> Sender:
+        """Open the way of published params, which a warm start does not have."""
         self._channel = self._make_channel(owner=f"rank{self._rank}")
-        self._sender = Sender(
+        return Sender(
             rank=self._rank,
             num_ranks=self._num_ranks,
             channel=self._channel,
-            base_every=config.generators.base_every,
+            base_every=self._config.generators.base_every,
             frozen_digest=self._learner.base if self._partly else "",
         )
-        return self._here()
 
     def reads(self) -> dict[str, Box]:
         """Return what this rank's devices read of each array of a microbatch."""
@@ -289,11 +293,10 @@ class LearnerRank(RoleProcess):
             self._snapshot(state.params if self._partly else state.policy)
         )
         with self._sending:
-            manifest = self._sender.send(
-                shards, policy_version=policy_version, pinned=pinned
-            )
+            sender = self._sender = self._sender or self._make_sender()
+            manifest = sender.send(shards, policy_version=policy_version, pinned=pinned)
             self._published.set()
-            return self._with_handles(manifest), self._sender.report
+            return self._with_handles(manifest), sender.report
 
     def publish_again(self) -> Manifest:
         """Publish the last version in full, for who has no other; beside a step.
@@ -302,6 +305,7 @@ class LearnerRank(RoleProcess):
         """
         self._published.wait()
         with self._sending:
+            assert self._sender is not None, "it has published"
             return self._with_handles(self._sender.send_again())
 
     def _with_handles(self, manifest: Manifest) -> Manifest:

@@ -35,41 +35,76 @@ def fit_slices(
     generators = dataclasses.replace(
         generators, devices=generators.devices or config.mesh.tensor
     )
-    mesh = config.mesh
-    others = mesh.data * mesh.context * mesh.tensor
-    if mesh.fsdp:
-        sizes = [others * mesh.fsdp]
-    else:
-        known = {
-            size * mesh.slices for each in slices for size in box_sizes(each.slice)
-        }
-        sizes = [
-            size
-            for size in sorted(known, reverse=True)
-            if _usable(config, arch, size, others)
-        ]
     seats = place(
         slices,
-        learner_chips=sizes,
-        open_learner=not mesh.fsdp,
+        learner_chips=_learner_sizes(config, arch, slices),
+        open_learner=not config.mesh.fsdp,
         generators=generators.count,
         generator_chips=generators.devices,
-        learner_slices=mesh.slices,
+        learner_slices=config.mesh.slices,
     )
-    ranks, learner = len(seats.ranks()), seats.learner_chips
-    _check_processes("mesh", mesh.processes, f"the learner's {learner} chips", ranks)
+    config = _seated(config, seats)
     hosts = _hosts_of_a_replica(seats)
     of_replica = f"a replica's generators.devices = {generators.devices} chips"
     _check_processes("generators", generators.processes, of_replica, hosts)
-    config = dataclasses.replace(
-        config,
-        mesh=dataclasses.replace(mesh, fsdp=learner // others, processes=ranks),
-        generators=dataclasses.replace(
-            generators, count=len(seats.replicas), processes=hosts
-        ),
+    generators = dataclasses.replace(
+        generators, count=len(seats.replicas), processes=hosts
     )
-    total = learner + len(seats.replicas) * generators.devices
+    config = dataclasses.replace(config, generators=generators)
+    total = seats.learner_chips + len(seats.replicas) * generators.devices
     return wiring.fit_devices(config, arch, total), seats
+
+
+def fit_learner_slices(
+    config: Config, arch: Architecture, slices: Sequence[JoinedSlice]
+) -> tuple[Config, Seats]:
+    """Return the config and the seats of a learner without replicas, as `fit_slices`.
+
+    Args:
+        config: with generators.placement = "shared".
+        slices: of `slices_of`.
+
+    Raises:
+        ValueError: it does not fit, or a setting contradicts the slices.
+    """
+    mesh, generators = config.mesh, config.generators
+    if not mesh.data or not mesh.tensor or config.model.remat == "auto":
+        config = _balanced(config, arch, slices)
+        config = dataclasses.replace(config, generators=generators)
+    seats = place(
+        slices,
+        learner_chips=_learner_sizes(config, arch, slices),
+        open_learner=not config.mesh.fsdp,
+        generators=None,
+        generator_chips=0,
+        learner_slices=config.mesh.slices,
+    )
+    return wiring.fit_devices(_seated(config, seats), arch, seats.learner_chips), seats
+
+
+def _learner_sizes(
+    config: Config, arch: Architecture, slices: Sequence[JoinedSlice]
+) -> list[int]:
+    """Return the numbers of chips that a learner may have, the largest first."""
+    mesh = config.mesh
+    others = mesh.data * mesh.context * mesh.tensor
+    if mesh.fsdp:
+        return [others * mesh.fsdp]
+    known = {size * mesh.slices for each in slices for size in box_sizes(each.slice)}
+    return [
+        size
+        for size in sorted(known, reverse=True)
+        if _usable(config, arch, size, others)
+    ]
+
+
+def _seated(config: Config, seats: Seats) -> Config:
+    """Return the config with the learner's shards and processes in these seats."""
+    mesh, learner, ranks = config.mesh, seats.learner_chips, len(seats.ranks())
+    _check_processes("mesh", mesh.processes, f"the learner's {learner} chips", ranks)
+    fsdp = learner // (mesh.data * mesh.context * mesh.tensor)
+    mesh = dataclasses.replace(mesh, fsdp=fsdp, processes=ranks)
+    return dataclasses.replace(config, mesh=mesh)
 
 
 def _hosts_of_a_replica(seats: Seats) -> int:

@@ -7,7 +7,8 @@ Packed again it is the same, bit for bit.
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -92,6 +93,73 @@ class KeptBatch:
         values = {name: each.on(laid.rollout) for name, each in self.values.items()}
         advantages = values.pop("")
         return dataclasses.replace(laid.packed, advantages=advantages, scores=values)
+
+
+class Kept(Protocol):
+    """What a learner over processes asks of the batches that it may train on again."""
+
+    def add(self, batch: PackedBatch, made_of: Any, *, version: int) -> None:
+        """Keep the batch of the step from a version, made or skipped."""
+        ...
+
+    def saved(self, version: int) -> None:
+        """Note that a checkpoint is begun, or was restored, behind all these steps."""
+        ...
+
+    def forget(self, complete: Sequence[int]) -> None:
+        """Let go what is behind one of the checkpoints that are complete."""
+        ...
+
+    def has_all_since(self, version: int) -> bool:
+        """Return whether the batches of all steps since a checkpoint are kept."""
+        ...
+
+    def since(self, version: int) -> Iterator[PackedBatch]:
+        """Yield the batches of all steps since a checkpoint, each packed again."""
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes of all that is kept."""
+        ...
+
+    @property
+    def full(self) -> bool:
+        """Return whether another batch may take too much memory."""
+        ...
+
+
+class NumberedBatches:
+    """Batches that are known by their numbers: nothing of them has to be kept.
+
+    A checkpoint of step n is behind the batches 0 to n - 1.
+    """
+
+    num_bytes, full = 0, False
+
+    def __init__(self, packed: Callable[[int], PackedBatch]) -> None:
+        """Begin at the start; `packed` makes the batch of a number."""
+        self._packed = packed
+        self._end = 0
+
+    def add(self, batch: PackedBatch, made_of: int, *, version: int) -> None:
+        """Note that a batch was trained on; `made_of` is its number."""
+        del batch, version
+        self._end = made_of + 1
+
+    def saved(self, version: int) -> None:
+        """Do nothing: the step of a checkpoint says what is behind it."""
+
+    def forget(self, complete: Sequence[int]) -> None:
+        """Do nothing."""
+
+    def has_all_since(self, version: int) -> bool:
+        """Return True: every batch can be made again."""
+        return True
+
+    def since(self, version: int) -> Iterator[PackedBatch]:
+        """Yield the batches after the checkpoint of a step, each packed again."""
+        return map(self._packed, range(version, self._end))
 
 
 class KeptBatches:

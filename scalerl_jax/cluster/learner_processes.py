@@ -20,17 +20,15 @@ import ray
 from jaxtyping import Float
 from ray.exceptions import RayError
 
-from scalerl_jax import wiring
 from scalerl_jax.cluster.actors import LearnerRank, RoleProcessInfo, arrange
 from scalerl_jax.cluster.batch_parts import SentBatches
 from scalerl_jax.cluster.calls import RoleLost, calling, end_all, why_lost
-from scalerl_jax.cluster.kept_batches import KeptBatches
+from scalerl_jax.cluster.kept_batches import Kept
 from scalerl_jax.cluster.session import Cluster, check_process
 from scalerl_jax.config import Config
-from scalerl_jax.contract import Assembled, Restored
+from scalerl_jax.contract import MadeOf, Restored
 from scalerl_jax.learner.checkpoint import Checkpointer
 from scalerl_jax.learner.forward import read_forward
-from scalerl_jax.objective.assembly import make_assembler
 from scalerl_jax.objective.terms import needs_of
 from scalerl_jax.parallel.xla import is_broken_off
 from scalerl_jax.process.ending import first_line
@@ -108,6 +106,7 @@ class LearnerProcesses:
         *,
         cluster: Cluster,
         files: Checkpointer,
+        kept: Kept,
         note: Callable[[str], None],
         before_save: Callable[[], None],
         placed: Callable[[], None] = lambda: None,
@@ -123,10 +122,7 @@ class LearnerProcesses:
         self._ranks: list[Any] = []
         self._up = False  # they have started, and are where they were
         self.places: list[RoleProcessInfo] = []
-        self._kept = KeptBatches(
-            make_assembler(config, wiring.make_architecture(config)),
-            limit_bytes=config.generators.kept_gib * 2**30,
-        )
+        self._kept = kept
         self._warned = False  # that checkpoints come early
         self._sent = SentBatches()
         self._whole: dict[int, Manifest] = {}
@@ -150,7 +146,7 @@ class LearnerProcesses:
     # The methods of `LocalLearner`.
 
     def step(
-        self, state: int, batch: PackedBatch, made_of: Assembled
+        self, state: int, batch: PackedBatch, made_of: MadeOf
     ) -> tuple[int, dict[str, float], str]:
         """Make an optimizer step on every rank."""
         answers = self.call("step", each=lambda: self._parts(batch))

@@ -1,6 +1,7 @@
 """Seats of a run on TPU slices: who runs on which host, with which environment.
 
-All of it is computed from what Ray says of its nodes; nothing here calls Ray.
+All of it is computed from what Ray says of its nodes; nothing here calls Ray.  One file
+above 400 lines: from nodes to slices, and from these to seats.
 
 An actor is pinned by labels, the name of its slice and the number of its host, and not
 by a node's id: a host that comes back is another node with the same labels, on which an
@@ -261,7 +262,7 @@ def place(
     *,
     learner_chips: Sequence[int],
     open_learner: bool,
-    generators: int,
+    generators: int | None,
     generator_chips: int,
     learner_slices: int = 1,
 ) -> Seats:
@@ -269,13 +270,14 @@ def place(
 
     One slice is cut by `split_slice`.  Of several, `learner_slices` have equal parts of
     the learner; the replicas have boxes of the others, and of what the learner leaves.
+    A learner without replicas may have all chips.
 
     Args:
         slices: of `slices_of`.
         learner_chips: numbers that the learner can use, the best first.
         open_learner: whether the learner gets what the replicas leave; else there is
             one number.
-        generators: how many replicas; 0 for as many as fit.
+        generators: how many replicas; 0 for as many as fit, None for none.
         generator_chips: of each.
         learner_slices: of the learner, mesh.slices.
 
@@ -296,7 +298,7 @@ def place(
             f"mesh.slices = {learner_slices}, and the cluster has {len(slices)}: "
             f"{', '.join(map(str, slices))}; lower it, or wait for the others"
         )
-    if len(slices) == 1:
+    if len(slices) == 1 and generators is not None:
         return _within(
             slices[0], learner_chips, open_learner, generators, generator_chips
         )
@@ -306,11 +308,14 @@ def place(
             seats = _across(slices, homes, each, generators, generator_chips)
             if seats is not None:
                 return seats
+    beside, which = "", "; lower one of the two"
+    if generators is not None:
+        beside = f" and generators.count = {generators} of generators.devices = "
+        beside, which = f"{beside}{generator_chips}", "; lower one of the four"
     raise ValueError(
         f"a learner of {_some(learner_chips) or 'any number of'} chips ({_LEARNER}) on "
-        f"mesh.slices = {learner_slices} and generators.count = {generators} of "
-        f"generators.devices = {generator_chips} do not fit "
-        f"{', '.join(map(str, slices))}; lower one of the four"
+        f"mesh.slices = {learner_slices}{beside} do not fit "
+        f"{', '.join(map(str, slices))}{which}"
     )
 
 
@@ -373,7 +378,7 @@ def _across(
     slices: Sequence[JoinedSlice],
     homes: Sequence[int],
     each: int,
-    generators: int,
+    generators: int | None,
     generator_chips: int,
 ) -> Seats | None:
     """Return the seats with `each` chips of the learner on these slices, or None."""
@@ -384,13 +389,15 @@ def _across(
             return None
         learner[at] = found[0]
     order = [at for at in range(len(slices)) if at not in learner] + list(homes)
-    parts = [
-        SlicePart(at=at, box=box)
-        for at in order
-        for box in boxes(slices[at].slice, generator_chips, beside=learner.get(at))
-    ]
-    if len(parts) < max(generators, 1):
-        return None
+    parts = []
+    if generators is not None:
+        parts = [
+            SlicePart(at=at, box=box)
+            for at in order
+            for box in boxes(slices[at].slice, generator_chips, beside=learner.get(at))
+        ]
+        if len(parts) < max(generators, 1):
+            return None
     return Seats(
         slices=tuple(slices),
         learner=tuple(SlicePart(at=at, box=box) for at, box in learner.items()),

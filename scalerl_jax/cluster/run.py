@@ -9,7 +9,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from scalerl_jax.cluster.actors import (
 )
 from scalerl_jax.cluster.calls import calling, cause_of, end_all, why_lost
 from scalerl_jax.cluster.fit_slices import fit_slices
+from scalerl_jax.cluster.kept_batches import KeptBatches
 from scalerl_jax.cluster.learner_processes import LearnerProcesses
 from scalerl_jax.cluster.placement import slices_of
 from scalerl_jax.cluster.session import Cluster, check_process, connected
@@ -36,6 +37,7 @@ from scalerl_jax.contract import Instructions, Link, ReplicaReport
 from scalerl_jax.controller.run_state import RunState
 from scalerl_jax.environments.verdict import OwnReward
 from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.objective.assembly import make_assembler
 from scalerl_jax.process.background import repeated
 from scalerl_jax.run.directory import STATUS_FILE, RunDirectory
 from scalerl_jax.run.progress import Progress
@@ -68,19 +70,29 @@ def run_on_ray(
         timeout_s: the wait for the cluster.
         open_directory: opens the run's, for the completed config.
     """
-    jax.config.update("jax_platforms", "cpu")
     arch = wiring.make_architecture(config)
+    with controlled(address, timeout_s=timeout_s) as cluster:
+        if cluster is None:
+            return None
+        config, cluster = fit_cluster(config, arch, cluster)
+        with open_directory(config) as directory, Progress() as progress:
+            parts = make_cluster_run(config, directory, cluster, progress=progress)
+            try:
+                return train(config, parts, directory.path)
+            finally:
+                parts.close()
+
+
+@contextlib.contextmanager
+def controlled(address: str, *, timeout_s: float) -> Iterator[Cluster | None]:
+    """Make this process, without devices, the controller of a cluster during the block.
+
+    None: the cluster of a slice, which another host controls, has ended.
+    """
+    jax.config.update("jax_platforms", "cpu")
     try:
         with connected(address, timeout_s=timeout_s) as cluster:
-            if cluster is None:
-                return None
-            config, cluster = fit_cluster(config, arch, cluster)
-            with open_directory(config) as directory, Progress() as progress:
-                parts = make_cluster_run(config, directory, cluster, progress=progress)
-                try:
-                    return train(config, parts, directory.path)
-                finally:
-                    parts.close()
+            yield cluster
     except RayError as error:  # of no role's call: the cluster itself does not answer
         raise RuntimeError(f"--ray={address} is lost: {why_lost(error)}") from error
 
@@ -127,12 +139,7 @@ def fit_cluster(
     config = wiring.fit_devices(config, arch, have)
     mesh, generators = config.mesh, config.generators
     learner = mesh.num_devices
-    if learner % mesh.processes:
-        raise ValueError(
-            f"mesh.processes = {mesh.processes} does not divide the {learner} devices "
-            f"of the learner (mesh.data * mesh.fsdp * mesh.context * mesh.tensor); "
-            f"make them a multiple"
-        )
+    check_even(config)
     if generators.devices % generators.processes:
         raise ValueError(
             f"generators.processes = {generators.processes} does not divide "
@@ -145,6 +152,17 @@ def fit_cluster(
             f"than the {have} of the cluster at {cluster.address}; lower one of them"
         )
     return config, cluster
+
+
+def check_even(config: Config) -> None:
+    """Refuse learner processes among which its devices cannot be divided evenly."""
+    mesh = config.mesh
+    if mesh.num_devices % mesh.processes:
+        raise ValueError(
+            f"mesh.processes = {mesh.processes} does not divide the {mesh.num_devices} "
+            f"devices of the learner (mesh.data * mesh.fsdp * mesh.context * "
+            f"mesh.tensor); make them a multiple"
+        )
 
 
 class RayLink:
@@ -340,6 +358,10 @@ def make_cluster_run(
             directory.url,
             cluster=cluster,
             files=wiring.make_checkpointer(config, path, bucket),
+            kept=KeptBatches(
+                make_assembler(config, books.arch),
+                limit_bytes=config.generators.kept_gib * 2**30,
+            ),
             before_save=flush,
             note=progress.note,
             placed=replicas.begin,  # they load and compile while the learner does

@@ -23,7 +23,7 @@ from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from jaxtyping import Array, Float, Int
 
-from scalerl_jax.contract import Assembled, Publication, Restored
+from scalerl_jax.contract import MadeOf, Publication, Restored
 from scalerl_jax.learner import fitness
 from scalerl_jax.learner.forward import Forward, abstract, microbatches
 from scalerl_jax.learner.optimizer import round_stochastically
@@ -510,7 +510,7 @@ class LocalLearner:
         self,
         state: TrainState,
         batch: PackedBatch,
-        made_of: Assembled | None = None,
+        made_of: MadeOf | None = None,
     ) -> tuple[TrainState, dict[str, float], str]:
         """Make an optimizer step, which donates the state.
 

@@ -1,10 +1,11 @@
-"""Access to a Ray cluster by its token.  Nothing here imports Ray.
+"""Access to a Ray cluster by flags and its token.  Nothing here imports Ray.
 
 Ray reads environment variables when it is imported, so they are set before.  A token is
 never an argument of a command; it is in a file that only its owner can read.
 """
 
 import contextlib
+import dataclasses
 import logging
 import os
 import secrets
@@ -13,6 +14,8 @@ import stat
 import tempfile
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
+
+from absl import flags
 
 _log = logging.getLogger(__name__)
 _MODE, _TOKEN, _FILE = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
@@ -27,6 +30,57 @@ _LOOPBACK = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_enable_metrics_collection": "0",
 }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RayFlags:
+    """Flags of a command that can run over the processes of a cluster."""
+
+    address: flags.FlagHolder[str | None]
+    without_token: flags.FlagHolder[bool]
+    start_timeout_s: flags.FlagHolder[float]
+
+    def check(self) -> None:
+        """Refuse flags that contradict each other.
+
+        Raises:
+            ValueError: says which to leave out.
+        """
+        if self.without_token.value and self.address.value in (None, "local"):
+            raise ValueError(
+                "--ray_without_token is for --ray=auto, slice or HOST:PORT; leave it "
+                "out"
+            )
+
+
+def define_flags(roles: str, values: flags.FlagValues = flags.FLAGS) -> RayFlags:
+    """Define --ray and its two companions; `roles` are what runs over processes."""
+    return RayFlags(
+        address=flags.DEFINE_string(
+            "ray",
+            None,
+            f"Run {roles} as processes of a Ray cluster: local starts one on this "
+            f"machine, auto uses the one that runs here, HOST:PORT another; slice, "
+            f"given on every host of TPU slices, forms one of them; needs the extra "
+            f"[ray].",
+            flag_values=values,
+        ),
+        without_token=flags.DEFINE_bool(
+            "ray_without_token",
+            False,
+            "Use a cluster without a token: anyone who reaches its ports can run "
+            "programs as its user.  Without this flag, auto, HOST:PORT and slice need "
+            "a token in RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token, with mode 0600.",
+            flag_values=values,
+        ),
+        start_timeout_s=flags.DEFINE_float(
+            "start_timeout_s",
+            300.0,
+            "Seconds for all processes to connect.",
+            lower_bound=0.0,
+            flag_values=values,
+        ),
+    )
 
 
 def make_token() -> str:

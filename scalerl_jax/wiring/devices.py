@@ -91,6 +91,11 @@ def _without_chooser(config: Config, kind: str) -> Config:
 
 def why_not_one_process(config: Config) -> str:
     """Return the reason why the run needs several processes; "": it needs only one."""
+    if config.mesh.processes != 1:
+        return (
+            f"mesh.processes = {config.mesh.processes} needs learner processes besides "
+            f"this one; start with --ray, or set it to 1"
+        )
     if config.generators.processes != 1:
         return (
             f"generators.processes = {config.generators.processes} needs processes "
@@ -168,9 +173,9 @@ def ledger_pools(config: Config) -> dict[str, int]:
     return pools | {learner_pool(config): config.mesh.num_devices}
 
 
-def make_ledger(config: Config) -> Ledger:
-    """Return the ledger of this process's chips."""
-    chip = config.mesh.chip or jax.devices()[0].device_kind
+def make_ledger(config: Config, *, chip: str = "") -> Ledger:
+    """Return the ledger of this process's chips, or of others of the kind `chip`."""
+    chip = config.mesh.chip or chip or jax.devices()[0].device_kind
     return Ledger(pools=ledger_pools(config), chip=chip)
 
 

@@ -1,6 +1,7 @@
 """A warm start from a Config: its settings as those of a learner, and its sequences."""
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import logging
@@ -12,8 +13,8 @@ from typing import Any
 import ml_collections
 import numpy as np
 
-from scalerl_jax.batching.answers import answered
-from scalerl_jax.batching.packing import TrainSequence
+from scalerl_jax.batching.answers import answered, pack_answers
+from scalerl_jax.batching.packing import TrainSequence, pack
 from scalerl_jax.config import (
     Config,
     CriticConfig,
@@ -31,6 +32,7 @@ from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.formats.reading import is_remote, local_file
 from scalerl_jax.run.directory import TRAIN_ROLLOUTS_FILE
 from scalerl_jax.run.rollouts import chosen, read_rollouts
+from scalerl_jax.types import PackedBatch
 from scalerl_jax.wiring.learning import make_architecture
 from scalerl_jax.wiring.loading import run_settings
 from scalerl_jax.wiring.sampling import make_tokenizer
@@ -67,7 +69,6 @@ def supervised(config: Config, *, num_steps: int) -> Config:
             own_tokens=0,
         ),
         train=dataclasses.replace(config.train, num_steps=num_steps),
-        mesh=dataclasses.replace(config.mesh, processes=1),
         sampler=dataclasses.replace(
             config.sampler, temperature=1.0, slots=config.sampler.slots or 1
         ),
@@ -77,7 +78,11 @@ def supervised(config: Config, *, num_steps: int) -> Config:
             warmup_steps=settings.warmup_steps,
             base_rollouts=0,
         ),
-        generators=GeneratorsConfig(placement="shared"),
+        generators=GeneratorsConfig(
+            placement="shared",
+            start_timeout_s=config.generators.start_timeout_s,
+            losses=config.generators.losses,
+        ),
     )
     validate(made)
     return made
@@ -236,6 +241,33 @@ class RowOrder:
     def epoch(self, step: int) -> float:
         """Return the passes that are done before a step."""
         return step * self._batch_rows / self._num_rows
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rows:
+    """What is learned, and in which steps."""
+
+    config: Config
+    sequences: Sequence[TrainSequence]
+    order: RowOrder
+
+    def of_step(self, step: int) -> list[TrainSequence]:
+        """Return the rows of a step, from 0."""
+        return [self.sequences[row] for row in self.order.rows(step)]
+
+    def packed(self, step: int) -> PackedBatch:
+        """Return the batch of a step, the same each time."""
+        batch = self.config.batch
+        return pack_answers(
+            self.of_step(step),
+            functools.partial(
+                pack,
+                row_tokens=batch.row_tokens,
+                rows_per_microbatch=batch.rows_per_microbatch,
+                row_segments=batch.row_segments,
+                packing=batch.packing,
+            ),
+        )
 
 
 def digest_of_sequences(sequences: Sequence[TrainSequence]) -> str:

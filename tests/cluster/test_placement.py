@@ -1,5 +1,6 @@
 """Seats on TPU slices, from what Ray would say of their hosts."""
 
+import dataclasses
 import itertools
 import re
 
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_slices import config_of, nodes_of
 
-from scalerl_jax.cluster.fit_slices import fit_slices
+from scalerl_jax.cluster.fit_slices import fit_learner_slices, fit_slices
 from scalerl_jax.cluster.placement import (
     DROPPED,
     forget_others,
@@ -328,6 +329,52 @@ def test_what_a_config_leaves_open_is_decided(changes, fsdp, processes, replicas
     assert len(seats.ranks()) == processes
     learner = config.mesh.fsdp * config.mesh.tensor
     assert seats.learner_chips == learner
+
+
+@pytest.mark.parametrize(
+    "slices, changes, chips, processes",
+    [
+        pytest.param(["v6e:4x4"], {}, 16, 4, id="all of a slice"),
+        pytest.param(["v6e:4x4"], {"mesh__fsdp": 8}, 8, 2, id="as many as asked for"),
+        pytest.param(
+            ["v6e:4x4"], {"mesh__data": 0, "model__remat": "auto"}, 16, 4, id="open"
+        ),
+        pytest.param(
+            ["v6e:4x4", "v6e:4x4"],
+            {"mesh__data": 2, "mesh__slices": 2},
+            32,
+            8,
+            id="both slices",
+        ),
+    ],
+)
+def test_a_learner_without_replicas_may_have_all_chips(
+    slices, changes, chips, processes
+):
+    nodes = [
+        node
+        for number, text in enumerate(slices)
+        for node in nodes_of(text, f"pod{number}", subnet=number)
+    ]
+    config = config_of(**{"generators__count": 1} | changes)
+    shared = dataclasses.replace(config.generators, placement="shared")
+    config = dataclasses.replace(config, generators=shared)
+    config, seats = fit_learner_slices(
+        config, ARCHITECTURES["tiny"], slices_of(hosts_of(nodes))
+    )
+    assert seats.learner_chips == config.mesh.num_devices == chips
+    assert len(seats.ranks()) == config.mesh.processes == processes
+    assert seats.replicas == ()
+    ledger = config.generators
+    assert (ledger.placement, ledger.processes) == ("shared", 1)
+
+
+def test_a_learner_without_replicas_that_does_not_fit_is_refused():
+    config = config_of(mesh__fsdp=6, batch__rows_per_microbatch=6)
+    with pytest.raises(ValueError, match="of 6 chips .* lower one of the two"):
+        fit_learner_slices(
+            config, ARCHITECTURES["tiny"], slices_of(hosts_of(nodes_of("v6e:4x4", "a")))
+        )
 
 
 def test_a_replica_of_two_hosts_has_a_process_on_each():

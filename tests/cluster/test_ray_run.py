@@ -218,7 +218,7 @@ def test_its_checkpoint_goes_on_in_one_process_without_slices(killed):
     directory, *_ = killed
     before = small_run.books(directory)["assembler"]
     changes = SEVERAL | {"train.num_steps": STEPS + 1, "generators.count": 1}
-    changes |= {"mesh.slices": 1}
+    changes |= {"mesh.slices": 1, "mesh.processes": 1}
     process = small_run.start(
         "-m",
         "scalerl_jax.main",

@@ -29,7 +29,7 @@ from scalerl_jax.sampler.attention import (
 )
 from scalerl_jax.sampler.decoding import EngineSettings
 from scalerl_jax.sampler.kernels_int8 import LANES, QuantizedPallasAttention
-from scalerl_jax.sampler.paged import PagedAttention
+from scalerl_jax.sampler.paged import PagedAttention, RowPagedAttention
 from scalerl_jax.sampler.stored import Stored, is_quantized, stored
 
 # Block sizes are set here: the kernel's own table needs a TPU in the process, and fails
@@ -391,8 +391,9 @@ def _for_machine(settings: EngineSettings, mesh: Mesh) -> CachedAttention:
 
 
 def _paged(settings: EngineSettings, mesh: Mesh) -> CachedAttention:
-    del mesh
-    return PagedAttention(cap=settings.arch.attention_cap)
+    tpu = mesh.devices.flat[0].platform == "tpu"
+    backend = RowPagedAttention if tpu else PagedAttention
+    return backend(cap=settings.arch.attention_cap)
 
 
 def _gathered(settings: EngineSettings, mesh: Mesh) -> CachedAttention:

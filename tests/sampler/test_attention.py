@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from interpreted import interpreted
 
 from scalerl_jax.parallel.mesh import make_mesh
+from scalerl_jax.sampler import kernels_int8
 from scalerl_jax.sampler.attention import (
     CachedAttention,
     Chunk,
@@ -26,7 +27,7 @@ from scalerl_jax.sampler.attention import (
 )
 from scalerl_jax.sampler.kernels import CudnnPagedAttention, PallasAttention
 from scalerl_jax.sampler.kernels_int8 import QuantizedPallasAttention
-from scalerl_jax.sampler.paged import PagedAttention
+from scalerl_jax.sampler.paged import PagedAttention, RowPagedAttention
 from scalerl_jax.sampler.stored import stored
 
 DIM = 128  # the kernel for TPUs takes no other
@@ -35,6 +36,7 @@ SINKS = np.array([-1.0, 0.5, 2.0, 0.0], np.float32)
 CAP = 0.8  # scores reach 4
 BACKENDS = {
     "paged": PagedAttention(),
+    "rows": RowPagedAttention(),
     "gathered": GatheredAttention(),
     "cudnn": CudnnPagedAttention("xla"),
     "pallas": PallasAttention(make_mesh(jax.devices()[:1])),
@@ -150,6 +152,9 @@ class Cache:
                 whole = tiles.reshape(self.num_pages, self.size, 2 * self.kv, DIM)
                 keys, values = whole[:, :, 0::2], whole[:, :, 1::2]
                 scales = [arrays.scales[:, 0::2], arrays.scales[:, 1::2]]
+        elif hasattr(arrays, "rows"):
+            keys, values = np.split(arrays.rows.transpose(0, 2, 1, 3), 2, axis=-1)
+            scales = [arrays.key_scales, arrays.value_scales]
         else:
             keys = arrays.keys.transpose(0, 3, 1, 2)
             values = arrays.values.transpose(0, 2, 1, 3)
@@ -299,6 +304,7 @@ def test_bfloat16_within_its_rounding(name):
 
 QUANTIZED = {
     "paged": PagedAttention(),
+    "rows": RowPagedAttention(),
     "gathered": GatheredAttention(),
     "pallas": QuantizedPallasAttention(make_mesh(jax.devices()[:1])),
 }
@@ -326,6 +332,7 @@ def test_int8_equals_attention_to_the_rounded_keys_and_values(name):
         *[(name, "float32") for name in sorted(BACKENDS.keys() - {"pallas"})],
         pytest.param("pallas", "float32", marks=pytest.mark.slow),
         ("paged", "int8"),
+        ("rows", "int8"),
         ("gathered", "int8"),
         pytest.param("pallas", "int8", marks=pytest.mark.slow),
     ],
@@ -417,7 +424,7 @@ def test_chunks_of_long_prompts_in_bfloat16(name):
     prefill(cache, [(pages[0], 1000, 30), (pages[2], 0, 90)], size=160)
 
 
-@pytest.mark.parametrize("name", ["paged", "gathered", "pallas"])
+@pytest.mark.parametrize("name", ["paged", "rows", "gathered", "pallas"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -440,7 +447,14 @@ def test_layers_that_see_a_part(name, options):
     prefill(cache, [(pages[0], 5, 9), (pages[2], 0, 5)])
 
 
-@pytest.mark.parametrize("name", ["paged", "gathered", "pallas"])
+@pytest.mark.parametrize(
+    "name, dtype",
+    [
+        *((name, "float32") for name in ("paged", "rows", "gathered", "pallas")),
+        *((name, "int8") for name in ("paged", "rows", "gathered")),
+        pytest.param("pallas", "int8", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize(
     "near",
     [
@@ -448,18 +462,27 @@ def test_layers_that_see_a_part(name, options):
         pytest.param(Near(8, ring=6), id="chunks"),
     ],
 )
-def test_layers_that_keep_a_ring_of_pages(name, near):
+def test_layers_that_keep_a_ring_of_pages(name, dtype, near, monkeypatch):
     """Of tables of ten pages: rows before, over and long after the ring's first end."""
-    cache = Cache(BACKENDS[name], near=near, num_pages=50)
+    monkeypatch.setattr(kernels_int8, "_BLOCK_TOKENS", 256)  # a ring is three blocks
+    backend, size = BACKENDS[name], 4
+    if dtype == "int8":
+        backend, size = QUANTIZED[name], 128
+    longer = size // 4
+    near = dataclasses.replace(near, tokens=longer * near.tokens)
+    cache = Cache(backend, near=near, num_pages=50, size=size, dtype=dtype)
     table = cache.rng.permutation(50)[:40].reshape(4, 10).astype(np.int32)
-    starts = np.array([4, 18, 0, 31], np.int32)
+    starts = longer * np.array([4, 18, 0, 32], np.int32)
+    starts[3] -= 2  # and then over the end of a page
     active, ends = np.ones(4, bool), np.full(4, NEVER)
     starts, active = cache.decode(table, starts, active, ends)
     cache.decode(table, starts, active, np.array([NEVER, NEVER, 1, NEVER]))
-    prefill(cache, [(table[0], 23, 9), (table[2], 0, 5)])
+    prefill(cache, [(table[0], 23 * longer, 9), (table[2], 0, 5)])
 
 
-@pytest.mark.parametrize("backend", [PagedAttention, GatheredAttention])
+@pytest.mark.parametrize(
+    "backend", [PagedAttention, RowPagedAttention, GatheredAttention]
+)
 def test_scores_with_a_soft_cap(backend):
     cache = Cache(backend(cap=CAP), cap=CAP, near=Near(6, sliding=True))
     table = tables(cache.rng, cache.num_pages, 3, 4)

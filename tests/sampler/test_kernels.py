@@ -12,6 +12,7 @@ from interpreted import interpreted
 from small_model import small_architecture
 
 from scalerl_jax.model.architecture import LocalLayers
+from scalerl_jax.model.rope import Rope
 from scalerl_jax.model.sizes import ARCHITECTURES
 from scalerl_jax.model.transformer import abstract_params
 from scalerl_jax.parallel.mesh import make_mesh
@@ -30,7 +31,7 @@ from scalerl_jax.sampler.kernels import (
     why_not_pallas,
 )
 from scalerl_jax.sampler.kernels_int8 import QuantizedPallasAttention
-from scalerl_jax.sampler.paged import PagedAttention
+from scalerl_jax.sampler.paged import PagedAttention, RowPagedAttention
 from scalerl_jax.sampler.stored import stored
 
 HEADS, KV, DIM, SIZE, WIDTH = 4, 2, 128, 8, 3
@@ -163,20 +164,48 @@ def test_chunks_equal_plain_attention_on_one_device_and_on_two():
     np.testing.assert_array_equal(copied.heads, pages.heads)
 
 
+RINGS = dict(  # two pages of four in every second layer
+    arch=small_architecture(
+        vocab_size=13,
+        head_dim=DIM,
+        family="gemma3_text",
+        windows=(70, 0),
+        window_rope=Rope(100.0),
+    ),
+    page_size=128,
+    max_prompt_tokens=260,
+    max_completion_tokens=130,
+)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize(
+    "kernel, devices, lengths, changes",
+    [
+        pytest.param(PallasAttention, 1, (1, 5, 17), {}, id="one device"),
+        pytest.param(PallasAttention, 2, (1, 5, 17), {}, id="two devices"),
+        pytest.param(PallasAttention, 1, (5, 120, 250), RINGS, id="rings"),
+        pytest.param(
+            QuantizedPallasAttention,
+            2,
+            (5, 120, 250),
+            RINGS | {"kv_dtype": "int8"},
+            id="rings in int8",
+        ),
+    ],
+)
 def test_an_engine_with_the_kernel_draws_the_slow_samplers_tokens(
-    make_bench, monkeypatch, devices
+    make_bench, monkeypatch, kernel, devices, lengths, changes
 ):
     # On a TPU by the name of "pallas", which is refused elsewhere.
     monkeypatch.setitem(
-        kernels.ATTENTION, "interpreted", lambda settings, mesh: PallasAttention(mesh)
+        kernels.ATTENTION, "interpreted", lambda settings, mesh: kernel(mesh)
     )
+    plain = {"arch": small_architecture(vocab_size=13, head_dim=DIM)}
     bench = make_bench(
-        attention="interpreted",
-        arch=small_architecture(vocab_size=13, head_dim=DIM),
-        devices=jax.devices()[:devices],
+        attention="interpreted", devices=jax.devices()[:devices], **plain | changes
     )
+    assert bench.settings.ring_pages == (2 if changes else 0)
     rng = np.random.default_rng(5)
     params = jax.tree.map(
         lambda leaf: jnp.asarray(0.2 * rng.normal(size=leaf.shape), leaf.dtype),
@@ -184,11 +213,13 @@ def test_an_engine_with_the_kernel_draws_the_slow_samplers_tokens(
     )
     requests = [
         bench.request(number, rng.integers(0, 13, length), num_samples=2)
-        for number, length in enumerate((1, 5, 17))
+        for number, length in enumerate(lengths)
     ]
     with interpreted():
         found = bench.complete(params, *requests)
     bench.assert_same(found, bench.expected(params, *requests))
+    longest = max(lengths[at] + len(each.tokens) for (at, _), each in found.items())
+    assert longest > 2 * bench.settings.page_size  # over a ring's end
 
 
 SETTINGS = EngineSettings(
@@ -222,7 +253,8 @@ def machine(platform, tensor=1):
         ("auto", "tpu", PallasAttention),
         ("auto", "gpu", CudnnPagedAttention),
         ("auto", "cpu", GatheredAttention),
-        ("paged", "tpu", PagedAttention),
+        ("paged", "tpu", RowPagedAttention),
+        ("paged", "gpu", PagedAttention),
         ("gathered", "tpu", GatheredAttention),
         ("cudnn", "cpu", CudnnPagedAttention),
         ("pallas", "tpu", PallasAttention),
@@ -237,7 +269,7 @@ def test_a_machine_gets_its_backend(name, platform, expected):
     "platform, chunk, expected",
     [
         ("tpu", 64, PallasAttention),
-        ("tpu", 50, PagedAttention),  # not of whole pages, which have 32 tokens
+        ("tpu", 50, RowPagedAttention),  # not of whole pages, which have 32 tokens
         ("gpu", 64, PagedAttention),
         ("cpu", 64, GatheredAttention),
     ],
@@ -345,7 +377,7 @@ REFUSED = [
 @pytest.mark.parametrize("changes, tensor, message", REFUSED)
 def test_shapes_that_the_kernel_does_not_take(changes, tensor, message):
     settings, mesh = changed(**changes), machine("tpu", tensor)
-    assert type(choose_attention(settings, mesh)) is PagedAttention  # auto
+    assert type(choose_attention(settings, mesh)) is RowPagedAttention  # auto
     with pytest.raises(ValueError, match=r"^sampler\.attention = 'pallas'") as error:
         choose_attention(dataclasses.replace(settings, attention="pallas"), mesh)
     assert message in str(error.value)

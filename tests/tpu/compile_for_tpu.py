@@ -2,6 +2,10 @@
 
     compile_for_tpu.py engine CHIP TENSOR LAYERS   an 8B sampler's two programs
     compile_for_tpu.py int8 CHIP TENSOR LAYERS     the same with an int8 cache
+    compile_for_tpu.py rings CHIP TENSOR LAYERS    every second layer sees a window
+    compile_for_tpu.py int8_rings CHIP TENSOR LAYERS
+    compile_for_tpu.py paged CHIP TENSOR LAYERS    in plain XLA on the pages
+    compile_for_tpu.py paged64 CHIP TENSOR LAYERS  the same with short heads and windows
     compile_for_tpu.py kernel CHIP                 the kernel at its limits
     compile_for_tpu.py experts CHIP PARTS TOP_K    a layer's gradient, experts divided
     compile_for_tpu.py preflight TOPOLOGY LAYERS   configs/8b.py, cut down
@@ -52,6 +56,8 @@ SETTINGS = EngineSettings(
     cache_tokens=64 * 4096,
     prefill_tokens=512,
 )
+INT8 = dict(kv_dtype="int8", page_size=128)
+WINDOWS = (1024, 0)  # tokens that a layer sees; 0: all
 
 
 def mesh_of(chip, tensor):
@@ -62,9 +68,12 @@ def mesh_of(chip, tensor):
     return make_mesh(topology.devices[:tensor], tensor=tensor)
 
 
-def compile_engine(chip, tensor, layers, **changes):
+def compile_engine(chip, tensor, layers, *, windows=(), head_dim=128, **changes):
     """Kernels, float32 head matmuls and memory of each program."""
-    arch = dataclasses.replace(SETTINGS.arch, num_layers=layers)
+    repeated = windows * (layers // max(len(windows), 1))
+    arch = dataclasses.replace(
+        SETTINGS.arch, num_layers=layers, windows=repeated, head_dim=head_dim
+    )
     settings = dataclasses.replace(SETTINGS, arch=arch, **changes)
     engine = Engine(settings, mesh=mesh_of(chip, tensor))
     logits = rf"f32\[{settings.slots},{arch.vocab_size // tensor}\]"
@@ -82,6 +91,7 @@ def compile_engine(chip, tensor, layers, **changes):
             "argument_bytes": memory.argument_size_in_bytes,
             "in_place_bytes": memory.alias_size_in_bytes,
         }
+    report["ring_pages"] = [settings.ring_pages, settings.pages_in_rings]
     return report | {"pages_bytes": settings.num_pages * page_bytes(engine) // tensor}
 
 
@@ -224,8 +234,14 @@ if __name__ == "__main__":
     what, chip, *numbers = sys.argv[1:]
     work = {
         "engine": compile_engine,
-        "int8": functools.partial(compile_engine, kv_dtype="int8", page_size=128),
+        "int8": functools.partial(compile_engine, **INT8),
         "int8 weights": functools.partial(compile_engine, weights_dtype="int8"),
+        "rings": functools.partial(compile_engine, windows=WINDOWS),
+        "int8_rings": functools.partial(compile_engine, windows=WINDOWS, **INT8),
+        "paged": functools.partial(compile_engine, attention="paged"),
+        "paged64": functools.partial(
+            compile_engine, attention="paged", head_dim=64, windows=WINDOWS
+        ),
         "experts": compile_experts,
         "kernel": compile_kernel,
         "preflight": preflight,

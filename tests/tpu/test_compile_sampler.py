@@ -62,6 +62,44 @@ def test_matrices_in_int8_are_read_as_they_are():
     assert half["temporary_bytes"] - whole["temporary_bytes"] < 4096 * 3584
 
 
+@pytest.mark.parametrize(
+    "what, chip, tensor, kernels, token_bytes",
+    [
+        pytest.param("rings", "v5e", 8, (2, 1), 2 * 128, id="floats"),
+        pytest.param("int8_rings", "v5e", 8, (2, 0), 128 + 4, id="int8"),
+        pytest.param("int8_rings", "v5p", 4, (2, 0), 128 + 4, id="int8 on v5p"),
+        pytest.param("paged64", "v5e", 8, (0, 0), 2 * 64, id="short heads"),
+    ],
+)
+def test_layers_that_keep_rings_are_read_and_written_in_place(
+    what, chip, tensor, kernels, token_bytes
+):
+    """Every second layer sees 1,024 tokens of 16,384, and keeps them and a chunk."""
+    report = compile_for_tpu(what, chip, tensor, 2)
+    pages, in_rings = report["ring_pages"]
+    size = 128 if what == "int8_rings" else 32
+    assert pages == (1024 + 512) // size + 1
+    # A ring for each of 64 slots and 8 prompts, of which a quarter is in the cache.
+    assert in_rings == 72 // 4 * pages
+    tokens = 64 * 4096 + size * in_rings
+    assert report["pages_bytes"] == tokens * (8 // tensor) * 2 * token_bytes
+    for name, count in zip(("generate", "prefill"), kernels, strict=True):
+        assert report[name]["kernels"] == count
+        assert report[name]["in_place_bytes"] >= report["pages_bytes"]
+        # Smaller than a layer that sees all.
+        assert report[name]["temporary_bytes"] < report["pages_bytes"] / 2
+
+
+def test_plain_attention_copies_no_pages():
+    """At a token's own place the two programs had copied 6.4 and 2.2 GB of 2.1."""
+    report = compile_for_tpu("paged", "v5e", 1, 2)
+    assert report["pages_bytes"] == 2**31
+    for name in ("generate", "prefill"):
+        assert report[name]["kernels"] == 0
+        assert report[name]["in_place_bytes"] >= 2**31
+        assert report[name]["temporary_bytes"] < 2**27
+
+
 @pytest.mark.parametrize("chip", ["v5e", "v5p", "v6e"])
 def test_the_kernel_compiles_at_its_limits(chip):
     assert compile_for_tpu("kernel", chip)["compiled"] == 15

@@ -59,7 +59,7 @@ def blocks() -> None:
         packed: Any = dict(
             rollouts=config.batch.num_prompts * config.batch.group_size,
             row_tokens=config.batch.row_tokens,
-            row_segments=config.batch.row_segments,
+            row_segments=config.batch.packed_segments,
         )
         shares = [
             f"{attention_share(lengths, **packed, rows=count, shards=count):.3f}"
@@ -146,6 +146,7 @@ def mismatch() -> None:
             score=plain_scorer(bench.forward),
             row_tokens=batch.row_tokens,
             rows_per_microbatch=batch.rows_per_microbatch,
+            row_segments=batch.packed_segments,
             max_mismatch_nats=float("inf"),
         )
         each = check(bench.params, sampled)

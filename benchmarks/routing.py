@@ -150,6 +150,7 @@ class Bench:
             score=lambda state, batch: score(state, batch),
             row_tokens=batch.row_tokens,
             rows_per_microbatch=batch.rows_per_microbatch,
+            row_segments=batch.packed_segments,
             max_mismatch_nats=float("inf"),
         )
         return check.require(self.params, self.sampled)

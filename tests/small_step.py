@@ -13,6 +13,7 @@ from small_model import SMALL
 from scalerl_jax.algo.advantages import prompt_weights, sample_weights, token_weights
 from scalerl_jax.algo.losses import cispo_loss
 from scalerl_jax.batching.packing import (
+    ROW_SEGMENTS,
     TrainSequence,
     abstract_microbatch,
     laid_out,
@@ -157,7 +158,7 @@ class Bench:
             sequences,
             row_tokens=self.row_tokens,
             rows_per_microbatch=self.rows,
-            packing=packing,
+            row_segments=ROW_SEGMENTS if packing else 1,
         )
 
     @functools.cached_property

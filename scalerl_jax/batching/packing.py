@@ -139,12 +139,11 @@ def pack(
     row_tokens: int,
     rows_per_microbatch: int,
     row_segments: int = ROW_SEGMENTS,
-    packing: bool = True,
 ) -> Packed:
     """Lay sequences end to end in rows, and these in as few microbatches as needed.
 
     The batch is [M, R, S] with R = `rows_per_microbatch` and S = `row_tokens`.  A row
-    gets at most `row_segments` sequences; without `packing` each has its own.
+    gets at most `row_segments` sequences.
 
     Raises:
         ValueError: a sequence is longer than a row.
@@ -155,8 +154,7 @@ def pack(
             f"a rollout of {longest + 1} tokens does not fit in batch.row_tokens = "
             f"{row_tokens}; raise it"
         )
-    segments = row_segments if packing else 1
-    rows = first_fit(lengths, row_tokens, segments)
+    rows = first_fit(lengths, row_tokens, row_segments)
     filled = -(-len(rows) // rows_per_microbatch)
     shape = (filled * rows_per_microbatch, row_tokens)
     integers = ("tokens", "segment_ids", "positions")

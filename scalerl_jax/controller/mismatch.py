@@ -55,6 +55,7 @@ class MismatchCheck:
     score: Callable[[State, PackedBatch], Float[np.ndarray, "M R S"]]
     row_tokens: int
     rows_per_microbatch: int
+    row_segments: int  # the learner's attention may know no more
     max_mismatch_nats: float  # the largest mean difference that `require` accepts
 
     def require(
@@ -95,6 +96,7 @@ class MismatchCheck:
             [as_sequence(prompt, completion) for prompt, completion in sampled],
             row_tokens=self.row_tokens,
             rows_per_microbatch=self.rows_per_microbatch,
+            row_segments=self.row_segments,
         ).batch
         mask = np.asarray(batch.mask)
         difference = self.score(state, batch)[mask] - batch.behavior_logprobs[mask]

@@ -147,6 +147,7 @@ class RunBooks:
             score=learner.score,
             row_tokens=config.batch.row_tokens,
             rows_per_microbatch=config.batch.rows_per_microbatch,
+            row_segments=config.batch.packed_segments,
             max_mismatch_nats=config.train.max_mismatch_nats,
         )
         in_loop = InLoop(

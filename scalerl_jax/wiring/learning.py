@@ -116,7 +116,7 @@ def make_attention(config: Config, arch: Architecture, mesh: Mesh) -> SegmentAtt
         mesh=mesh,
         dtype=jnp.dtype(model.compute_dtype),
         row_tokens=config.batch.row_tokens,
-        row_segments=config.batch.row_segments,
+        row_segments=config.batch.packed_segments,
         block=model.attention_block,
     )
 

@@ -264,8 +264,7 @@ class Rows:
                 pack,
                 row_tokens=batch.row_tokens,
                 rows_per_microbatch=batch.rows_per_microbatch,
-                row_segments=batch.row_segments,
-                packing=batch.packing,
+                row_segments=batch.packed_segments,
             ),
         )
 

@@ -89,7 +89,7 @@ ROWS = dict(row_tokens=12, rows_per_microbatch=2)
 
 
 def packing_as(packing):
-    return functools.partial(pack, **ROWS, packing=packing)
+    return functools.partial(pack, **ROWS, row_segments=12 if packing else 1)
 
 
 def batch_advantages(rewards, judged, kept):

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalerl_jax.batching.packing import (
+    ROW_SEGMENTS,
     TrainSequence,
     abstract_microbatch,
     laid_out,
@@ -103,7 +104,7 @@ def pack_all(sequences, *, row_tokens, rows, packing):
         sequences,
         row_tokens=row_tokens,
         rows_per_microbatch=rows,
-        packing=packing,
+        row_segments=ROW_SEGMENTS if packing else 1,
     )
 
 

@@ -46,7 +46,7 @@ OBJECTIVES = {
 }
 LAYOUTS = {
     "a row each": functools.partial(
-        pack, row_tokens=12, rows_per_microbatch=8, packing=False
+        pack, row_tokens=12, rows_per_microbatch=8, row_segments=1
     ),
     "four microbatches": functools.partial(pack, row_tokens=13, rows_per_microbatch=1),
     "two rows": functools.partial(pack, row_tokens=24, rows_per_microbatch=2),

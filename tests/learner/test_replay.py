@@ -149,7 +149,7 @@ def packed(layout, sequences):
     pack_in = {
         "packed": functools.partial(pack, row_tokens=16, rows_per_microbatch=2),
         "padded": functools.partial(
-            pack, row_tokens=16, rows_per_microbatch=3, packing=False
+            pack, row_tokens=16, rows_per_microbatch=3, row_segments=1
         ),
         "shared": functools.partial(pack_shared, shape=SHAPE, streams=1),
     }[layout]
@@ -271,6 +271,7 @@ def test_the_check_at_the_start_tells_what_replay_leaves_of_the_difference():
         score=plain_scorer(forward(mesh)),
         row_tokens=16,
         rows_per_microbatch=1,
+        row_segments=1,
         max_mismatch_nats=1e-4,
     )
     state = jax.device_put(params(), jax.NamedSharding(mesh, jax.P()))

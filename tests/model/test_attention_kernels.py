@@ -12,12 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import small_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from small_mesh import mesh_of
 from small_model import small_architecture
 
+from scalerl_jax.controller.mismatch import MismatchCheck, as_sequence
 from scalerl_jax.model import attention_kernels
 from scalerl_jax.model.attention import BlockwiseAttention
 from scalerl_jax.model.attention_kernels import (
@@ -27,6 +29,10 @@ from scalerl_jax.model.attention_kernels import (
     needed_blocks,
     segment_places,
 )
+from scalerl_jax.objective.assembly import make_pack
+from scalerl_jax.sampler.requests import Completion
+from scalerl_jax.types import Prompt
+from scalerl_jax.wiring.learning import make_attention
 
 LENGTH, HEADS = 512, 4
 SEGMENTS = 5
@@ -183,6 +189,66 @@ def test_a_machine_gets_what_it_can_run(name, platform, changes, expected):
         assert found.block == 64
     if expected is SplashAttention:
         assert (found.block, found.interpret) == (512, False)
+
+
+@pytest.mark.parametrize("packing, segments", [(True, 3), (False, 1)])
+def test_no_row_has_more_segments_than_attention_is_told_of(packing, segments):
+    """cuDNN's knows no others: neither those of a step nor those of the first check."""
+    config = small_run.make_config(
+        {
+            "batch.packing": packing,
+            "batch.row_segments": 3,
+            "batch.rows_per_microbatch": 1,
+            "model.compute_dtype": "bfloat16",
+        }
+    )
+    gpu = mesh_of((1, 1, 1, 1), [Described(0, "gpu")])
+    attention = make_attention(config, ARCH, gpu)
+    assert isinstance(attention, CudnnAttention) and attention.segments == segments
+
+    prompt = Prompt(
+        prompt_id=0,
+        epoch=0,
+        task="chain_sum",
+        text="1 + 1 =",
+        tokens=np.arange(2, dtype=np.int32),
+        reference={},
+    )
+    scored = []
+
+    def score(state, batch):
+        scored.append(batch)
+        return np.zeros(batch.tokens.shape, np.float32)
+
+    check = MismatchCheck(
+        score=score,
+        row_tokens=config.batch.row_tokens,
+        rows_per_microbatch=1,
+        row_segments=config.batch.packed_segments,
+        max_mismatch_nats=0.1,
+    )
+    sampled = [(prompt, completion_of(length)) for length in (3, 4, 5, 6)]
+    assert check(None, sampled).tokens == 3 + 4 + 5 + 6
+    sequences = [as_sequence(*each) for each in sampled]
+    for batch in (*scored, make_pack(config, ARCH)[0](sequences).batch):
+        assert batch.segment_ids.max() == segments
+        assert len(batch.tokens) == -(-4 // segments)
+
+
+def completion_of(length):
+    return Completion(
+        request_id=0,
+        sample=0,
+        tokens=np.arange(length, dtype=np.int32),
+        mask=np.ones(length, bool),
+        logprobs=np.zeros(length, np.float32),
+        full_logprobs=np.zeros(length, np.float32),
+        top_tokens=np.zeros((length, 0), np.int32),
+        top_logprobs=np.zeros((length, 0), np.float32),
+        versions=np.zeros(length, np.int32),
+        cut_off=True,
+        interrupted=False,
+    )
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ from scalerl_jax.learner.publish import make_snapshot
 from scalerl_jax.model.architecture import param_shardings
 from scalerl_jax.model.weights import load_params
 from scalerl_jax.parallel.mesh import make_mesh
+from scalerl_jax.sampler.pool import PagePool
 from scalerl_jax.types import PackedBatch, PyTree
 from scalerl_jax.wiring.learning import make_architecture, make_forward
 from scalerl_jax.wiring.prompts import load_prompts
@@ -112,7 +113,8 @@ class Bench:
         prompts = load_prompts(config, tokenizer).held_out
         return Probe(
             make_sampler=functools.partial(
-                make_sampler, make_engine(config, self.arch, tokenizer, self.mesh)
+                make_sampler,
+                PagePool(make_engine(config, self.arch, tokenizer, self.mesh)),
             ),
             prompts=prompts[: self.prompts],
             sampling=make_distribution(config),

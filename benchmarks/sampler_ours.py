@@ -38,6 +38,7 @@ from scalerl_jax.sampler.decoding import (
 )
 from scalerl_jax.sampler.engine import Engine  # noqa: E402
 from scalerl_jax.sampler.lowering import page_bytes  # noqa: E402
+from scalerl_jax.sampler.pool import PagePool  # noqa: E402
 from scalerl_jax.sampler.requests import Request, Samples  # noqa: E402
 from scalerl_jax.sampler.sampling import sample_keys  # noqa: E402
 from scalerl_jax.sampler.scheduler import Scheduler  # noqa: E402
@@ -69,7 +70,7 @@ def make_engine(
         EngineSettings(arch=arch, slots=slots, **(settings | changes)),
         mesh=make_mesh(jax.devices()[:1]),
     )
-    warm_up(engine, params)
+    warm_up(PagePool(engine), params)
     return engine
 
 
@@ -85,7 +86,7 @@ def filled_scheduler(
     lengths: Sequence[int],
 ) -> Scheduler:
     """Return a scheduler with every prompt queued; `lengths` are for its samples."""
-    scheduler = Scheduler(engine)
+    scheduler = Scheduler(PagePool(engine))
     scheduler.load(params, 0)
     samples = len(lengths) // len(prompts)
     limits = np.asarray(lengths, np.int32).reshape(len(prompts), samples)

@@ -33,6 +33,7 @@ from scalerl_jax.parallel.xla import exact_products, explained, keep_programs
 from scalerl_jax.process.ending import answer
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.run.record import flatten
+from scalerl_jax.sampler.pool import PagePool
 from scalerl_jax.types import Prompt, PyTree
 from scalerl_jax.weights.publication import checksums
 from scalerl_jax.wiring.learning import make_architecture
@@ -280,7 +281,7 @@ def open_policy(described: Described, own: OwnReward | None) -> Iterator[Policy]
             policy_version=version,
             identity=identity,
             evaluator=make_evaluator(
-                config, engine, (), described.tokenizer, verifier, progress
+                config, PagePool(engine), (), described.tokenizer, verifier, progress
             ),
         )
 

@@ -5,7 +5,7 @@ other with the newest published params (the KV cache is kept), and never waits f
 verifier while there is something to sample.  Jobs from other threads, such as an
 evaluation, run between two steps: nothing else samples then, and all their tokens are
 of one version.  An evaluation beside the sampling instead alternates with it step by
-step, with its own slots and params.
+step, with its own slots and params.  All take pages from one pool (`sampler.pool`).
 """
 
 import threading

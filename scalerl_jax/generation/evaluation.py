@@ -1,12 +1,14 @@
 """Completions at one policy version, for evaluations and for the mismatch.
 
-They are sampled in their own slots, so that all tokens are of one version.  An
-evaluation judges all held-out prompts.  A probe always completes the same few of them,
-for comparing the learner's log-probabilities with the sampler's.
+They are sampled in their own slots, so that all tokens are of one version, and with
+pages of training's KV cache.  An evaluation judges all held-out prompts.  A probe
+always completes the same few of them, for comparing the learner's log-probabilities
+with the sampler's.
 
 The file is above 400 lines: an evaluation's metrics are defined beside its sampling.
 """
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -71,21 +73,25 @@ class Completing:
             Abandoned: `stopped`, called before each step, returned True.
             FloatingPointError: the logits of a sample were not finite.
         """
-        driver = self.driver(params, version=version)
         requests = self.requests(places, listener)
-        while True:
-            driver.fill(lambda: next(requests, None))
-            if not driver.sampler.busy:
-                return
-            if stopped():
-                raise Abandoned
-            yield self.step(driver)
+        with self.driver(params, version=version) as driver:
+            while True:
+                driver.fill(lambda: next(requests, None))
+                if not driver.sampler.busy:
+                    return
+                if stopped():
+                    raise Abandoned
+                yield self.step(driver)
 
-    def driver(self, params: PyTree, *, version: int) -> Driver:
-        """Return a driver of a new sampler, with these params."""
+    @contextlib.contextmanager
+    def driver(self, params: PyTree, *, version: int) -> Iterator[Driver]:
+        """Drive a new sampler with these params, which is closed in the end."""
         driver = Driver(self.make_sampler())
-        driver.sampler.load(params, version)
-        return driver
+        try:
+            driver.sampler.load(params, version)
+            yield driver
+        finally:
+            driver.sampler.close()
 
     def requests(
         self, places: Sequence[int] | None, listener: Listener | None
@@ -290,7 +296,6 @@ class Evaluator(Completing):
         longest wait for a verdict after sampling has ended.
         """
         episodes = Episodes(self.verifier, self.judging.answer, self.turns)
-        driver = self.driver(params, version=policy_version)
 
         def begun() -> Iterator[Episode]:
             for request in self.requests(places, listener):
@@ -301,18 +306,19 @@ class Evaluator(Completing):
                 yield episode
 
         prompts = begun()
-        while True:
-            episodes.fill(driver.sampler, lambda: next(prompts, None))
-            if not (driver.sampler.busy or episodes.open):
-                return
-            if stopped():
-                raise Abandoned
-            if driver.sampler.busy:
-                for each in self.step(driver):
-                    episodes.add(each, policy_version)
-            else:
-                episodes.wait(wait_s)
-            yield list(map(self._judged, episodes.judged(driver.sampler)))
+        with self.driver(params, version=policy_version) as driver:
+            while True:
+                episodes.fill(driver.sampler, lambda: next(prompts, None))
+                if not (driver.sampler.busy or episodes.open):
+                    return
+                if stopped():
+                    raise Abandoned
+                if driver.sampler.busy:
+                    for each in self.step(driver):
+                        episodes.add(each, policy_version)
+                else:
+                    episodes.wait(wait_s)
+                yield list(map(self._judged, episodes.judged(driver.sampler)))
 
     def _judged(self, episode: Episode) -> JudgedPrompt:
         return JudgedPrompt(

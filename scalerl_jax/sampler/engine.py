@@ -6,9 +6,10 @@
 
 `params` is an argument of every call: an in-flight weight update is the next call
 with other params, with the KV cache kept.  The caller (`scheduler`) records which
-sequence owns which page.  Unlike in JetStream, `prefill` draws no token: the last
-prompt token is decoded in each slot, so that every token of a completion comes from
-one code path, with the key of its own sample.
+sequence owns which page; callers with rows of their own share the pages (`pool`).
+Unlike in JetStream, `prefill` draws no token: the last prompt token is decoded in each
+slot, so that every token of a completion comes from one code path, with the key of its
+own sample.
 """
 
 import dataclasses
@@ -44,10 +45,11 @@ MAX_SEQUENCES = 32  # prompts in one prefill chunk
 class Programs:
     """The jitted functions behind an engine's verbs, to call or to lower.
 
-    All except `init` donate their state argument.
+    All that take a state donate it.
     """
 
-    init: Any  # () -> state
+    init_pages: Any  # () -> pages of a state
+    init_rows: Any  # () -> rows of a state
     prefill: Any  # (params, state, chunk) -> state, experts
     insert: Any  # (state, slots, rows, copy_from, copy_to) -> state
     generate: Any  # (params, state, next_states, slots, table) -> state, tokens
@@ -101,16 +103,18 @@ class Engine:
     def _make_programs(self, attention: CachedAttention) -> Programs:
         settings, mesh, program = self.settings, self.mesh, self._program
         replicated = NamedSharding(mesh, PartitionSpec())
-        init = functools.partial(_init_state, settings, attention)
-        state = jax.eval_shape(init)
-        shardings = jax.tree.map(lambda _: replicated, state).replace(
+        init_pages = functools.partial(_init_pages, settings, attention)
+        init_rows = functools.partial(_init_rows, settings)
+        shardings = DecodeState(
             pages=jax.tree.map(
                 functools.partial(NamedSharding, mesh),
-                tuple(map(attention.page_specs, state.pages)),
-            )
+                tuple(map(attention.page_specs, jax.eval_shape(init_pages))),
+            ),
+            rows=jax.tree.map(lambda _: replicated, jax.eval_shape(init_rows)),
         )
         return Programs(
-            init=jax.jit(init, out_shardings=shardings),
+            init_pages=jax.jit(init_pages, out_shardings=shardings.pages),
+            init_rows=jax.jit(init_rows, out_shardings=shardings.rows),
             prefill=program(
                 functools.partial(prefill, settings, attention, mesh=mesh),
                 1,
@@ -182,7 +186,15 @@ class Engine:
 
     def init_decode_state(self) -> DecodeState:
         """Return a state with empty slots and pages."""
-        return self.programs.init()
+        return DecodeState(pages=self.init_pages(), rows=self.init_rows())
+
+    def init_pages(self) -> tuple[Any, ...]:
+        """Return the empty pages of a state: the whole KV cache."""
+        return self.programs.init_pages()
+
+    def init_rows(self) -> SlotRows:
+        """Return the rows of a state's empty slots."""
+        return self.programs.init_rows()
 
     def prefill(
         self, params: PyTree, state: DecodeState, chunk: Chunk
@@ -299,21 +311,24 @@ def _attention(settings: EngineSettings, mesh: Mesh) -> CachedAttention:
     return choose_attention(settings, mesh)
 
 
-def _init_state(settings: EngineSettings, attention: CachedAttention) -> DecodeState:
+def _init_pages(
+    settings: EngineSettings, attention: CachedAttention
+) -> tuple[Any, ...]:
     arch = settings.arch
-    return DecodeState(
-        pages=tuple(
-            attention.init_pages(
-                settings.pages_in_rings if near and near.ring else settings.num_pages,
-                settings.page_size,
-                heads=arch.num_kv_heads,
-                dim=arch.head_dim,
-                dtype=settings.cache_dtype,
-            )
-            for near in settings.nears
-        ),
-        rows=jax.tree.map(jnp.asarray, empty_rows(settings, settings.slots)),
+    return tuple(
+        attention.init_pages(
+            settings.pages_in_rings if near and near.ring else settings.num_pages,
+            settings.page_size,
+            heads=arch.num_kv_heads,
+            dim=arch.head_dim,
+            dtype=settings.cache_dtype,
+        )
+        for near in settings.nears
     )
+
+
+def _init_rows(settings: EngineSettings) -> SlotRows:
+    return jax.tree.map(jnp.asarray, empty_rows(settings, settings.slots))
 
 
 def empty_chunk(settings: EngineSettings, size: int) -> Chunk:

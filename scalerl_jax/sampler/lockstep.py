@@ -2,7 +2,7 @@
 
 Every process that has a part of a mesh must dispatch the same programs in the same
 order.  Only the leader has a scheduler, and each call of its engine is sent to the
-followers: NumPy arguments by value, params and decode states by number.  With the next
+followers: NumPy arguments by value, params, pages and rows by number.  With the next
 call followers drop the objects that the leader no longer holds.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 
-from scalerl_jax.sampler.decoding import DecodedTokens, DecodeState
+from scalerl_jax.sampler.decoding import DecodedTokens, DecodeState, SlotRows
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.types import PyTree
 
@@ -27,10 +27,11 @@ class EngineCall:
     """The message to followers about a call of the leader's engine."""
 
     method: str  # name in `Engine`; empty: only drop the objects in `gone`
-    state: int = 0  # number of the decode state that it takes and returns, or makes
+    # Numbers of the pages and the rows that it takes and returns, or of those it makes.
+    state: tuple[int, ...] = ()
     params: int | None = None
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    gone: tuple[int, ...] = ()  # numbers of params and states to drop
+    gone: tuple[int, ...] = ()  # numbers of params, pages and rows to drop
 
 
 class LeadingEngine(Engine):
@@ -50,8 +51,7 @@ class LeadingEngine(Engine):
 
     def know(self, params: PyTree, number: int) -> None:
         """Register params of which the followers hold their parts under this number."""
-        # A dict has no weak references, so the first array stands for it.
-        self._watch(_anchor(params), number)
+        self._watch(params, number)
 
     def forget(self, number: int) -> None:
         """Make the followers drop an object that this process does not hold."""
@@ -65,14 +65,23 @@ class LeadingEngine(Engine):
                 gone.append(self._gone.popleft())
         return EngineCall(method="", gone=tuple(gone))
 
-    def init_decode_state(self) -> DecodeState:
-        """Send the call, then make `Engine.init_decode_state`."""
+    def init_pages(self) -> tuple[Any, ...]:
+        """Send the call, then make `Engine.init_pages`."""
         with self._order:
             number = self.new_number()
-            self._told("init_decode_state", number)
-            state = super().init_decode_state()
-            self._watch(state, number)
-        return state
+            self._told("init_pages", (number,))
+            pages = super().init_pages()
+            self._watch(pages, number)
+        return pages
+
+    def init_rows(self) -> SlotRows:
+        """Send the call, then make `Engine.init_rows`."""
+        with self._order:
+            number = self.new_number()
+            self._told("init_rows", (number,))
+            rows = super().init_rows()
+            self._watch(rows, number)
+        return rows
 
     def prefill(
         self, params: PyTree, state: DecodeState, chunk: Any
@@ -97,12 +106,15 @@ class LeadingEngine(Engine):
     def _made(
         self, name: str, *params: PyTree, state: DecodeState, **arguments: Any
     ) -> Any:
-        """Call a method of `Engine` on a state; the new state keeps its number."""
+        """Call a method of `Engine` on a state; pages and rows keep their numbers."""
         with self._order:
-            number = self._numbers.pop(id(state))  # it is donated
-            self._told(name, number, *params, **arguments)
+            parts = state.pages, state.rows  # donated
+            numbers = tuple(self._numbers.pop(id(_anchor(each))) for each in parts)
+            self._told(name, numbers, *params, **arguments)
             made = getattr(super(), name)(*params, state, **arguments)
-            self._watch(made[0] if isinstance(made, tuple) else made, number)
+            new = made[0] if isinstance(made, tuple) else made
+            for part, number in zip((new.pages, new.rows), numbers, strict=True):
+                self._watch(part, number)
         return made
 
     def _usable(self, params: PyTree) -> PyTree:
@@ -116,7 +128,11 @@ class LeadingEngine(Engine):
         return self.load_params(params)
 
     def _told(
-        self, method: str, state: int, params: PyTree = None, **arguments: Any
+        self,
+        method: str,
+        state: tuple[int, ...],
+        params: PyTree = None,
+        **arguments: Any,
     ) -> None:
         number = None if params is None else self._numbers[id(_anchor(params))]
         call = dataclasses.replace(
@@ -128,8 +144,10 @@ class LeadingEngine(Engine):
         )
         self._tell(call)
 
-    def _watch(self, held: Any, number: int) -> None:
-        """Keep the number of an object until the object is deleted."""
+    def _watch(self, tree: PyTree, number: int) -> None:
+        """Keep the number of params, pages or rows until they are deleted."""
+        # A dict or tuple has no weak references, so the first array stands for it.
+        held = _anchor(tree)
         self._numbers[id(held)] = number
         end = weakref.finalize(held, self._ended, id(held), number)
         end.atexit = False
@@ -163,13 +181,19 @@ class Followed:
             self._held.pop(number, None)
         if not call.method:
             return
+        method = getattr(self._engine, call.method)
+        if call.method in ("init_pages", "init_rows"):
+            (made,) = call.state
+            self._held[made] = method()
+            return
         given = () if call.params is None else (self._held[call.params],)
-        if call.method != "init_decode_state":
-            given += (self._held.pop(call.state),)
-        made = getattr(self._engine, call.method)(*given, **call.arguments)
-        self._held[call.state] = made[0] if isinstance(made, tuple) else made
+        pages, rows = call.state
+        state = DecodeState(pages=self._held.pop(pages), rows=self._held.pop(rows))
+        result = method(*given, state, **call.arguments)
+        state = result[0] if isinstance(result, tuple) else result
+        self._held[pages], self._held[rows] = state.pages, state.rows
 
 
-def _anchor(params: PyTree) -> jax.Array:
-    """Return the params' first array, whose lifetime is that of the params."""
-    return jax.tree.leaves(params)[0]
+def _anchor(tree: PyTree) -> jax.Array:
+    """Return the first array of a tree, whose lifetime is that of the tree."""
+    return jax.tree.leaves(tree)[0]

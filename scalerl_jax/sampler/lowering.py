@@ -28,7 +28,10 @@ def sampler_params(engine: Engine) -> PyTree:
 
 def decode_state(engine: Engine) -> DecodeState:
     """Return shapes and shardings of `init_decode_state`."""
-    return engine.programs.init.eval_shape()
+    programs = engine.programs
+    return DecodeState(
+        pages=programs.init_pages.eval_shape(), rows=programs.init_rows.eval_shape()
+    )
 
 
 def page_bytes(engine: Engine) -> int:

@@ -62,13 +62,15 @@ class PageLedger:
         self._owners[pages] += 1
         return list(pages)
 
-    def release(self, pages: list[int]) -> None:
-        """Remove an owner from each page."""
+    def release(self, pages: list[int]) -> int:
+        """Remove an owner from each page; return the number that are free now."""
+        before = self.free
         for page in pages:
             assert self._owners[page] > 0, f"page {page} has no owner to lose"
             self._owners[page] -= 1
             if self._owners[page] == 0:
                 self._free.append(page)
+        return self.free - before
 
 
 class Need(NamedTuple):
@@ -81,25 +83,29 @@ class Need(NamedTuple):
         """Return the sum of two."""
         return Need(self.rings + other[0], self.whole + other[1])
 
+    def within(self, other: "Need") -> bool:
+        """Return whether another has at least as many of both kinds."""
+        return self.rings <= other.rings and self.whole <= other.whole
+
 
 class SequencePages:
-    """The pages of sequences: a sequence's first `ring` pages are those of its ring.
+    """The pages of a scheduler's sequences, from ledgers that it shares with others.
 
-    They are in all layers, the others in layers that see all tokens.  Without rings
-    there is one kind of pages.
+    A sequence's first `ring` pages are those of its ring.  They are in all layers, the
+    others in layers that see all tokens.  Without rings there is one kind of pages.
     """
 
-    def __init__(self, num_pages: int, *, ring: int, in_rings: int) -> None:
-        """Start with every page free."""
-        self._ring, self._in_rings = ring, in_rings
-        self._rings = PageLedger(in_rings)
-        self._whole = PageLedger(num_pages, first=in_rings)
+    def __init__(self, rings: PageLedger, whole: PageLedger, *, ring: int) -> None:
+        """Start without a page; the ledger `whole` begins where `rings` ends."""
+        self._ring, self._in_rings = ring, rings.free + rings.in_use
+        self._rings, self._whole = rings, whole
+        self.held = Need()  # pages of these sequences
         self.peak = 0
 
     @property
     def in_use(self) -> int:
-        """Number of pages with an owner."""
-        return self._rings.in_use + self._whole.in_use
+        """Number of pages of these sequences."""
+        return sum(self.held)
 
     def need(self, start: int, count: int) -> Need:
         """Return what `count` pages of a sequence from its page `start` on need."""
@@ -119,6 +125,7 @@ class SequencePages:
         """Take the `count` pages of a sequence from its page `start` on."""
         need = self.need(start, count)
         taken = self._rings.take(need.rings) + self._whole.take(need.whole)
+        self.held += need
         self.peak = max(self.peak, self.in_use)
         return taken
 
@@ -128,5 +135,7 @@ class SequencePages:
 
     def release(self, pages: list[int]) -> None:
         """Remove an owner from each page."""
-        self._rings.release([page for page in pages if page < self._in_rings])
-        self._whole.release([page for page in pages if page >= self._in_rings])
+        in_rings = [page for page in pages if page < self._in_rings]
+        others = [page for page in pages if page >= self._in_rings]
+        rings, whole = self._rings.release(in_rings), self._whole.release(others)
+        self.held = Need(self.held.rings - rings, self.held.whole - whole)

@@ -5,6 +5,7 @@
     completions = sampler.step()       some tokens for every request that has slots
     sampler.resume(request, turn, appended)   continue a completion after other tokens
     sampler.cancel(request_id)         drop the request
+    sampler.close()                    drop all, and hold no part of the cache
 
 `scheduler.Scheduler` is the fast sampler, `reference.ReferenceSampler` a slow one for
 reading and tests.  For equal params and requests they draw equal tokens.  The fast one
@@ -89,6 +90,13 @@ class Sampler(Protocol):
 
     def step(self) -> list[Completion]:
         """Sample for a while with the loaded params; return what has finished."""
+        ...
+
+    def close(self) -> None:
+        """Drop all requests; nothing may be called afterwards.
+
+        Samplers that share a cache with this one get its part.
+        """
         ...
 
 

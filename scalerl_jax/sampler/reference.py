@@ -117,6 +117,10 @@ class ReferenceSampler:
                     break
         return ended
 
+    def close(self) -> None:
+        """Drop all requests; see `protocol.Sampler`."""
+        self._line = []
+
     def _grow(self, growing: _Growing, version: int) -> Completion | None:
         """Add a token to a sample; return its completion if that was the last token."""
         piece = next_token(growing, self._params, self._settings, version=version)

@@ -6,7 +6,8 @@ previous call, so that the device never waits for this bookkeeping.
 
 When the pages run out, the sample that was placed last is suspended: it gives up its
 pages, and later continues from its own tokens, whose keys and values are computed
-again.  The oldest sample is never suspended, so that at least one always ends.
+again.  The oldest sample is never suspended for another one of its scheduler, so that
+at least one always ends.  Schedulers share the pages of a `pool.PagePool`.
 
 The file is above 400 lines: slots, pages and prefill chunks are assigned together.
 """
@@ -25,12 +26,14 @@ from scalerl_jax.data.detokenizer import Detokenizer
 from scalerl_jax.sampler.attention import Chunk
 from scalerl_jax.sampler.decoding import (
     DecodedTokens,
+    DecodeState,
     EngineSettings,
     empty_rows,
     first_row,
 )
 from scalerl_jax.sampler.engine import MAX_SEQUENCES, Engine, empty_chunk
 from scalerl_jax.sampler.pages import Need, Prefix, SequencePages
+from scalerl_jax.sampler.pool import PagePool
 from scalerl_jax.sampler.protocol import check_version
 from scalerl_jax.sampler.requests import (
     Completion,
@@ -99,40 +102,47 @@ class _Call:
 
 
 class Scheduler:
-    """The `protocol.Sampler` that keeps the slots of one engine full."""
+    """The `protocol.Sampler` that keeps its slots of one engine full."""
 
     def __init__(
         self,
-        engine: Engine,
+        pool: PagePool,
         *,
         kv_on_update: KvOnUpdate = "keep",
         detokenizer: Detokenizer | None = None,
     ) -> None:
-        """Start with every slot free; requests with stop strings need a `detokenizer`.
+        """Start without a request; those with stop strings need a `detokenizer`.
 
         `kv_on_update`: when another version is loaded, the keys and values of running
         samples are kept, or recomputed with the new params.
         """
-        self._engine = engine
+        self._pool = pool
+        self._engine = engine = pool.engine
         self._settings = engine.settings
         self._kv_on_update = kv_on_update
         self._detokenizer = detokenizer
-        self._state = engine.init_decode_state()
-        self._pages = SequencePages(
-            engine.settings.num_pages,
-            ring=engine.settings.ring_pages,
-            in_rings=engine.settings.pages_in_rings,
-        )
+        self._rows = engine.init_rows()
+        self.pages = pool.new_pages()
         # The lowest slot first: placements are reproducible.
         self._free = list(range(engine.settings.slots))
         self._running: dict[int, Sample] = {}  # by slot, in the order of placement
         self._waiting: collections.deque[_Waiting] = collections.deque()
         self._call: _Call | None = None
-        self._ended: list[Completion] = []  # of this step
+        self._ended: list[tuple[Sample, Completion]] = []  # since the last step
         self._params: PyTree = None  # from `load`
         self._version: int | None = None
         self._updated = False  # another version was loaded since the last step
         self._stats = SamplerStats()
+        pool.join(self)
+
+    @property
+    def _state(self) -> DecodeState:
+        """The pool's pages, with the rows of this scheduler's slots."""
+        return self._pool.state(self._rows)
+
+    @_state.setter
+    def _state(self, state: DecodeState) -> None:
+        self._pool.pages, self._rows = state.pages, state.rows
 
     @property
     def free_slots(self) -> int:
@@ -141,8 +151,8 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        """Return whether any sample is running or waits."""
-        return bool(self._running or self._waiting)
+        """Return whether any sample is running or waits, or has ended since a step."""
+        return bool(self._running or self._waiting or self._ended)
 
     @property
     def stats(self) -> SamplerStats:
@@ -152,8 +162,8 @@ class Scheduler:
             for each in self._running.values()
         )
         self._stats.tokens_held = held
-        self._stats.pages_in_use = self._pages.in_use
-        self._stats.peak_pages = self._pages.peak
+        self._stats.pages_in_use = self.pages.in_use
+        self._stats.peak_pages = self.pages.peak
         return self._stats
 
     def submit(self, request: Request) -> None:
@@ -194,8 +204,24 @@ class Scheduler:
         left = [self._leave(slot) for slot in slots]
         lost += sum(each.num_tokens - each.begun for each in left)
         self._stop(slots)
+        for each in list(self._ended):  # read in a step of another scheduler
+            sample, completion = each
+            if completion.request_id == request_id:
+                lost += sample.num_tokens - sample.begun
+                self._stats.failed -= bool(completion.failure)
+                self._ended.remove(each)
         self._stats.wasted_tokens += lost
         return lost
+
+    def close(self) -> None:
+        """Drop all requests, and leave the pool; see `protocol.Sampler`."""
+        self._call = None
+        self._drop_prefixes()
+        self._waiting.clear()
+        for slot in list(self._running):
+            self._leave(slot)
+        self._ended = []
+        self._pool.leave(self)
 
     def load(self, params: PyTree, version: int) -> None:
         """Use params from the next step on; see `protocol.Sampler`.
@@ -219,7 +245,7 @@ class Scheduler:
         self._read()
         self._call = call
         ended, self._ended = self._ended, []
-        return ended
+        return [completion for _, completion in ended]
 
     def _recompute(self, params: PyTree) -> None:
         """Recompute the keys and values of every running sample with these params."""
@@ -269,21 +295,55 @@ class Scheduler:
             if entry.prefix is None:
                 count = self._settings.pages_for(len(entry.tokens))
                 # Keep pages for its first sample, and one for each running sample.
-                own = entry.own_pages(self._settings, self._pages)
-                need = self._pages.need(0, count) + own + self._reserved()
-                if not self._pages.fit(need) and (self._running or begun):
+                own = entry.own_pages(self._settings, self.pages)
+                need = self.pages.need(0, count) + own
+                if not self._find(need, alone=not (self._running or begun)):
                     break
                 entry.prefix = Prefix(
                     tokens=entry.tokens,
-                    pages=self._pages.take(0, count),
+                    pages=self.pages.take(0, count),
                     version=version,
                 )
             begun.append(entry.prefix)
         return begun
 
-    def _reserved(self) -> Need:
+    def _find(self, own: Need, *, alone: bool, keep: _Waiting | None = None) -> bool:
+        """Return whether a new sample's own pages are free; see `PagePool.find`.
+
+        They always are for one that would be `alone`, at the cost of all prefixes
+        except that of `keep`.
+        """
+        need = own + self.reserved()
+        if self._pool.find(self, need, new=True):
+            return True
+        if not alone:
+            return False
+        self._drop_prefixes(keep=keep)
+        return self._pool.find(self, need, new=True, alone=True)
+
+    @property
+    def wants_pages(self) -> bool:
+        """Return whether a sample waits although a slot is free."""
+        return bool(self._waiting and self._free)
+
+    def reserved(self) -> Need:
         """Return a page for each running sample."""
-        return self._pages.reserve(len(each.pages) for each in self._running.values())
+        return self.pages.reserve(len(each.pages) for each in self._running.values())
+
+    def give_way(self, least: int = 0) -> bool:
+        """Free pages, and keep `least` running samples; return False if none can be.
+
+        First the prefixes go, then the samples that have ended, then the youngest.
+        """
+        if any(entry.prefix is not None for entry in self._waiting):
+            self._drop_prefixes()
+        elif self._call is not None:
+            self._read()
+        elif len(self._running) > least:
+            self._suspend(next(reversed(self._running)))
+        else:
+            return False
+        return True
 
     def _place(self) -> None:
         """Put samples with a ready prefix into slots."""
@@ -292,16 +352,12 @@ class Scheduler:
             if entry.prefix is None or not entry.prefix.ready:
                 continue
             while entry.samples and self._free:
-                own = entry.own_pages(self._settings, self._pages)
-                alone = not (self._running or placed)
-                if alone and not self._pages.fit(own):
-                    self._drop_prefixes(keep=entry)
-                reserve = Need() if alone else self._reserved()
-                if not self._pages.fit(own + reserve):
+                own = entry.own_pages(self._settings, self.pages)
+                if not self._find(own, alone=not self._running, keep=entry):
                     break
                 placed.append(self._take_slot(entry))
             if not entry.samples:
-                self._pages.release(entry.prefix.pages)
+                self.pages.release(entry.prefix.pages)
                 self._waiting.remove(entry)
         if placed:
             self._state = self._engine.insert(
@@ -313,9 +369,9 @@ class Scheduler:
         sample, slot = entry.samples.popleft(), heapq.heappop(self._free)
         settings, held = self._settings, entry.prefix.pages
         count, whole = entry.first_pages(settings), entry.shared_until(settings)
-        ring = self._pages.take(0, min(settings.ring_pages, count))
-        shared = self._pages.share(held[len(ring) : whole])
-        sample.pages = ring + shared + self._pages.take(whole, count - whole)
+        ring = self.pages.take(0, min(settings.ring_pages, count))
+        shared = self.pages.share(held[len(ring) : whole])
+        sample.pages = ring + shared + self.pages.take(whole, count - whole)
         copied = [*range(min(len(ring), len(held)))]
         if len(held) > max(whole, len(ring)):
             copied.append(whole)  # the partly filled one
@@ -328,7 +384,7 @@ class Scheduler:
     def _drop_prefix(self, entry: _Waiting) -> None:
         if entry.prefix is not None:
             self._stats.prefixes_dropped += 1
-            self._pages.release(entry.prefix.pages)
+            self.pages.release(entry.prefix.pages)
             entry.prefix = None
 
     def _drop_prefixes(self, *, keep: _Waiting | None = None) -> None:
@@ -373,15 +429,13 @@ class Scheduler:
             cached = len(sample.request.tokens) + tokens - 1
             held = len(sample.pages)
             missing = max(0, self._settings.pages_for(cached) - held)
-            if self._pages.fit(self._pages.need(held, missing)):
-                sample.pages += self._pages.take(held, missing)
+            need = self.pages.need(held, missing)
+            if self._pool.find(self, need):
+                sample.pages += self.pages.take(held, missing)
                 return
-            if any(entry.prefix is not None for entry in self._waiting):
-                self._drop_prefixes()
-            elif self._call is not None:
-                self._read()  # ended samples free their pages
-            else:
-                self._suspend(next(reversed(self._running)))
+            if not self.give_way(least=1):
+                found = self._pool.find(self, need, alone=True)
+                assert found, "the engine has pages for one sequence"
 
     def _suspend(self, slot: int) -> None:
         assert self._call is None, "its tokens in flight would be lost"
@@ -444,14 +498,15 @@ class Scheduler:
         sample = self._leave(slot)
         self._stats.failed += failed
         failure = sample.failure(version) if failed else ""
-        self._ended.append(
-            sample.completion(cut_off=cut_off, stopped=stopped, failure=failure)
+        completion = sample.completion(
+            cut_off=cut_off, stopped=stopped, failure=failure
         )
+        self._ended.append((sample, completion))
 
     def _leave(self, slot: int) -> Sample:
         heapq.heappush(self._free, slot)
         sample = self._running.pop(slot)
-        self._pages.release(sample.pages)
+        self.pages.release(sample.pages)
         sample.pages = []
         return sample
 

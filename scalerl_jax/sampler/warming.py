@@ -4,14 +4,19 @@ import jax
 import numpy as np
 
 from scalerl_jax.sampler.decoding import empty_rows
-from scalerl_jax.sampler.engine import Engine, empty_chunk
+from scalerl_jax.sampler.engine import empty_chunk
+from scalerl_jax.sampler.pool import PagePool
 from scalerl_jax.types import PyTree
 
 
-def warm_up(engine: Engine, params: PyTree) -> None:
-    """Compile every program, so that no later call waits for a compiler."""
+def warm_up(pool: PagePool, params: PyTree) -> None:
+    """Compile every program, so that no later call waits for a compiler.
+
+    No page may have an owner.
+    """
+    engine = pool.engine
     params = engine.load_params(params)
-    settings, state = engine.settings, engine.init_decode_state()
+    settings, state = engine.settings, pool.state(engine.init_rows())
     for size in engine.chunk_sizes:
         state, _ = engine.prefill(params, state, empty_chunk(settings, size))
     for count in engine.insert_counts:
@@ -32,4 +37,4 @@ def warm_up(engine: Engine, params: PyTree) -> None:
                 table=np.zeros((count, width), np.int32),
             )
     state = engine.free_resource(state, slots=np.zeros(settings.slots, bool))
-    jax.block_until_ready(state)
+    pool.pages = jax.block_until_ready(state.pages)

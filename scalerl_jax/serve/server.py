@@ -33,6 +33,7 @@ from scalerl_jax.parallel.xla import exact_products, keep_programs
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.sampler.decoding import EngineSettings
 from scalerl_jax.sampler.engine import Engine
+from scalerl_jax.sampler.pool import PagePool
 from scalerl_jax.sampler.scoring import PromptScorer
 from scalerl_jax.sampler.warming import warm_up
 from scalerl_jax.serve.access import (
@@ -269,8 +270,9 @@ def make_replicas(
         own = jax.device_put(params, sampler_shardings(settings.arch, mesh))
         engine = Engine(settings, mesh=mesh)
         engine.notice = lambda _, total: notice(next(count), len(meshes) * total)
-        warm_up(engine, own)
-        sampler = make_sampler(engine, detokenizer=detokenizer)
+        pages = PagePool(engine)
+        warm_up(pages, own)
+        sampler = make_sampler(pages, detokenizer=detokenizer)
         sampler.load(own, version)
         return HttpReplica(sampler, PromptScorer(settings, own, mesh))
 

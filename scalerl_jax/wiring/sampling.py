@@ -32,6 +32,7 @@ from scalerl_jax.run.ledger import Ledger
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.sampler.decoding import NEVER, EngineSettings
 from scalerl_jax.sampler.engine import Engine
+from scalerl_jax.sampler.pool import PagePool
 from scalerl_jax.sampler.protocol import Sampler
 from scalerl_jax.sampler.requests import LengthBudget, Samples
 from scalerl_jax.sampler.sampling import (
@@ -177,16 +178,16 @@ def weights_format(config: Config) -> dict[str, Any]:
 
 
 def make_sampler(
-    engine: Engine,
+    pages: PagePool,
     *,
     kv_on_update: KvOnUpdate = "keep",
     detokenizer: Detokenizer | None = None,
 ) -> Sampler:
-    """Return a sampler on an engine, with its own slots.
+    """Return a sampler with its own slots, and pages of a pool.
 
     Training, evaluation and serving get their samplers here, and use only the protocol.
     """
-    return Scheduler(engine, kv_on_update=kv_on_update, detokenizer=detokenizer)
+    return Scheduler(pages, kv_on_update=kv_on_update, detokenizer=detokenizer)
 
 
 def make_distribution(config: Config) -> Sampling:
@@ -266,15 +267,15 @@ def make_turns(config: Config, tokenizer: Tokenizer) -> Turns | None:
 
 def make_evaluator(
     config: Config,
-    engine: Engine,
+    pages: PagePool,
     prompts: Sequence[Prompt],
     tokenizer: Tokenizer,
     verifier: VerifierPool,
     progress: Progress,
 ) -> Evaluator:
-    """Return the evaluation on a training engine, at eval.temperature."""
+    """Return the evaluation on a training engine's pages, at eval.temperature."""
     return Evaluator(
-        make_sampler=functools.partial(make_sampler, engine),
+        make_sampler=functools.partial(make_sampler, pages),
         prompts=prompts,
         samples_per_prompt=config.eval.samples_per_prompt,
         sampling=dataclasses.replace(
@@ -289,12 +290,12 @@ def make_evaluator(
     )
 
 
-def make_probe(config: Config, engine: Engine, prompts: Sequence[Prompt]) -> Probe:
+def make_probe(config: Config, pages: PagePool, prompts: Sequence[Prompt]) -> Probe:
     """Return the probe on held-out prompts of 4 lengths, shortest to longest."""
     ordered = sorted(prompts, key=lambda prompt: len(prompt.tokens))
     places = np.linspace(0, len(ordered) - 1, min(4, len(ordered))).astype(int)
     return Probe(
-        make_sampler=functools.partial(make_sampler, engine),
+        make_sampler=functools.partial(make_sampler, pages),
         prompts=[ordered[place] for place in places],
         sampling=make_distribution(config),
         make_samples=make_samples_of(config, "eval", config.batch.group_size),
@@ -358,11 +359,12 @@ def make_thread(
     ]
     make_samples = make_samples_of(config, "train", config.batch.group_size)
     judging, budget = make_judging(config, tokenizer), make_length_budget(config)
+    pages = PagePool(engine)  # of training, evaluations and the probe
     evaluator = make_evaluator(
-        config, engine, held_out, tokenizer, verifiers[1], parts.progress
+        config, pages, held_out, tokenizer, verifiers[1], parts.progress
     )
     generators = kind(
-        sampler=make_sampler(engine, kv_on_update=config.sampler.kv_on_update),
+        sampler=make_sampler(pages, kv_on_update=config.sampler.kv_on_update),
         orders=orders,
         episodes=Episodes(verifiers[0], judging.answer, make_turns(config, tokenizer)),
         judging=judging,
@@ -371,7 +373,7 @@ def make_thread(
             make_samples(prompt), step=version
         ),
         evaluator=evaluator,
-        probe=make_probe(config, engine, held_out),
+        probe=make_probe(config, pages, held_out),
         ledger=ledger,
         flops=lambda stats: stats.flops(engine.settings.arch),
         pool=pool,

@@ -42,7 +42,8 @@ def compare(run, learner, sampler, *, require=False):
 
 def seen_at(run, config, params):
     """The same, but for a learner with other settings."""
-    (engine,) = run.generators.evaluator.make_sampler.args  # a partial over it
+    (pool,) = run.generators.evaluator.make_sampler.args  # a partial over it
+    engine = pool.engine
     forward = make_forward(config, engine.settings.arch, engine.mesh)
     check = dataclasses.replace(run.mismatch, score=plain_scorer(forward))
     return check(params[0], run.generators.probe(params[1]))

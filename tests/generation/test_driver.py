@@ -125,6 +125,9 @@ class WrittenScheduler:
             del self.running[key]
         return tokens
 
+    def close(self):
+        self.running.clear()
+
     def unfinished_tokens(self, request_id):
         running = [key for key in self.running if key[0] == request_id]
         return sum(len(self.said[key]) for key in running)

@@ -31,6 +31,7 @@ from scalerl_jax.model.architecture import sampler_mesh
 from scalerl_jax.model.transformer import abstract_params
 from scalerl_jax.sampler.decoding import NEVER, EngineSettings
 from scalerl_jax.sampler.engine import Engine
+from scalerl_jax.sampler.pool import PagePool
 from scalerl_jax.sampler.reference import ReferenceSampler, next_token_logits
 from scalerl_jax.sampler.requests import Samples
 from scalerl_jax.sampler.sampling import (
@@ -166,7 +167,9 @@ def episodes_of(pool, *, seed=0, count=6, fast=True, turns=TURNS):
     """Episodes of so many prompts, two of each, by prompt."""
 
     def make_sampler():
-        return Scheduler(engine()) if fast else ReferenceSampler(engine_settings())
+        if fast:
+            return Scheduler(PagePool(engine()))
+        return ReferenceSampler(engine_settings())
 
     evaluator = Evaluator(
         make_sampler=make_sampler,

@@ -12,6 +12,7 @@ import small_run
 from scalerl_jax.data import tasks
 from scalerl_jax.environments.pool import VerifierPool
 from scalerl_jax.sampler.engine import Engine
+from scalerl_jax.sampler.pool import PagePool
 from scalerl_jax.wiring.sampling import make_sampler
 
 
@@ -77,9 +78,10 @@ def test_figures_follow_from_the_rollouts(run, evaluation):
 
 def test_rollouts_depend_on_no_slot(run, params, evaluation):
     (wide,) = run.generators.evaluator.make_sampler.args
-    engine = Engine(dataclasses.replace(wide.settings, slots=7), mesh=wide.mesh)
+    settings = dataclasses.replace(wide.engine.settings, slots=7)
+    pool = PagePool(Engine(settings, mesh=wide.engine.mesh))
     narrow = dataclasses.replace(
-        run.generators.evaluator, make_sampler=lambda: make_sampler(engine)
+        run.generators.evaluator, make_sampler=lambda: make_sampler(pool)
     )
     assert narrow(params, policy_version=7).rollouts == evaluation.rollouts
 

@@ -24,6 +24,7 @@ from scalerl_jax.model.transformer import (
 )
 from scalerl_jax.sampler.decoding import NEVER, EngineSettings
 from scalerl_jax.sampler.engine import Engine
+from scalerl_jax.sampler.pool import PagePool
 from scalerl_jax.sampler.reference import (
     ReferenceSampler,
     next_token_logits,
@@ -94,9 +95,9 @@ class Bench:
             sampling=Sampling(**options),
         )
 
-    def scheduler(self, *requests, **options):
-        """A scheduler with these requests in line."""
-        scheduler = Scheduler(self.engine, **options)
+    def scheduler(self, *requests, pool=None, **options):
+        """A scheduler with these requests in line, and pages of its own or a pool's."""
+        scheduler = Scheduler(pool or PagePool(self.engine), **options)
         for request in requests:
             scheduler.submit(request)
         return scheduler
@@ -185,10 +186,11 @@ class Bench:
         assert scheduler.stats.tokens_held == 0
         active = np.asarray(scheduler._state.rows.active)
         assert not active.any()  # on the device neither
-        kinds = (scheduler._pages._rings, scheduler._pages._whole)
-        taken = [page for each in kinds for page in each.take(each.free)]
-        assert sorted(taken) == list(range(pages))
-        scheduler._pages.release(taken)
+        kinds = (scheduler.pages._rings, scheduler.pages._whole)
+        taken = [each.take(each.free) for each in kinds]
+        assert sorted(sum(taken, [])) == list(range(pages))
+        for each, free in zip(kinds, taken, strict=True):
+            each.release(free)
 
     def assert_same(self, found, expected):
         """The same tokens, and their log-probabilities but for rounding.

@@ -14,6 +14,7 @@ from scalerl_jax.model.transformer import unstack_layers
 from scalerl_jax.sampler.decoding import NEVER, empty_rows
 from scalerl_jax.sampler.lowering import page_bytes
 from scalerl_jax.sampler.pages import Prefix
+from scalerl_jax.sampler.pool import PagePool
 from scalerl_jax.sampler.reference import next_token_logits
 from scalerl_jax.sampler.requests import Samples
 from scalerl_jax.sampler.scheduler import fill_chunk
@@ -545,7 +546,7 @@ def test_nothing_is_compiled_after_the_warm_up(ladder_bench, random_params):
     bench = ladder_bench
     rng = np.random.default_rng(1)
     params = [random_params(seed) for seed in range(2)]
-    warm_up(bench.engine, params[0])
+    warm_up(PagePool(bench.engine), params[0])
     traces = bench.engine.traces
     assert traces == bench.engine.num_programs
     # Keys are made by another program, whose shape is the group's.

@@ -9,6 +9,7 @@ import os
 import numpy as np
 import pytest
 
+from scalerl_jax.sampler.pool import PagePool
 from scalerl_jax.sampler.reference import sample_completion
 
 BROKEN = 12  # the token that is not a number
@@ -30,12 +31,12 @@ SEEDS = [
 class Schedule:
     """What happened on a scheduler, written down by who made it happen."""
 
-    def __init__(self, bench, params, seed):
+    def __init__(self, bench, params, seed, pool=None):
         self.bench, self.params = bench, params
         self.rng = np.random.default_rng(seed)
         mode = ("keep", "recompute")[seed % 2]
         self.recomputed = mode == "recompute"
-        self.scheduler = bench.scheduler(kv_on_update=mode)
+        self.scheduler = bench.scheduler(kv_on_update=mode, pool=pool)
         self.requests, self.cancelled, self.found = {}, set(), {}
         self.version = int(self.rng.integers(3))
         self.versions = [self.version]
@@ -43,9 +44,17 @@ class Schedule:
 
     def run(self, events):
         """Random events, and steps until nothing is left."""
-        names = ["submit", "step", "cancel", "update"]
         for _ in range(events):
-            getattr(self, self.rng.choice(names, p=[0.35, 0.45, 0.08, 0.12]))()
+            self.do_something()
+        self.finish()
+
+    def do_something(self):
+        """One random event."""
+        names = ["submit", "step", "cancel", "update"]
+        getattr(self, self.rng.choice(names, p=[0.35, 0.45, 0.08, 0.12]))()
+
+    def finish(self):
+        """Steps until nothing is left."""
         steps = 0
         while self.scheduler.busy:
             self.step()
@@ -139,12 +148,9 @@ class Schedule:
         return None
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("name", ["tight_bench", "paged_bench", "ring_bench"])
-def test_any_schedule_gives_the_completions_of_the_slow_sampler(
-    name, poisoned_params, talkative_params, seed, request
-):
-    bench = request.getfixturevalue(name)
+@pytest.fixture
+def by_number(poisoned_params, talkative_params):
+    """Three params, in which one token is not a number."""
 
     def params(number):
         embedding = poisoned_params(number)["embedding"][BROKEN]
@@ -153,11 +159,51 @@ def test_any_schedule_gives_the_completions_of_the_slow_sampler(
             "embedding": talkative["embedding"].at[BROKEN].set(embedding)
         }
 
-    by_number = [params(number) for number in range(3)]
+    return [params(number) for number in range(3)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", ["tight_bench", "paged_bench", "ring_bench"])
+def test_any_schedule_gives_the_completions_of_the_slow_sampler(
+    name, by_number, seed, request
+):
+    bench = request.getfixturevalue(name)
     schedule = Schedule(bench, by_number.__getitem__, seed)
     schedule.run(80)
+    assert bench.step(schedule.scheduler, by_number[0], version=10**6) == []
+    bench.assert_idle(schedule.scheduler)
+    check_completions(schedule)
 
-    # Everyone who was not cancelled is completed, once.
+
+@pytest.mark.parametrize("seed", SEEDS[1:])
+@pytest.mark.parametrize("name", ["tight_bench", "ring_bench"])
+def test_schedulers_of_one_pool_sample_what_each_would_alone(
+    name, by_number, seed, request
+):
+    """Each has versions of its own; at times, and at the end, only one makes steps."""
+    bench = request.getfixturevalue(name)
+    pool = PagePool(bench.engine)
+    rng = np.random.default_rng(seed)
+    schedules = [
+        Schedule(bench, by_number.__getitem__, 10 * seed + each, pool)
+        for each in range(3)
+    ]
+    for _ in range(24):
+        schedule = schedules[rng.integers(3)]
+        for _ in range(rng.integers(1, 9)):
+            schedule.do_something()
+        for each in schedules:
+            each.check_pages()
+    for schedule in schedules:
+        schedule.finish()
+        check_completions(schedule)
+        assert schedule.scheduler.stats.pages_in_use == 0
+    bench.assert_idle(schedule.scheduler)
+    assert sum(each.scheduler.stats.suspended for each in schedules)
+
+
+def check_completions(schedule):
+    """Each is that of the slow sampler, and all that was not cancelled is there."""
     wanted = {
         (number, sample)
         for number, each in schedule.requests.items()
@@ -166,8 +212,6 @@ def test_any_schedule_gives_the_completions_of_the_slow_sampler(
     missing = wanted - schedule.found.keys()
     assert {number for number, _ in missing} <= schedule.cancelled
     assert schedule.found.keys() <= wanted
-    assert bench.step(schedule.scheduler, by_number[0], version=10**6) == []
-    bench.assert_idle(schedule.scheduler)
 
     known = 0
     for place, each in schedule.found.items():

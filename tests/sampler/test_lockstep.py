@@ -8,6 +8,8 @@ import pytest
 
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.lockstep import EngineCall, Followed, LeadingEngine
+from scalerl_jax.sampler.pool import PagePool
+from scalerl_jax.sampler.scheduler import Scheduler
 
 PROMPTS = [[4, 1, 9, 2], [5, 6], [7, 8, 9, 1, 2, 3, 4, 5, 6, 7], [1, 2, 3]]
 
@@ -46,6 +48,10 @@ class Pair:
         return list(self.followed._held.values())
 
 
+def of_pages(part):
+    return isinstance(part, tuple)
+
+
 def assert_same(one, other):
     for here, there in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
         np.testing.assert_array_equal(np.asarray(here), np.asarray(there))
@@ -67,8 +73,8 @@ def test_a_follower_has_the_leaders_state_after_every_step(
             found[each.request_id, each.sample] = each
         if scheduler.stats.calls == 2:
             scheduler.cancel(0)  # in the midst of it
-        states = [each for each in pair.held if not isinstance(each, dict)]
-        assert_same([scheduler._state], states)
+        parts = [each for each in pair.held if not isinstance(each, dict)]
+        assert_same(scheduler._state, sorted(parts, key=of_pages, reverse=True))
     assert {request for request, _ in found} >= {1, 2, 3}
     assert {"prefill", "insert", "generate", "free_resource"} <= set(pair.calls)
     if pages:
@@ -80,20 +86,23 @@ def test_a_follower_has_the_leaders_state_after_every_step(
 
 def test_what_the_leader_drops_its_follower_lets_go(make_bench, random_params):
     pair = Pair(make_bench, random_params(0))
-    schedulers = [pair.bench.scheduler() for _ in range(3)]
-    assert len(pair.held) == 1 + 3  # the params, and a state of each
+    pool = PagePool(pair.engine)
+    schedulers = [Scheduler(pool) for _ in range(3)]
+    assert len(pair.held) == 1 + 1 + 3  # the params, the pages, and rows of each
     del schedulers[1:]
-    assert len(pair.held) == 1 + 1
+    assert len(pair.held) == 1 + 1 + 1
+    del schedulers[:], pool
+    assert len(pair.held) == 1
     other = pair.know(random_params(1))
     pair.loaded = None
-    assert len(pair.held) == 1 + 1, "the engine holds what was loaded last"
+    assert len(pair.held) == 1, "the engine holds what was loaded last"
     assert_same([other], [each for each in pair.held if isinstance(each, dict)])
 
 
 def test_a_call_for_what_is_not_held_is_an_error(make_bench, random_params):
     followed = Pair(make_bench, random_params(0)).followed
     with pytest.raises(KeyError):
-        followed.obey(EngineCall(method="generate", state=1, params=2))
+        followed.obey(EngineCall(method="generate", state=(1, 2), params=3))
 
 
 def test_params_that_have_given_place_are_refused_before_followers_hear(
@@ -110,7 +119,7 @@ def test_params_that_have_given_place_are_refused_before_followers_hear(
 
 def test_every_verb_of_an_engine_that_dispatches_is_told():
     """A program that only the leader runs would wait for the others for ever."""
-    alone = {"load_params"}  # checks
+    alone = {"load_params", "init_decode_state"}  # checks; made of others
     verbs = {
         name
         for name, member in vars(Engine).items()

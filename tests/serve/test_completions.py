@@ -13,6 +13,7 @@ from scalerl_jax.model.weights import load_params
 from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.sampler.decoding import NEVER, EngineSettings
 from scalerl_jax.sampler.engine import Engine
+from scalerl_jax.sampler.pool import PagePool
 from scalerl_jax.sampler.requests import Request, Samples
 from scalerl_jax.sampler.sampling import Sampling, sample_keys
 from scalerl_jax.sampler.scheduler import Scheduler
@@ -68,7 +69,7 @@ def sample(server):
     )
 
     def sample(prompt, *, seed, count, **options):
-        scheduler = Scheduler(engine, detokenizer=tokenizer.shown)
+        scheduler = Scheduler(PagePool(engine), detokenizer=tokenizer.shown)
         keys = sample_keys(seed, "serve", prompt_id=0, epoch=0, num_samples=count)
         scheduler.submit(
             Request(

@@ -31,5 +31,6 @@ def get_config() -> ml_collections.ConfigDict:
     config.mesh.fsdp = 0
     config.generators.count = 0
     config.generators.versions = 0
+    config.eval.concurrent = "auto"  # beside the run if that is shorter
     config.sampler.slots = 0
     return config

@@ -42,7 +42,6 @@ def validate(config: Config) -> None:
             _loss,
             _caps,
         ),
-        _versions,
     ):
         check(config)
     for part in _parts(config):
@@ -296,15 +295,6 @@ def _caps(config: Config) -> None:
         raise ValueError(
             f"{objective.min_importance_ratio = } is an absolute floor, and would lift "
             f"ratios of 1; use 1 or less"
-        )
-
-
-def _versions(config: Config) -> None:
-    if config.generators.versions == 1 and config.eval.concurrent:
-        raise ValueError(
-            "generators.versions = 1 and eval.concurrent = True contradict "
-            "each other: an evaluation beside the run needs a version of its own; set "
-            "generators.versions = 2, or eval.concurrent = False"
         )
 
 

@@ -844,11 +844,17 @@ class EvalConfig:
     samples_per_prompt: Count = setting(16, "completions of each prompt", "ScaleRL")
     temperature: Positive = setting(1.0, "sampling temperature, as in training")
     logged_rollouts: CountOr0 = setting(4, "rollouts of each evaluation to log")
-    concurrent: bool = setting(
-        False,
+    concurrent: Literal["auto", "off", "on"] = setting(
+        "off",
         "train during an evaluation; generators then hold the evaluated version's "
-        "params beside the newest, and alternate between them",
+        "params beside the newest, and alternate between them; auto: on TPUs, if it "
+        "makes the run shorter by forecast",
     )
+
+    @property
+    def beside(self) -> bool:
+        """Return whether training continues during an evaluation."""
+        return self.concurrent == "on"
 
 
 @dataclasses.dataclass(frozen=True)

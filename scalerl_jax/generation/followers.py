@@ -59,7 +59,9 @@ class PublishedToAll(PublishedFrom):
             # Followers first delete the params that the leader has deleted.
             self._followers.ask("obey", self._engine.let_go(), in_order=True)()
             number = self._engine.new_number()
-            others = self._followers.ask("lay_out", number, in_order=self.in_place)
+            # In place only after the engine's calls with the params that go.
+            in_order = self.in_place and not apart
+            others = self._followers.ask("lay_out", number, in_order=in_order)
             try:
                 params = own(before)
                 others()
@@ -84,6 +86,7 @@ class Follower:
         """Repeat the leader's calls on `followed`, with params from `source`."""
         self._followed, self._source = followed, source
         self._fetched: LayOut | None = None
+        self._apart = False  # the fetched version replaces no other one
         self._newest: PyTree | None = None  # held only with `in_place`
 
     def obey(self, call: EngineCall) -> None:
@@ -98,12 +101,13 @@ class Follower:
         """
         self._fetched = None
         self._fetched = self._source.fetch(manifest, apart=apart)
+        self._apart = apart
 
     def lay_out(self, number: int) -> None:
         """Put the last fetched params on the devices, under this number."""
         assert self._fetched is not None, "the leader waits until all have fetched"
         lay_out, self._fetched = self._fetched, None
-        params = lay_out(self._newest)
-        if self._source.in_place:
+        params = lay_out(None if self._apart else self._newest)
+        if self._source.in_place and not self._apart:
             self._newest = params
         self._followed.know(params, number)

@@ -63,7 +63,7 @@ class Fetch(Protocol):
         """Return the params of the next publication."""
         ...
 
-    in_place: bool  # the devices have no room for two versions
+    in_place: bool  # a new version takes the place of the one in use
 
     def replacing(self, publication: Any, /) -> Callable[[], Published]:
         """Fetch a publication, and return a function that installs it.

@@ -2,10 +2,11 @@
 
 Open settings are mesh.data = 0, mesh.fsdp = 0, mesh.tensor = 0, generators.count = 0
 and with it generators.devices = 0, generators.versions = 0, sampler.slots = 0 with its
-cache, model.remat = "auto" and batch.rows_per_microbatch = 0.  The time of a step is
-forecast for every possible split whose programs fit, and the shortest step wins.  Ties
-go to more devices in use, then to fewer slots, since their tokens are less stale.  Runs
-and the preflight both use this module.
+cache, model.remat = "auto", eval.concurrent = "auto" and batch.rows_per_microbatch = 0.
+The time of a step, with
+its part of the evaluations, is forecast for every possible split whose programs fit,
+and the shortest one wins.  Ties go to more devices in use, then to fewer slots, since
+their tokens are less stale.  Runs and the preflight both use this module.
 """
 
 import dataclasses
@@ -29,7 +30,7 @@ _CHOSEN = (
     *("mesh.data", "mesh.fsdp", "mesh.tensor", "batch.rows_per_microbatch"),
     *("generators.count", "generators.devices", "generators.placement"),
     *("generators.processes", "generators.versions"),
-    *("sampler.slots", "sampler.cache_tokens", "model.remat"),
+    *("sampler.slots", "sampler.cache_tokens", "model.remat", "eval.concurrent"),
 )
 
 
@@ -135,7 +136,7 @@ def is_open(config: Config) -> bool:
     mesh = config.mesh
     return (
         0 in (mesh.data, mesh.tensor, config.generators.count, config.sampler.slots)
-        or config.model.remat == "auto"
+        or "auto" in (config.model.remat, config.eval.concurrent)
         or not config.generators.versions
     )
 
@@ -156,6 +157,7 @@ def opened(config: Config) -> Config:
     return dataclasses.replace(
         config,
         model=dataclasses.replace(config.model, remat="auto"),
+        eval=dataclasses.replace(config.eval, concurrent="auto"),
         mesh=dataclasses.replace(config.mesh, data=0, fsdp=0),
         batch=dataclasses.replace(config.batch, rows_per_microbatch=0),
         sampler=dataclasses.replace(config.sampler, slots=0, cache_tokens=0),
@@ -179,6 +181,11 @@ def choose(
 ) -> Choice:
     """Return the split with the shortest step among those that fit.
 
+    With eval.concurrent = "auto" it is that for evaluations in the loop, and they are
+    beside the run if that makes the run with this split shorter.  A split that would
+    need them beside the run leaves generators time to spare, of which closed forms see
+    the use, and not the times in which the learner waits.
+
     Args:
         config: a config with open settings.
         arch: the policy's architecture.
@@ -190,12 +197,22 @@ def choose(
         ValueError: no split fits.
     """
     lengths = lengths or assumed_lengths(config)
+    evaluations, auto = config.eval, config.eval.concurrent == "auto"
+    if auto:
+        evaluations = dataclasses.replace(evaluations, concurrent="off")
     best, tried = None, 0
-    for candidate in candidates(config, arch, chip, room, lengths):
-        found = forecast(candidate, arch, chip, lengths, devices=room.num_devices)
-        tried += 1
-        if best is None or _rank(candidate, found) < _rank(*best):
-            best = candidate, found
+
+    def consider(config: Config) -> None:
+        nonlocal best, tried
+        for candidate in candidates(config, arch, chip, room, lengths):
+            found = forecast(candidate, arch, chip, lengths, devices=room.num_devices)
+            tried += 1
+            if best is None or _rank(candidate, found) < _rank(*best):
+                best = candidate, found
+
+    consider(dataclasses.replace(config, eval=evaluations))
+    if auto and best is not None:
+        consider(_beside(config, split=best[0]))
     if best is None:
         raise ValueError(
             f"no split of {room.num_devices} {chip.name} devices into learner and "
@@ -207,6 +224,18 @@ def choose(
     return Choice(config=best[0], forecast=best[1], tried=tried)
 
 
+def _beside(config: Config, *, split: Config) -> Config:
+    """Return the config with evaluations beside the run, and the split of another."""
+    names = ("count", "devices", "placement")
+    taken: Any = {name: getattr(split.generators, name) for name in names}
+    return dataclasses.replace(
+        config,
+        mesh=split.mesh,
+        generators=dataclasses.replace(config.generators, **taken),
+        eval=dataclasses.replace(config.eval, concurrent="on"),
+    )
+
+
 def _rank(config: Config, found: StepForecast) -> tuple[float, ...]:
     """Return the sort key of a split; the best has the smallest key.
 
@@ -214,9 +243,10 @@ def _rank(config: Config, found: StepForecast) -> tuple[float, ...]:
     lengths vary, and a completion is the younger, the sooner it is sampled.
     """
     return (
-        found.step_seconds,
+        found.step_seconds + found.evaluation_seconds_per_step(config),
         -found.devices_at_work,
         found.shared,
+        config.eval.beside,
         found.generate_seconds,
         config.sampler.slots,
         config.generators.count,
@@ -326,10 +356,9 @@ def _with_versions(config: Config, room: Room) -> Iterator[Config]:
     """Yield the config with each number of versions that its replicas can hold.
 
     One version is only for replicas in their own processes, which keep the next version
-    in host memory.
+    in host memory.  An evaluation beside the run has one more.
     """
-    asked = config.generators.versions
-    one = isinstance(room, Slices) and not config.eval.concurrent
+    asked, one = config.generators.versions, isinstance(room, Slices)
     for versions in (asked,) if asked else (2, 1)[: 1 + one]:
         generators: Any = dataclasses.replace(config.generators, versions=versions)
         yield dataclasses.replace(config, generators=generators)

@@ -42,7 +42,8 @@ class StepForecast:
     # copy within their memory.
     publish_seconds: float
     step_seconds: float
-    evaluation_seconds: float  # of one, on all replicas without training rollouts
+    evaluation_seconds: float  # of one that the run waits for
+    beside_seconds: float  # of generation, which one beside the run takes
     devices: int  # all that are paid for
     chips: float
     learner_devices: int
@@ -79,15 +80,26 @@ class StepForecast:
         return self.step_seconds * self.chips / 3600
 
     def evaluation_hours(self, config: Config) -> float:
-        """Return the hours of all evaluations of a run."""
-        count = config.train.num_steps // config.eval.every + 1  # one before any step
-        return count * self.evaluation_seconds / 3600
+        """Return the hours by which its evaluations lengthen a run.
+
+        The learner waits while one is made in the loop: its batches come from the
+        replicas.  With eval.concurrent all but the last are beside the run, and take
+        the time that generation has to spare first.
+        """
+        every = config.eval.every
+        before = config.train.num_steps // every  # one of them before any step
+        added = self.evaluation_seconds
+        if config.eval.beside:
+            spare = every * (self.step_seconds - self.generate_seconds)
+            added = max(0.0, self.beside_seconds - spare * (not self.shared))
+        return (before * added + self.evaluation_seconds) / 3600
+
+    def evaluation_seconds_per_step(self, config: Config) -> float:
+        """Return the seconds by which evaluations lengthen a step on average."""
+        return 3600 * self.evaluation_hours(config) / config.train.num_steps
 
     def chip_hours(self, config: Config) -> float:
-        """Return the chip-hours of train.num_steps steps and their evaluations.
-
-        The learner waits while an evaluation runs: its batches come from the replicas.
-        """
+        """Return the chip-hours of train.num_steps steps and their evaluations."""
         steps = config.train.num_steps * self.chip_hours_per_step
         return steps + self.evaluation_hours(config) * self.chips
 
@@ -133,10 +145,21 @@ def forecast(
     shared = generators.placement == "shared"
     learner = mesh.data * mesh.fsdp * mesh.context * mesh.tensor
     replicas, each = generators.count, generators.devices
-    decoding = _Decoding.of(config, arch, chip, lengths, reached=reached)
     batch = config.batch
     rollouts = batch.num_prompts * batch.group_size
     in_turn = shared or takes_turns(config)
+
+    def decode(sequences: int, cache: float = 1.0) -> _Decoding:
+        return _Decoding.of(
+            *(config, arch, chip, lengths),
+            sequences=sequences,
+            cache=cache,
+            reached=reached,
+        )
+
+    decoding = decode(_under_way(config))
+    evaluated = config.eval.num_prompts * config.eval.samples_per_prompt
+    whole, half = decode(evaluated), decode(evaluated, 0.5)
     generate = decoding.seconds(rollouts, prompts=batch.num_prompts, tail=in_turn)
     # Replicas that share their devices take turns.
     turns = max(1.0, replicas * each / learner) if shared else 1.0
@@ -157,7 +180,8 @@ def forecast(
         dcn_seconds=dcn / batch.epochs,
         publish_seconds=publish,
         step_seconds=step / batch.epochs,
-        evaluation_seconds=turns * decoding.evaluation_seconds(config),
+        evaluation_seconds=turns * whole.evaluation_seconds(config),
+        beside_seconds=turns * _beside_seconds(config, whole, half),
         devices=devices,
         chips=devices / chip.devices_per_chip,
         learner_devices=learner,
@@ -175,6 +199,25 @@ def _between_slices_seconds(config: Config, arch: Architecture, chip: Chip) -> f
     return between_slices_seconds(
         trained, chip, slices=mesh.slices, shards=mesh.fsdp * mesh.tensor
     )
+
+
+def _beside_seconds(config: Config, whole: "_Decoding", half: "_Decoding") -> float:
+    """Return the seconds of generation that an evaluation beside the run takes.
+
+    Its calls alternate with those of training, each of which has half of the cache:
+    twice `half`, less the time in which training alone would sample as many tokens.
+    """
+    seconds = 2 * half.evaluation_seconds(config, tail=False)
+    return seconds - whole.evaluation_seconds(config, tail=False)
+
+
+def _under_way(config: Config) -> int:
+    """Return the most rollouts in flight: staleness and the queue bound them."""
+    batch = config.batch
+    prompts = max(config.queue.max_staleness, 1) * batch.num_prompts
+    if takes_turns(config):
+        prompts = batch.num_prompts * config.steps_per_window
+    return prompts * batch.group_size
 
 
 def takes_turns(config: Config) -> bool:
@@ -206,17 +249,14 @@ class _Decoding:
         chip: Chip,
         lengths: Lengths,
         *,
+        sequences: int,
+        cache: float,
         reached: Reached,
     ) -> "_Decoding":
-        """Predict the decoding rates of a config's replicas."""
-        generators, model = config.generators, config.model
-        sampler, batch = config.sampler, config.batch
-        # Staleness bounds the groups in flight; the queue holds a batch of them.
-        under_way = max(config.queue.max_staleness, 1) * batch.num_prompts
-        if takes_turns(config):
-            under_way = batch.num_prompts * config.steps_per_window
-        most = math.ceil(under_way * batch.group_size / generators.count)
-        held = slots_that_fit(cache_tokens(config), lengths)
+        """Predict rates for so many sequences, with a share of each replica's cache."""
+        generators, model, sampler = config.generators, config.model, config.sampler
+        most = math.ceil(sequences / generators.count)
+        held = slots_that_fit(int(cache * cache_tokens(config)), lengths)
         slots = max(1, min(sampler.slots, most, held))
         common: Any = dict(
             chips=generators.devices,
@@ -254,11 +294,11 @@ class _Decoding:
         decode = rollouts * self.mean / self.tokens_per_second
         return prefill + (max(decode, self.longest) if tail else decode)
 
-    def evaluation_seconds(self, config: Config) -> float:
-        """Return the seconds of an evaluation without other rollouts in flight."""
+    def evaluation_seconds(self, config: Config, *, tail: bool = True) -> float:
+        """Return the seconds of an evaluation, if nothing else is sampled meanwhile."""
         asked = config.eval
         rollouts = asked.num_prompts * asked.samples_per_prompt
-        return self.seconds(rollouts, prompts=asked.num_prompts, tail=True)
+        return self.seconds(rollouts, prompts=asked.num_prompts, tail=tail)
 
 
 def _train_seconds(

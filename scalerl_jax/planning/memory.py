@@ -170,19 +170,19 @@ def sampler_versions(config: Config) -> int:
     They are the current one; the next one, unless generators.versions = 1; and the
     evaluated one, with eval.concurrent.
     """
-    return (config.generators.versions or 2) + config.eval.concurrent
+    return (config.generators.versions or 2) + config.eval.beside
 
 
 def sampler_bytes(config: Config, arch: Architecture) -> float:
     """Return a replica's bytes on a device.
 
-    They are the versions of the params and two caches, one of them for evaluations;
+    They are the versions of the params, and the cache, which evaluations share;
     programs and their temporaries add a few percent.
     """
     chips = config.generators.devices
     params = _held_params(arch, chips) * weight_bytes(config, arch)
     cache = cache_bytes(config, arch) / _cut(arch, chips)
-    return 1.04 * (sampler_versions(config) * params + 2 * cache) + 0.6 * _GIB
+    return 1.04 * (sampler_versions(config) * params + cache) + 0.6 * _GIB
 
 
 def kv_bytes(config: Config, arch: Architecture) -> int:
@@ -248,7 +248,7 @@ def largest_cache(
     """
     params = _held_params(arch, chips) * weight_bytes(config, arch)
     left = (usable - 0.6 * _GIB) / 1.04 - sampler_versions(config) * params
-    most = left / 2 / (kv_bytes(config, arch) / _cut(arch, chips))
+    most = left / (kv_bytes(config, arch) / _cut(arch, chips))
     page = config.sampler.page_size
     tokens = max(0, int(most) // page * page)
     settings = _cache_settings(config, arch, tokens=max(tokens, page))

@@ -213,11 +213,7 @@ def _sampler_parts(parts: Parts) -> dict[str, int]:
         versions.append("params of the next version")
     if sampler_versions(parts.config) > len(versions):
         versions.append("params of an evaluation")
-    return {
-        **dict.fromkeys(versions, params),
-        "KV cache": cache,
-        "KV cache of an evaluation": cache,
-    }
+    return {**dict.fromkeys(versions, params), "KV cache": cache}
 
 
 def _beside_learner(parts: Parts) -> dict[str, int]:

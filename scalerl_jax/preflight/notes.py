@@ -23,7 +23,6 @@ ADVICE = {
     "sampler's params": "generators.devices, or model.sampler_dtype = 'bfloat16'",
     "params of the next version": "generators.versions = 1, or generators.devices",
     "KV cache": "sampler.cache_tokens, or generators.devices",
-    "KV cache of an evaluation": "sampler.cache_tokens, or generators.devices",
     "temporaries": "sampler.slots or sampler.prefill_tokens",
     "code of all programs": "sampler.slots: fewer sizes to compile for",
     "copy to publish": "generators.devices: more shards of the copy",
@@ -68,7 +67,7 @@ def notes(result: CheckedConfig) -> list[str]:
             "through it, once a step; the compiler's own transfers there have no time"
         )
     said.append(
-        "an evaluation has its own KV cache beside the training one; the sampler holds "
+        "training and evaluations share the KV cache; the sampler holds "
         "generators.versions copies of the params, and one more with "
         "eval.concurrent; all are counted"
     )

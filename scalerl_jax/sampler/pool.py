@@ -12,10 +12,12 @@ Every user, a scheduler with something to sample, has an equal share of the page
 - Beyond its share a user places no sample while another one, still within its own, has
   a sample that waits.  So samples are not placed only to be suspended.
 - A user's only sequence gets pages from all others, if they have to be.  So every step
-  samples some tokens, whatever the others hold: nothing waits for ever, not even if
-  only one of the users makes steps.
+  samples some tokens, whatever the others hold: nothing waits for ever.
+- A user without a step since this one's last step stands still, such as training during
+  an evaluation for which it waits.  It has no share, until it goes on.
 """
 
+import dataclasses
 import weakref
 from typing import Any, Protocol, runtime_checkable
 
@@ -49,6 +51,15 @@ class PoolUser(Protocol):
         ...
 
 
+@dataclasses.dataclass(eq=False)
+class _Seat:
+    """A user, and the times of its last two steps, in steps of all users."""
+
+    user: weakref.ref[PoolUser]  # weak: an unused pool's pages are free at once
+    last: int = -1
+    before: int = -1
+
+
 class PagePool:
     """The pages of an engine, on the devices and in the books."""
 
@@ -59,8 +70,8 @@ class PagePool:
         self.pages: tuple[Any, ...] = engine.init_pages()
         self._rings = PageLedger(settings.pages_in_rings)
         self._whole = PageLedger(settings.num_pages, first=settings.pages_in_rings)
-        # Weak: the pages of a pool that is no longer used are free at once.
-        self._users: list[weakref.ref[PoolUser]] = []
+        self._seats: list[_Seat] = []
+        self._steps = 0  # of all users
 
     def new_pages(self) -> SequencePages:
         """Return empty records of a new user's sequences."""
@@ -69,12 +80,21 @@ class PagePool:
 
     def join(self, user: PoolUser) -> None:
         """Share the pages with another user from now on."""
-        self._users.append(weakref.ref(user))
+        self._seats.append(_Seat(weakref.ref(user)))
 
     def leave(self, user: PoolUser) -> None:
         """Forget a user, which holds no pages any more."""
         assert user.pages.held == Need(), "its pages would be lost"
-        self._users = [each for each in self._users if each() is not user]
+        self._seats = [each for each in self._seats if each.user() is not user]
+
+    def begin_step(self, user: PoolUser) -> None:
+        """Note that a user makes a step now."""
+        seat = self._seat(user)
+        seat.before, seat.last = seat.last, self._steps
+        self._steps += 1
+
+    def _seat(self, user: PoolUser) -> _Seat:
+        return next(each for each in self._seats if each.user() is user)
 
     def state(self, rows: Any) -> DecodeState:
         """Return these rows with the pages, for one call, which donates them."""
@@ -93,25 +113,31 @@ class PagePool:
         """
         if not new and self._fit(need):
             return True
-        users = [each() for each in self._users]
-        others = [each for each in users if each and each is not user and each.busy]
-        share = self._share(1 + len(others))
+        moving, still = self._others(user)
+        share = self._share(1 + len(moving))
         within = (user.pages.held + need).within(share)
         free = need  # pages that must be free
         if new and not alone:
-            if not within and any(_waits(each, share) for each in others):
+            if not within and any(_waits(each, share) for each in moving):
                 return False
-            free = sum((each.reserved() for each in others), need)
+            free = sum((each.reserved() for each in moving), need)
         while not self._fit(free):
-            giving = [each for each in others if not each.pages.held.within(share)]
-            if alone:
-                giving = giving or others
-            elif not within:
-                return False
-            giving.sort(key=lambda each: -each.pages.in_use)
+            beyond = [each for each in moving if not each.pages.held.within(share)]
+            beyond.sort(key=lambda each: -each.pages.in_use)
+            giving = [*still, *(beyond if within else ()), *(moving if alone else ())]
             if not any(each.give_way() for each in giving):
                 return False
         return True
+
+    def _others(self, user: PoolUser) -> tuple[list[PoolUser], list[PoolUser]]:
+        """Return the others with something to sample: those that move, and not."""
+        moving, still = [], []
+        since = self._seat(user).before
+        for seat in self._seats:
+            other = seat.user()
+            if other is not None and other is not user and other.busy:
+                (still if seat.last < since else moving).append(other)
+        return moving, still
 
     def _fit(self, need: Need) -> bool:
         return need.within(Need(self._rings.free, self._whole.free))

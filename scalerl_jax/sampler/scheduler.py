@@ -237,6 +237,7 @@ class Scheduler:
         """Fill free slots, dispatch one `generate` call, return what has finished."""
         params, version = self._params, self._version
         assert version is not None, "load params first"
+        self._pool.begin_step(self)
         if self._updated and self._kv_on_update == "recompute":
             self._recompute(params)
         self._updated = False

@@ -77,6 +77,7 @@ class SimulatedReplica:
         self.up = True
         self.token = 0  # number of the current plan; events of older plans are void
         self.busy_s = self.slot_s = self.eval_s = self.down_s = 0.0
+        self.pauses_left, self.pause_at_s = 0, 0.0  # of an evaluation, and the next
         self.generated = self.suspended = 0
 
     def clear(self, time_s: float) -> None:

@@ -9,7 +9,7 @@ The file is above 400 lines because learner and replicas share one event loop.
 
 import heapq
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -67,7 +67,8 @@ class Simulation:
         self._again: list[int] = []  # tickets of lost replicas, to dispatch again
         self.judging = 0  # sampled groups that wait for their verdicts
         self.record = SimulationNotes(scenario)
-        self._eval_s = evaluation_seconds(scenario, self.machine, lengths)
+        self._pauses = evaluation_pauses(scenario, self.machine, lengths)
+        self._pause = Pauses(0.0)  # of the evaluation in progress
         self._evaluating: set[int] = set()
         self._evaluated: Callable[[], None] = lambda: None
         self.learner = SimulatedLearner(self, scenario, rates)
@@ -167,10 +168,12 @@ class Simulation:
                 self._sampled(replica, group)
             else:
                 self.at(self._taken_s(), self._sampled, replica, group)
-        if replica.number in self._evaluating and not replica.paused:
+        due = replica.number in self._evaluating and self.now_s >= replica.pause_at_s
+        if due and not replica.paused:
             replica.paused = True
             replica.token += 1
-            self.at(self.now_s + self._eval_s, self._resume, replica, replica.token)
+            end_s = self.now_s + self._pause.seconds
+            self.at(end_s, self._resume, replica, replica.token)
             return
         self._fill(replica)
         self._go_on(replica)
@@ -255,26 +258,30 @@ class Simulation:
 
     # Evaluations.
 
-    def evaluate(self, then: Callable[[], None]) -> None:
+    def evaluate(self, then: Callable[[], None], *, beside: bool) -> None:
         """Give every replica its share of an evaluation at its next boundary.
 
-        It starts after an evaluation in progress.  A replica runs its share in one
-        piece.  In a real run a concurrent evaluation interleaves its calls with
-        others, which takes the same time in total.
+        It starts after an evaluation in progress.  In the loop a replica runs its share
+        in one piece.  Beside training its calls alternate with training's in a real
+        run: here training pauses every minute, for as long as that costs it.
         """
         if self._evaluating:
             before = self._evaluated
 
             def after() -> None:
                 before()
-                self.evaluate(then)
+                self.evaluate(then, beside=beside)
 
             self._evaluated = after
             return
         self._evaluating = {replica.number for replica in self.replicas}
-        self._evaluated = then
+        self._evaluated, self._pause = then, self._pauses[beside]
         for replica in self.replicas:
+            self._begin_evaluation(replica)
             self._wake(replica)
+
+    def _begin_evaluation(self, replica: SimulatedReplica) -> None:
+        replica.pauses_left, replica.pause_at_s = self._pause.count, self.now_s
 
     def _resume(self, replica: SimulatedReplica, token: int) -> None:
         if token != replica.token:
@@ -282,7 +289,12 @@ class Simulation:
         replica.paused = False
         replica.eval_s += self.now_s - replica.time_s
         replica.time_s = self.now_s
-        self._evaluating.discard(replica.number)
+        replica.pauses_left -= 1
+        if replica.pauses_left > 0:
+            replica.pause_at_s = self.now_s + self._pause.between_s
+            self.at(replica.pause_at_s, self._wake, replica)
+        else:
+            self._evaluating.discard(replica.number)
         self._fill(replica)
         self._go_on(replica)
         if not self._evaluating:
@@ -345,7 +357,8 @@ class Simulation:
         replica.receive(self.version, self.now_s)
         self._schedule_loss(replica)
         self._changed = True
-        self._wake(replica)  # it may have a share of an evaluation
+        self._begin_evaluation(replica)  # it may have a share of one, from its start
+        self._wake(replica)
 
 
 class SimulatedLearner:
@@ -441,11 +454,11 @@ class SimulatedLearner:
     def _evaluate(self, then: Callable[[], None], *, beside: bool) -> None:
         """Start an evaluation, and wait for it unless it runs beside training."""
         if beside:
-            self._simulation.evaluate(lambda: None)
+            self._simulation.evaluate(lambda: None, beside=True)
             then()
         else:
             self._enter("eval")
-            self._simulation.evaluate(then)
+            self._simulation.evaluate(then, beside=False)
 
     def _evaluated(self) -> None:
         scenario = self._scenario
@@ -509,12 +522,45 @@ class SimulatedLearner:
         return spent
 
 
-def evaluation_seconds(
+class Pauses(NamedTuple):
+    """Times in which a replica samples for an evaluation, and not for training."""
+
+    seconds: float  # of each
+    count: int = 1
+    between_s: float = 0.0
+
+
+def evaluation_pauses(
     scenario: Scenario, machine: Machine, lengths: SimulatedLengths
-) -> float:
-    """Return the seconds in which a replica samples its share of an evaluation."""
+) -> dict[bool, Pauses]:
+    """Return a replica's pauses for its share of an evaluation.
+
+    They are those of one beside training (True), and of one in the loop (False), which
+    gets the whole cache.  Beside training its calls alternate with training's, each
+    with half of the cache, and it takes twice as long as alone with this half.  Of this
+    time training loses all but that in which it would sample as much alone.
+    """
     if not (scenario.eval_every and scenario.eval_completions):
-        return 0.0
+        return {True: Pauses(0.0), False: Pauses(0.0)}
+    cache = machine.cache_tokens or machine.slots * (
+        machine.prompt_tokens + lengths.limit
+    )
+    whole_s, alone_s = _evaluated(scenario, machine, lengths)
+    half = machine._replace(cache_tokens=cache // 2)
+    _, half_s = _evaluated(scenario, half, lengths)
+    count = max(1, round(2 * half_s / 60))
+    beside = Pauses((2 * half_s - alone_s) / count, count, alone_s / count)
+    return {True: beside, False: Pauses(whole_s)}
+
+
+def _evaluated(
+    scenario: Scenario, machine: Machine, lengths: SimulatedLengths
+) -> tuple[float, float]:
+    """Return a replica's seconds for its share of an evaluation.
+
+    They are those until its last completion ends, and those at the rate of the time in
+    which samples wait for slots.
+    """
     replica = SimulatedReplica(machine)
     replica.receive(0, 0.0)
     share = -(-scenario.eval_completions // scenario.replicas)
@@ -522,7 +568,12 @@ def evaluation_seconds(
     for number in range(share):
         replica.give(SimulatedGroup(number, drawn.tokens(number)), 0)
     replica.place()
+    full_s, sampled = 0.0, 0  # while samples wait
     while replica.plan() < float("inf"):
         replica.advance()
         replica.place()
-    return replica.time_s
+        if replica.waiting_samples:
+            full_s = replica.time_s
+            sampled = replica.generated + replica.unfinished_tokens()
+    whole_s = full_s * replica.generated / sampled if sampled else replica.time_s
+    return replica.time_s, whole_s

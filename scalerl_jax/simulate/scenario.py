@@ -101,7 +101,7 @@ def scenario_of(config: Config, **others: Any) -> Scenario:
         prompt_tokens=sampler.max_prompt_tokens // 10,
         eval_every=config.eval.every,
         eval_completions=config.eval.num_prompts * config.eval.samples_per_prompt,
-        eval_beside=config.eval.concurrent,
+        eval_beside=config.eval.beside,
         checkpoint_every=config.checkpoint.every,
         replica_chips=max(1, config.generators.devices),
         seed=config.seed,

@@ -296,7 +296,7 @@ class PublishedFrom:
             channel: the channel of the senders.
             abstract: shapes, dtypes and shardings of the params.
             reaching: makes objects with handles available to the channel.
-            in_place: the devices hold only one version, that of `replacing`.
+            in_place: a version of `replacing` takes the place of the one before.
         """
         self._reaching = reaching
         self.in_place = in_place
@@ -348,7 +348,7 @@ class PublishedFrom:
     def pinned(self, manifest: Manifest) -> Published:
         """Return the params of a version, perhaps an older one, and hold them.
 
-        They are held until `release`.
+        They are held until `release`, with `in_place` in arrays of their own.
 
         Raises:
             NotReceivedError: they did not arrive whole.
@@ -356,7 +356,7 @@ class PublishedFrom:
         bits, held = _bits(manifest), self._newest
         if self._pinned is None or self._pinned[0] != bits:
             self._pinned = None  # at most one is held
-            if held is not None and held[0] == bits:
+            if held is not None and held[0] == bits and not self.in_place:
                 self._pinned = held
             else:
                 params = self.fetch(manifest, apart=True)(None)

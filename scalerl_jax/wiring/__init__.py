@@ -164,7 +164,7 @@ class RunBooks:
             stream=self.stream,
             assemble=self.assemble,
             mismatch=mismatch,
-            evaluations=BesideRun(generators) if config.eval.concurrent else in_loop,
+            evaluations=BesideRun(generators) if config.eval.beside else in_loop,
             trace=make_trace(config, learner, tokenizer),
             flops=make_flops(config, self.arch),
             learning_rates=make_learning_rates(config),

@@ -27,7 +27,7 @@ def fit_devices(
     """Return the config with all automatic settings replaced by values.
 
     They are mesh.data and mesh.fsdp, batch.rows_per_microbatch, the numbers, placement
-    and versions of generators, slots, and model.remat.
+    and versions of generators, slots, model.remat, and eval.concurrent.
 
     Args:
         config: as the user wrote it.
@@ -86,7 +86,12 @@ def _without_chooser(config: Config, kind: str) -> Config:
         model = dataclasses.replace(model, remat="full")
     if not generators.versions:
         generators = dataclasses.replace(generators, versions=2)
-    return dataclasses.replace(config, model=model, mesh=mesh, generators=generators)
+    evaluations = config.eval
+    if evaluations.concurrent == "auto":
+        evaluations = dataclasses.replace(evaluations, concurrent="off")
+    return dataclasses.replace(
+        config, model=model, mesh=mesh, generators=generators, eval=evaluations
+    )
 
 
 def why_not_one_process(config: Config) -> str:

@@ -117,7 +117,7 @@ def killed(tmp_path_factory):
     """
     directory = tmp_path_factory.mktemp("killed")
     own = vanishing(tmp_path_factory.mktemp("own"))
-    beside = {"eval.concurrent": True, "generators.channel": "objects"}
+    beside = {"eval.concurrent": "on", "generators.channel": "objects"}
     beside |= {"generators.processes": 2, "train.num_steps": STEPS}
     beside |= {"checkpoint.every": 100, "generators.kept_gib": KEPT_GIB}
     process = start_on_ray(directory, SEVERAL | beside | own)

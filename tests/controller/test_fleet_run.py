@@ -71,7 +71,7 @@ def test_evaluations_beside_the_run_change_nothing_but_when_they_are_there(
     tmp_path, changes
 ):
     beside, apart, cut = (tmp_path / name for name in ("beside", "apart", "cut"))
-    concurrent = changes | {"eval.concurrent": True}
+    concurrent = changes | {"eval.concurrent": "on"}
     main.run(small_run.make_config(concurrent), str(beside))
     main.run(small_run.make_config(changes), str(apart))
     main.run(small_run.make_config(concurrent | {"train.num_steps": 3}), str(cut))

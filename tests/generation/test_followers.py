@@ -130,16 +130,20 @@ def test_a_version_that_one_cannot_get_changes_nothing(loser, in_place):
         assert_is_version(params, 2)
 
 
-def test_a_pinned_version_is_held_by_both_until_it_is_released():
-    world = World()
-    old, new = world.publish(0, pinned=True), None
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("after", [0, 2], ids=["while it is used", "later"])
+def test_a_pinned_version_is_held_by_both_until_it_is_released(in_place, after):
+    world = World(in_place=in_place)
+    old = world.publish(0, pinned=True)
     used = world.source.replacing(old)()
+    pinned = world.source.pinned(old) if not after else None
     for version in (1, 2):
-        new = world.publish(version)
-        used = world.source.replacing(new)()
-    pinned = world.source.pinned(old)
+        used = world.source.replacing(world.publish(version))()
+    pinned = pinned or world.source.pinned(old)
     assert_is_version(pinned.params, 0)
-    assert len(world.there()) == 2
+    first, last = world.there()  # in the order in which they came
+    for version, params in zip((2, 0) if after else (0, 2), (first, last), strict=True):
+        assert_is_version(params, version)
     del pinned
     world.source.release()
     (there,) = world.there()

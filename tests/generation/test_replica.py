@@ -327,7 +327,11 @@ def done(world, number, publication, *, kind="evaluate", beside=True):
     raise AssertionError("the job did not end")
 
 
-def test_a_pinned_version_is_evaluated_while_newer_ones_come_and_go(world, monkeypatch):
+@pytest.mark.parametrize("of", ["world", "small_world"])
+def test_a_pinned_version_is_evaluated_while_newer_ones_come_and_go(
+    of, request, monkeypatch
+):
+    world = request.getfixturevalue(of)
     monkeypatch.setattr(MemoryChannel, "fetch", _impatient(MemoryChannel.fetch))
     world.give(world.publish(0))
     world.generators.step()

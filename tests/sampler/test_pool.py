@@ -274,26 +274,28 @@ def test_a_closed_scheduler_gives_its_pages_back():
     assert pool._whole.in_use == 0
 
 
-def test_an_evaluation_gets_its_half_at_once_and_training_takes_it_back():
+def test_an_evaluation_beside_training_gets_half_and_one_that_is_waited_for_all():
     pool = PagePool(WrittenEngine(slots=4, pages=4 * WHOLE))
     training, evaluation = User(pool, 0), User(pool, 1)
     training.ask(2, [MOST] * 4)
-    for _ in range(8):  # 16 of 18 tokens: 9 pages each, of 12
+    for _ in range(6):
         training.step()
-    assert training.scheduler.stats.pages_in_use == 4 * 9
+    assert training.scheduler.stats.pages_in_use == 4 * 7
     evaluation.ask(PROMPT, [MOST] * 4)
-    for _ in range(9):
-        evaluation.step()
     half = 4 * WHOLE // 2
-    assert evaluation.scheduler.stats.pages_in_use <= half
-    assert training.scheduler.stats.pages_in_use <= half
-    assert training.scheduler.stats.suspended == 2
+    for _ in range(2):
+        training.step()
+        evaluation.step()
+    assert len(evaluation.scheduler._running) == 4, "its samples are placed at once"
+    assert 0 < training.scheduler.stats.suspended < 4
+    for _ in range(5):  # until they have 16 of 24 tokens
+        evaluation.step()
+    assert evaluation.scheduler.stats.pages_in_use > half
     while evaluation.to_come:
         evaluation.step()
-    assert evaluation.scheduler.stats.suspended == 2  # of four, of which two fit
+    assert evaluation.scheduler.stats.suspended == 0
     while training.to_come:
         training.step()
-    assert training.scheduler.stats.suspended == 2
 
 
 def test_samples_are_not_placed_only_to_be_suspended():

@@ -6,9 +6,9 @@
 
 Qwen3-0.6B is a directory with https://huggingface.co/Qwen/Qwen3-0.6B, Apache-2.0.
 In closed form (`planning/memory.py`) the learner takes 12.0 GiB, its params, moments
-and gradients in float32, and the sampler 23.6, nearly all of it for two caches of 64
-slots.  With --config.sampler.slots=16 both take 19 GiB.  cuDNN reserves another GiB in
-the backward pass.
+and gradients in float32, and the sampler 13.8, most of it for a cache of 64 slots.
+With --config.sampler.slots=16 both take 17.7 GiB.  cuDNN reserves another GiB in the
+backward pass.
 """
 
 import ml_collections

@@ -171,8 +171,10 @@ def forecast(
         # All epochs of a batch share its generation and publication.
         step = generate + train + publish
     else:
-        # The longest rollout must end before max_staleness steps have passed.
-        longest = decoding.longest / max(config.queue.max_staleness, 1)
+        # The longest rollout must end before max_staleness steps have passed, less
+        # those for which its group may wait.
+        queue = config.queue
+        longest = decoding.longest / max(queue.max_staleness - queue.max_waiting, 1)
         step = max(generate, train, publish, longest)
     return StepForecast(
         generate_seconds=generate / batch.epochs,

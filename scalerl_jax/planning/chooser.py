@@ -7,6 +7,8 @@ The time of a step, with
 its part of the evaluations, is forecast for every possible split whose programs fit,
 and the shortest one wins.  Ties go to more devices in use, then to fewer slots, since
 their tokens are less stale.  Runs and the preflight both use this module.
+
+The file is above 400 lines: what is left open is listed and filled in side by side.
 """
 
 import dataclasses

@@ -6,6 +6,7 @@ the other one is idle for the difference.
 """
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -148,18 +149,12 @@ def forecast(
     batch = config.batch
     rollouts = batch.num_prompts * batch.group_size
     in_turn = shared or takes_turns(config)
-
-    def decode(sequences: int, cache: float = 1.0) -> _Decoding:
-        return _Decoding.of(
-            *(config, arch, chip, lengths),
-            sequences=sequences,
-            cache=cache,
-            reached=reached,
-        )
-
-    decoding = decode(_under_way(config))
+    decode = functools.partial(
+        _Decoding.of, config, arch, chip, lengths, reached=reached
+    )
+    decoding = decode(sequences=_under_way(config))
     evaluated = config.eval.num_prompts * config.eval.samples_per_prompt
-    whole, half = decode(evaluated), decode(evaluated, 0.5)
+    whole, half = (decode(sequences=evaluated, cache=part) for part in (1.0, 0.5))
     generate = decoding.seconds(rollouts, prompts=batch.num_prompts, tail=in_turn)
     # Replicas that share their devices take turns.
     turns = max(1.0, replicas * each / learner) if shared else 1.0
@@ -171,11 +166,7 @@ def forecast(
         # All epochs of a batch share its generation and publication.
         step = generate + train + publish
     else:
-        # The longest rollout must end before max_staleness steps have passed, less
-        # those for which its group may wait.
-        queue = config.queue
-        longest = decoding.longest / max(queue.max_staleness - queue.max_waiting, 1)
-        step = max(generate, train, publish, longest)
+        step = max(generate, train, publish, _longest_seconds(config, decoding))
     return StepForecast(
         generate_seconds=generate / batch.epochs,
         train_seconds=train / batch.epochs,
@@ -201,6 +192,16 @@ def _between_slices_seconds(config: Config, arch: Architecture, chip: Chip) -> f
     return between_slices_seconds(
         trained, chip, slices=mesh.slices, shards=mesh.fsdp * mesh.tensor
     )
+
+
+def _longest_seconds(config: Config, decoding: "_Decoding") -> float:
+    """Return the least seconds of a step with which the longest rollout is in time.
+
+    It must end before max_staleness steps have passed, less those for which its group
+    may wait.
+    """
+    queue = config.queue
+    return decoding.longest / max(queue.max_staleness - queue.max_waiting, 1)
 
 
 def _beside_seconds(config: Config, whole: "_Decoding", half: "_Decoding") -> float:
@@ -252,7 +253,7 @@ class _Decoding:
         lengths: Lengths,
         *,
         sequences: int,
-        cache: float,
+        cache: float = 1.0,
         reached: Reached,
     ) -> "_Decoding":
         """Predict rates for so many sequences, with a share of each replica's cache."""

@@ -281,7 +281,7 @@ class Simulation:
             self._wake(replica)
 
     def _begin_evaluation(self, replica: SimulatedReplica) -> None:
-        replica.pauses_left, replica.pause_at_s = self._pause.count, self.now_s
+        replica.pauses_left, replica.pause_at_s = self._pause.times, self.now_s
 
     def _resume(self, replica: SimulatedReplica, token: int) -> None:
         if token != replica.token:
@@ -526,7 +526,7 @@ class Pauses(NamedTuple):
     """Times in which a replica samples for an evaluation, and not for training."""
 
     seconds: float  # of each
-    count: int = 1
+    times: int = 1
     between_s: float = 0.0
 
 

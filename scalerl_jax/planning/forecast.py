@@ -197,11 +197,10 @@ def _between_slices_seconds(config: Config, arch: Architecture, chip: Chip) -> f
 def _longest_seconds(config: Config, decoding: "_Decoding") -> float:
     """Return the least seconds of a step with which the longest rollout is in time.
 
-    It must end before max_staleness steps have passed, less those for which its group
-    may wait.
+    It must end before max_staleness steps have passed, less one for which its group may
+    wait.
     """
-    queue = config.queue
-    return decoding.longest / max(queue.max_staleness - queue.max_waiting, 1)
+    return decoding.longest / max(config.queue.max_staleness - 1, 1)
 
 
 def _beside_seconds(config: Config, whole: "_Decoding", half: "_Decoding") -> float:

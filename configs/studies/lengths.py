@@ -3,7 +3,7 @@
 scalerl study run lengths && scalerl study report lengths
 
 Thinking is interrupted between half and five eighths of the budget, as in the base, and
-evaluations have the budget of their run.  Not yet run: 12 runs.
+evaluations have the budget of their run.
 """
 
 from scalerl_jax.study.design import Study

@@ -96,7 +96,7 @@ class KeptBatch:
 
 
 class Kept(Protocol):
-    """What a learner over processes asks of the batches that it may train on again."""
+    """The held batches that a learner over processes may train on again."""
 
     def add(self, batch: PackedBatch, made_of: Any, *, version: int) -> None:
         """Keep the batch of the step from a version, made or skipped."""

@@ -3,10 +3,10 @@
 Open settings are mesh.data = 0, mesh.fsdp = 0, mesh.tensor = 0, generators.count = 0
 and with it generators.devices = 0, generators.versions = 0, sampler.slots = 0 with its
 cache, model.remat = "auto", eval.concurrent = "auto" and batch.rows_per_microbatch = 0.
-The time of a step, with
-its part of the evaluations, is forecast for every possible split whose programs fit,
-and the shortest one wins.  Ties go to more devices in use, then to fewer slots, since
-their tokens are less stale.  Runs and the preflight both use this module.
+The time of a step, with its part of the evaluations, is forecast for every possible
+split whose programs fit, and the shortest one wins.  Ties go to more devices in use,
+then to generators with more time to spare, then to fewer slots, since their tokens are
+less stale.  Runs and the preflight both use this module.
 
 The file is above 400 lines: what is left open is listed and filled in side by side.
 """

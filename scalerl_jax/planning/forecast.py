@@ -255,7 +255,7 @@ class _Decoding:
         cache: float = 1.0,
         reached: Reached,
     ) -> "_Decoding":
-        """Predict rates for so many sequences, with a share of each replica's cache."""
+        """Predict rates for these sequences, with a share of each replica's cache."""
         generators, model, sampler = config.generators, config.model, config.sampler
         most = math.ceil(sequences / generators.count)
         held = slots_that_fit(int(cache * cache_tokens(config)), lengths)

@@ -245,7 +245,7 @@ class RowOrder:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rows:
-    """What is learned, and in which steps."""
+    """The learned rows, and the steps that use them."""
 
     config: Config
     sequences: Sequence[TrainSequence]

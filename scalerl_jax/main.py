@@ -78,6 +78,7 @@ def _opened(config: config_lib.Config, workdir: str) -> RunDirectory:
         workdir,
         settings=config_lib.to_json(config),
         free_settings=free_settings(config),
+        defaults=config_lib.to_json(config_lib.Config()),
     )
 
 

@@ -145,10 +145,13 @@ def warm_start(config: Config, workdir: str, cluster: "Cluster | None" = None) -
     keep_programs(config.compile_cache)
     arch, rows, cluster = _prepared(config, cluster)
     config = rows.config
-    settings = to_json(config)
-    free = free_settings(config)
+    settings: dict[str, Any] = dict(
+        settings=to_json(config),
+        free_settings=free_settings(config),
+        defaults=to_json(Config()),
+    )
     with (
-        open_run_directory(workdir, settings=settings, free_settings=free) as directory,
+        open_run_directory(workdir, **settings) as directory,
         Progress() as progress,
         contextlib.ExitStack() as opened,
     ):

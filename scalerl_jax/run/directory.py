@@ -70,12 +70,14 @@ def open_run_directory(
     *,
     settings: dict[str, Any],
     free_settings: Collection[str],
+    defaults: dict[str, Any] | None = None,
 ) -> RunDirectory:
     """Create or reopen, lock and check the directory of a run.
 
     `settings` are JSON values by section.  Those named in `free_settings`
     ("train.num_steps") may differ from the ones in a reopened directory; all may differ
-    while the directory has no files of a run.
+    while the directory has no files of a run.  `defaults`, by section, are the values
+    of settings that a reopened directory does not have.
 
     Raises:
         ValueError: the path is no directory, or holds a run of other settings, files
@@ -96,7 +98,11 @@ def open_run_directory(
             record = new_record(json.loads(json.dumps(settings)))
             if config_file.exists():
                 record = check_record(
-                    config_file, record, free_settings, begun=bool(_run_files(path))
+                    config_file,
+                    record,
+                    free_settings,
+                    defaults=json.loads(json.dumps(defaults or {})),
+                    begun=bool(_run_files(path)),
                 )
             elif found := _run_files(path):
                 raise ValueError(

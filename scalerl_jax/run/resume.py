@@ -48,12 +48,15 @@ def check_record(
     new: dict[str, Any],
     free_settings: Collection[str],
     *,
+    defaults: dict[str, Any],
     begun: bool,
 ) -> dict[str, Any] | None:
     """Return the updated record; None: it is up to date.
 
     `new` is the record that a new run would have.  Settings that are not free may
-    differ from it only if the run has not `begun` to write its files.
+    differ from it only if the run has not `begun` to write its files.  A setting that
+    the code of the run did not have counts as its default, with which new code does
+    what the old code did.
 
     Raises:
         ValueError: the file is broken, or records other settings.
@@ -63,7 +66,8 @@ def check_record(
         record = read_value(config_file)
         if not isinstance(record["config"], dict):
             raise TypeError("'config' is not a section")
-    was, now = flatten(with_own_assets(record["config"])), flatten(new["config"])
+    was = flatten(defaults) | flatten(with_own_assets(record["config"]))
+    now = flatten(new["config"])
     changed = {
         name: [was.get(name, _ABSENT), now.get(name, _ABSENT)]
         for name in sorted(was.keys() | now.keys())

@@ -26,8 +26,8 @@ def changed(**sections):
     return {**SETTINGS, **sections}
 
 
-def open_it(path, settings=SETTINGS):
-    return open_run_directory(path, settings=settings, free_settings=FREE)
+def open_it(path, settings=SETTINGS, **how):
+    return open_run_directory(path, settings=settings, free_settings=FREE, **how)
 
 
 def test_a_new_run_says_what_it_is(tmp_path):
@@ -75,6 +75,18 @@ def test_other_settings_are_refused_with_both_values(tmp_path):
     assert "seed was 7 and is now 8" in message
     assert "another --workdir" in message
     open_it(tmp_path).close()  # the refusal let go of the lock and changed nothing
+
+
+def test_a_setting_that_is_newer_than_the_run_has_its_default(tmp_path):
+    open_it(tmp_path).close()
+    (tmp_path / "metrics.jsonl").touch()
+    defaults = {"objective": {"loss": "gspo", "eps": 0.1}}
+    same, other = (
+        changed(objective={"loss": "cispo", "eps": eps}) for eps in (0.1, 0.2)
+    )
+    open_it(tmp_path, same, defaults=defaults).close()
+    with pytest.raises(ValueError, match=r"settings: objective.eps was 0.1 and is"):
+        open_it(tmp_path, other, defaults=defaults)
 
 
 def test_a_run_of_another_checkout_goes_on_with_the_files_of_this_one(tmp_path):

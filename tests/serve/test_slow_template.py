@@ -58,6 +58,9 @@ class OneToken:
     def cancel(self, request_id):
         raise AssertionError("nobody gives up")
 
+    def close(self):
+        raise AssertionError("no request ends the sampler")
+
     def submit(self, request):
         self._open.append(request.request_id)
 

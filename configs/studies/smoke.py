@@ -2,7 +2,7 @@
 
 scalerl study run smoke && scalerl study report smoke
 
-Result: six runs of eight steps in two minutes on 2 cores; no winner.
+Result: six runs of twelve steps in two minutes on 2 cores; no winner.
 """
 
 from scalerl_jax.study.design import Study
@@ -30,5 +30,5 @@ def get_study() -> Study:
             },
         },
         seeds=(0, 1),
-        steps=8,
+        steps=12,
     )

@@ -6,7 +6,7 @@ The learner is float32 in all arms.  CISPO's ratio over the sampler's log-probab
 is itself a truncated importance weight, so the arms "no_tis" and "tis" take the ratio
 over log-probabilities that the learner recomputes at the start of a window of 4 steps,
 without and with the weight recomputed / behavior, capped at 2.  The arms "int8" have
-the layers' matrices in int8, and bfloat16 activations.  Not yet run: 24 runs.
+the layers' matrices in int8, and bfloat16 activations.
 """
 
 from scalerl_jax.study.design import Study

@@ -24,7 +24,7 @@ from absl import logging as absl_logging
 from scalerl_jax import config as config_lib
 from scalerl_jax import wiring
 from scalerl_jax.config.listing import list_settings
-from scalerl_jax.config.resumption import free_settings
+from scalerl_jax.config.resumption import recorded
 from scalerl_jax.formats.bounded import last_lines, read_lines
 from scalerl_jax.formats.reading import is_remote, parse_json
 from scalerl_jax.machines import ray_access
@@ -74,12 +74,7 @@ _RAY = ray_access.define_flags("learner and generators")
 
 
 def _opened(config: config_lib.Config, workdir: str) -> RunDirectory:
-    return open_run_directory(
-        workdir,
-        settings=config_lib.to_json(config),
-        free_settings=free_settings(config),
-        defaults=config_lib.to_json(config_lib.Config()),
-    )
+    return open_run_directory(workdir, **recorded(config))
 
 
 def run(config: config_lib.Config, workdir: str) -> RunOutcome:

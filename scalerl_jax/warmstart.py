@@ -28,7 +28,7 @@ from scalerl_jax import config as config_lib
 from scalerl_jax import wiring
 from scalerl_jax.batching.packing import computed_tokens
 from scalerl_jax.config import Config, to_json
-from scalerl_jax.config.resumption import free_settings
+from scalerl_jax.config.resumption import recorded
 from scalerl_jax.contract import Learner
 from scalerl_jax.export import export
 from scalerl_jax.formats.reading import is_remote
@@ -145,13 +145,8 @@ def warm_start(config: Config, workdir: str, cluster: "Cluster | None" = None) -
     keep_programs(config.compile_cache)
     arch, rows, cluster = _prepared(config, cluster)
     config = rows.config
-    settings: dict[str, Any] = dict(
-        settings=to_json(config),
-        free_settings=free_settings(config),
-        defaults=to_json(Config()),
-    )
     with (
-        open_run_directory(workdir, **settings) as directory,
+        open_run_directory(workdir, **recorded(config)) as directory,
         Progress() as progress,
         contextlib.ExitStack() as opened,
     ):

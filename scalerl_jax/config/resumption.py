@@ -1,5 +1,8 @@
 """Settings that may differ between a run and its resumption."""
 
+from typing import Any
+
+from scalerl_jax.config import to_json
 from scalerl_jax.config.sections import SETTINGS, Config
 
 _SECTIONS = ("checkpoint", "debug", "generators", "scaling", "tracking")
@@ -20,6 +23,15 @@ _SETTINGS = (
     "mesh.slices",
     "mesh.processes",
 )
+
+
+def recorded(config: Config) -> dict[str, Any]:
+    """Return the arguments of `open_run_directory` about the settings of a run."""
+    return dict(
+        settings=to_json(config),
+        free_settings=free_settings(config),
+        defaults=to_json(Config()),
+    )
 
 
 def free_settings(config: Config) -> tuple[str, ...]:

@@ -162,8 +162,8 @@ def _typed(kind: Any, value: Any, *, setting: str) -> Any:
     """Return the value as the setting's type, or refuse it."""
     inner = typing.get_args(kind)
     if typing.get_origin(kind) is Literal:
-        if isinstance(value, bool) and {"on", "off"} <= set(inner):
-            return "on" if value else "off"  # a run's file from before a third value
+        if isinstance(value, bool) and set(inner) == {"auto", "off", "on"}:
+            return "on" if value else "off"  # a run's file from before "auto"
         if value not in inner:
             raise ValueError(f"{setting} = {value!r}; choose from {sorted(inner)}")
         return value

@@ -28,7 +28,7 @@ from scalerl_jax.environments.verdict import OwnReward
 from scalerl_jax.evaluate.metrics import MAX_SAMPLES
 from scalerl_jax.generation.evaluation import Evaluator, JudgedPrompt
 from scalerl_jax.model.architecture import Architecture, sampler_mesh, sampler_shardings
-from scalerl_jax.model.transformer import sampler_params
+from scalerl_jax.model.transformer import lay_out_params
 from scalerl_jax.parallel.xla import exact_products, explained, keep_programs
 from scalerl_jax.process.ending import answer
 from scalerl_jax.run.progress import Progress
@@ -297,7 +297,7 @@ def spread(prompts: Sequence[Any], count: int | None) -> Sequence[Any]:
 def _placed(params: PyTree, config: Config, arch: Architecture, mesh: Mesh) -> PyTree:
     """Return the params in the layout of `learner.publish`, for the same programs."""
     form = weights_format(config)
-    laid_out = jax.jit(functools.partial(sampler_params, arch=arch, **form))(params)
+    laid_out = jax.jit(functools.partial(lay_out_params, arch=arch, **form))(params)
     shardings = sampler_shardings(arch, mesh, form["weights_dtype"])
     return jax.device_put(laid_out, shardings)
 

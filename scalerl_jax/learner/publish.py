@@ -29,7 +29,7 @@ from scalerl_jax.model.architecture import (
     sampler_shardings,
 )
 from scalerl_jax.model.lora import Factors, join
-from scalerl_jax.model.transformer import sampler_params
+from scalerl_jax.model.transformer import lay_out_params
 from scalerl_jax.parallel.mesh import AXES, SLICES
 from scalerl_jax.parallel.xla import is_full
 from scalerl_jax.types import PyTree
@@ -67,7 +67,7 @@ def make_snapshot(
         )
     return jax.jit(
         functools.partial(
-            sampler_params, arch=arch, dtype=dtype, weights_dtype=weights_dtype
+            lay_out_params, arch=arch, dtype=dtype, weights_dtype=weights_dtype
         ),
         out_shardings=layered_shardings(arch, learner_mesh, weights_dtype),
     )
@@ -96,7 +96,7 @@ def make_completion(
     `frozen` stays on the devices of `sampler_mesh`, beside what is made.
     """
     complete = jax.jit(
-        lambda trained, frozen: sampler_params(
+        lambda trained, frozen: lay_out_params(
             join(trained, frozen), arch, dtype=dtype, weights_dtype=weights_dtype
         ),
         out_shardings=sampler_shardings(arch, sampler_mesh, weights_dtype),
@@ -192,7 +192,7 @@ def _make_stage(
     )
 
     def stage(params: PyTree, policy_version: Array) -> Published:
-        copies = sampler_params(params, arch, dtype=dtype, weights_dtype=weights_dtype)
+        copies = lay_out_params(params, arch, dtype=dtype, weights_dtype=weights_dtype)
         return Published(
             params=jax.tree.map(
                 lambda leaf, to: _split(leaf, _cut(to), devices),

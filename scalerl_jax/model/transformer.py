@@ -96,7 +96,7 @@ def unstack_layers(params: PyTree, arch: Architecture) -> PyTree:
     return params | {"layers": layers}
 
 
-def sampler_params(
+def lay_out_params(
     params: PyTree, arch: Architecture, *, dtype: DTypeLike, weights_dtype: str
 ) -> PyTree:
     """Return a cast copy of the parameters in the tree of `layered_table`."""

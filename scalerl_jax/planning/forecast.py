@@ -20,9 +20,8 @@ from scalerl_jax.planning.lengths import Lengths, attention_share, count_rows
 from scalerl_jax.planning.memory import (
     cache_tokens,
     head_bytes,
-    matrix_bytes,
+    read_bytes,
     value_bytes,
-    vector_bytes,
     weight_bytes,
 )
 from scalerl_jax.planning.rates import EXPECTED, Reached, between_slices_seconds
@@ -262,9 +261,7 @@ class _Decoding:
         slots = max(1, min(sampler.slots, most, held))
         common: Any = dict(
             chips=generators.devices,
-            itemsize=value_bytes(model.sampler_dtype),
-            matrix_bytes=matrix_bytes(config),
-            vector_bytes=vector_bytes(config, arch),
+            **read_bytes(config, arch),
             reached=reached,
         )
         step = rates.decode_seconds(

@@ -30,12 +30,14 @@ def value_bytes(dtype: str) -> int:
     return 4 if dtype == "float32" else 2
 
 
-def matrix_bytes(config: Config) -> int:
-    """Return the bytes of a weight of a layer's matrices, as the sampler reads it.
-
-    Closed forms count 2 for float32, too.
-    """
-    return 1 if config.sampler.weights_dtype == "int8" else 2
+def read_bytes(config: Config, arch: Architecture) -> dict[str, int]:
+    """Return what the sampler reads, as arguments of `work` and of `rates`."""
+    return dict(
+        itemsize=value_bytes(config.model.sampler_dtype),
+        # Closed forms count 2 for float32, too.
+        matrix_bytes=1 if config.sampler.weights_dtype == "int8" else 2,
+        vector_bytes=vector_bytes(config, arch),
+    )
 
 
 def weight_bytes(config: Config, arch: Architecture) -> float:

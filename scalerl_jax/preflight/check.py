@@ -20,11 +20,10 @@ from scalerl_jax.planning.lengths import Lengths
 from scalerl_jax.planning.memory import (
     head_bytes,
     logits_tile,
-    matrix_bytes,
+    read_bytes,
     sampler_versions,
     saved_activations,
     value_bytes,
-    vector_bytes,
 )
 from scalerl_jax.planning.work import Work
 from scalerl_jax.preflight.collectives import Traffic, traffic
@@ -285,7 +284,6 @@ def _work(name: str, parts: Parts) -> Work:
     """
     config, arch, engine = parts.config, parts.arch, parts.engine
     param_bytes = value_bytes(config.model.param_dtype)
-    itemsize = value_bytes(config.model.sampler_dtype)
     match name.removeprefix("critic_"):
         case "accumulate":
             attention = type(parts.attention).__name__.removesuffix("Attention")
@@ -311,18 +309,14 @@ def _work(name: str, parts: Parts) -> Work:
                 arch,
                 tokens=engine.chunk_sizes[-1],
                 context=engine.settings.max_prompt_tokens,
-                itemsize=itemsize,
-                matrix_bytes=matrix_bytes(config),
-                vector_bytes=vector_bytes(config, arch),
+                **read_bytes(config, arch),
             )
     return work.decode(
         arch,
         rows=engine.row_counts[-1],
         context=decode_context(parts),
         steps=engine.settings.tokens_per_call,
-        itemsize=itemsize,
-        matrix_bytes=matrix_bytes(config),
-        vector_bytes=vector_bytes(config, arch),
+        **read_bytes(config, arch),
         float32_head=config.model.float32_head,
     )
 

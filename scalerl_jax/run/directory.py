@@ -101,7 +101,7 @@ def open_run_directory(
                     config_file,
                     record,
                     free_settings,
-                    defaults=json.loads(json.dumps(defaults or {})),
+                    defaults=defaults or {},
                     begun=bool(_run_files(path)),
                 )
             elif found := _run_files(path):

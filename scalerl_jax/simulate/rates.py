@@ -19,9 +19,8 @@ from scalerl_jax.planning.forecast import pause_seconds
 from scalerl_jax.planning.lengths import Lengths, attention_share
 from scalerl_jax.planning.memory import (
     head_bytes,
-    matrix_bytes,
+    read_bytes,
     value_bytes,
-    vector_bytes,
     weight_bytes,
 )
 from scalerl_jax.planning.rates import (
@@ -136,12 +135,9 @@ def closed_rates(
 
     Rows of a batch are assumed full: a token costs its share of a row.
     """
-    itemsize = value_bytes(config.model.sampler_dtype)
     common: Any = dict(
         chips=scenario.replica_chips,
-        itemsize=itemsize,
-        matrix_bytes=matrix_bytes(config),
-        vector_bytes=vector_bytes(config, arch),
+        **read_bytes(config, arch),
         reached=reached,
     )
 

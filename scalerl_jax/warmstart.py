@@ -62,8 +62,8 @@ from scalerl_jax.wiring.devices import learner_pool, make_meshes
 from scalerl_jax.wiring.learning import check_trained, make_flops, make_learning_rates
 from scalerl_jax.wiring.sampling import make_tokenizer
 from scalerl_jax.wiring.supervision import (
+    AnswerRows,
     RowOrder,
-    Rows,
     digest_of_sequences,
     load_sequences,
     name_rows,
@@ -83,7 +83,7 @@ class WarmStart:
     """Everything that the steps of a warm start read and change."""
 
     config: Config
-    rows: Rows
+    rows: AnswerRows
     learner: Learner
     state: Any  # of the learner
     ledger: Ledger
@@ -177,7 +177,7 @@ def warm_start(config: Config, workdir: str, cluster: "Cluster | None" = None) -
 
 def _prepared(
     config: Config, cluster: "Cluster | None"
-) -> tuple[Architecture, Rows, "Cluster | None"]:
+) -> tuple[Architecture, AnswerRows, "Cluster | None"]:
     """Return the rows, with the settings for these devices, and seats on a cluster."""
     arch = wiring.make_architecture(config)
     check_trained(config, arch)
@@ -194,7 +194,8 @@ def _prepared(
         from scalerl_jax.cluster.learner_alone import fit_learner  # Ray
 
         config, cluster = fit_learner(config, arch, cluster)
-        return arch, Rows(config=config, sequences=sequences, order=order), cluster
+        rows = AnswerRows(config=config, sequences=sequences, order=order)
+        return arch, rows, cluster
     if why_not := wiring.why_not_one_process(config):
         raise ValueError(why_not)
     if jax.default_backend() == "cpu":
@@ -202,12 +203,12 @@ def _prepared(
     exact_products(config.model.compute_dtype)
     devices, kind = jax.devices(), jax.devices()[0].device_kind
     config = wiring.fit_devices(config, arch, len(devices), kind=kind)
-    return arch, Rows(config=config, sequences=sequences, order=order), None
+    return arch, AnswerRows(config=config, sequences=sequences, order=order), None
 
 
 def _begun(
     arch: Architecture,
-    rows: Rows,
+    rows: AnswerRows,
     directory: RunDirectory,
     files: Checkpointer,
     progress: Progress,

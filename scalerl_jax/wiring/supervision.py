@@ -244,7 +244,7 @@ class RowOrder:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Rows:
+class AnswerRows:
     """The learned rows, and the steps that use them."""
 
     config: Config

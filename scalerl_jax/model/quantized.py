@@ -25,11 +25,6 @@ class Quantized:
     values: Int8[Array, "inputs outputs"]
     scale: Float[Array, " outputs"]
 
-    @property
-    def whole(self) -> Float[Array, "inputs outputs"]:
-        """The matrix that is multiplied by, in the dtype of the scales."""
-        return self.values.astype(self.scale.dtype) * self.scale
-
 
 def quantize(weights: Float[Array, "inputs outputs"], *, dtype: DTypeLike) -> Quantized:
     """Return the nearest integers of a matrix, with scales of `dtype`.

@@ -8,6 +8,7 @@ the other one is idle for the difference.
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 from scalerl_jax.config import Config
@@ -43,7 +44,7 @@ class StepForecast:
     publish_seconds: float
     step_seconds: float
     evaluation_seconds: float  # of one that the run waits for
-    beside_seconds: float  # of generation, which one beside the run takes
+    beside_seconds: float  # of generation, which one beside the run takes; or 0
     devices: int  # all that are paid for
     chips: float
     learner_devices: int
@@ -153,7 +154,8 @@ def forecast(
     )
     decoding = decode(sequences=_under_way(config))
     evaluated = config.eval.num_prompts * config.eval.samples_per_prompt
-    whole, half = (decode(sequences=evaluated, cache=part) for part in (1.0, 0.5))
+    evaluating = functools.partial(decode, sequences=evaluated)
+    in_loop = evaluating(cache=1.0)
     generate = decoding.seconds(rollouts, prompts=batch.num_prompts, tail=in_turn)
     # Replicas that share their devices take turns.
     turns = max(1.0, replicas * each / learner) if shared else 1.0
@@ -172,8 +174,8 @@ def forecast(
         dcn_seconds=dcn / batch.epochs,
         publish_seconds=publish,
         step_seconds=step / batch.epochs,
-        evaluation_seconds=turns * whole.evaluation_seconds(config),
-        beside_seconds=turns * _beside_seconds(config, whole, half),
+        evaluation_seconds=turns * in_loop.evaluation_seconds(config),
+        beside_seconds=turns * _beside_seconds(config, in_loop, evaluating),
         devices=devices,
         chips=devices / chip.devices_per_chip,
         learner_devices=learner,
@@ -202,13 +204,18 @@ def _longest_seconds(config: Config, decoding: "_Decoding") -> float:
     return decoding.longest / max(config.queue.max_staleness - 1, 1)
 
 
-def _beside_seconds(config: Config, whole: "_Decoding", half: "_Decoding") -> float:
-    """Return the seconds of generation that an evaluation beside the run takes.
+def _beside_seconds(
+    config: Config, whole: "_Decoding", evaluating: "Callable[..., _Decoding]"
+) -> float:
+    """Return the seconds of generation that an evaluation beside the run takes, or 0.
 
     Its calls alternate with those of training, each of which has half of the cache:
-    twice `half`, less the time in which training alone would sample as many tokens.
+    twice those with this half, less the time in which training alone would sample as
+    many tokens with the whole.
     """
-    seconds = 2 * half.evaluation_seconds(config, tail=False)
+    if not config.eval.beside:
+        return 0.0
+    seconds = 2 * evaluating(cache=0.5).evaluation_seconds(config, tail=False)
     return seconds - whole.evaluation_seconds(config, tail=False)
 
 

@@ -22,6 +22,7 @@ from scalerl_jax.simulate.replica import Machine, SimulatedGroup, SimulatedRepli
 from scalerl_jax.simulate.scenario import Scenario
 
 _WAITING = "waiting"  # activity of a learner that is ready for a batch
+_PAUSE_S = 60.0  # of an evaluation beside training, which is in several pauses
 _USEFUL = 7919  # a prime: spreads zero-variance groups evenly over the tickets
 
 
@@ -548,7 +549,7 @@ def evaluation_pauses(
     whole_s, alone_s = _evaluated(scenario, machine, lengths)
     half = machine._replace(cache_tokens=cache // 2)
     _, half_s = _evaluated(scenario, half, lengths)
-    count = max(1, round(2 * half_s / 60))
+    count = max(1, round(2 * half_s / _PAUSE_S))
     beside = Pauses((2 * half_s - alone_s) / count, count, alone_s / count)
     return {True: beside, False: Pauses(whole_s)}
 

@@ -50,7 +50,8 @@ def test_a_product_with_integers_is_one_with_the_whole_matrix():
         )
     )
     found = quantize(weights, dtype=jnp.float32)
-    exact = np.asarray(x, np.float64) @ np.asarray(found.whole, np.float64)
+    whole = np.asarray(found.values, np.float64) * np.asarray(found.scale, np.float64)
+    exact = np.asarray(x, np.float64) @ whole
     np.testing.assert_allclose(linear(x, found), exact, atol=1e-5)
     half = quantize(weights, dtype=jnp.bfloat16)
     assert linear(x.astype(jnp.bfloat16), half).dtype == jnp.bfloat16

@@ -39,7 +39,7 @@ study-smoke: install
 	$(BIN)/python -m scalerl_jax study run smoke
 	$(BIN)/python -m scalerl_jax study report smoke
 
-.PHONY: study-smoke demo tools fleet chaos launch-test simulate seeds smollm2 waiting stability ablations-smoke notebooks objective-table families-table settings metrics-table bench-sampler bench-learner bench-rewards bench-scaling bench-long bench-publish measures docs preflight test test-all test-jetstream test-verifiers test-newest lint install install-dev clean
+.PHONY: study-smoke demo tools fleet chaos launch-test simulate seeds smollm2 waiting stability ablations-smoke notebooks objective-table families-table settings metrics-table bench-sampler bench-learner bench-rewards bench-scaling bench-long bench-publish measures docs preflight test test-all test-jetstream test-verifiers test-newest lint install install-dev install-docs clean
 
 # The whole recipe on a laptop; README has its result and how long it took.
 demo: install
@@ -182,7 +182,7 @@ preflight: $(TPU_VENV)/installed
 	$(TPU_VENV)/bin/python -m scalerl_jax.preflight.report
 
 # The site of docs/, in build/site; a link that leads nowhere is an error.
-docs: $(VENV)/installed-docs
+docs: install-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "build/site/index.html"
 
@@ -222,6 +222,7 @@ lint: install-dev
 
 install: $(VENV)/installed
 install-dev: $(VENV)/installed-dev
+install-docs: $(VENV)/installed-docs
 
 $(VENV)/installed: setup.py $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)

@@ -13,6 +13,16 @@ import scalerl_jax
 
 FOLDER = Path(scalerl_jax.__file__).resolve().parents[1] / "notebooks"
 FITTER, TRAINER = FOLDER / "fit_scaling_laws.ipynb", FOLDER / "train_tiny.ipynb"
+# Of a run, whose programs other tests compile too.
+SMALL = {
+    "batch.num_prompts": 4,
+    "batch.group_size": 4,
+    "sampler.slots": 16,
+    "optimizer.learning_rate": 3e-4,
+    "optimizer.warmup_steps": 2,
+    "eval.num_prompts": 100,
+    "eval.samples_per_prompt": 1,
+}
 BOTH = pytest.mark.parametrize("path", [FITTER, TRAINER], ids=lambda path: path.stem)
 
 
@@ -69,20 +79,21 @@ def test_the_training_notebook_trains_fits_and_forecasts(tmp_path):
     said, pictures = execute(
         TRAINER,
         tmp_path,
-        ("STEPS = 300\nEVALUATE_EVERY = 10", "STEPS = 16\nEVALUATE_EVERY = 1"),
+        ("STEPS = 300\nEVALUATE_EVERY = 10", "STEPS = 24\nEVALUATE_EVERY = 1"),
         (
             '    f"--config.eval.every={EVALUATE_EVERY}",\n',
             '    f"--config.eval.every={EVALUATE_EVERY}",\n'
-            '    "--config.eval.num_prompts=30",\n',
+            + "".join(f'    "--config.{name}={at}",\n' for name, at in SMALL.items()),
         ),
         (
             "config.data.train_prompts = 20, 0\n",
-            "config.data.train_prompts = 2, 0\nconfig.eval.num_prompts = 30\n",
+            "config.data.train_prompts = 2, 0\n"
+            f"config.update_from_flattened_dict({SMALL})\n",
         ),
     )
-    assert "evaluation at step 16: pass rate" in said
+    assert "evaluation at step 24: pass rate" in said
     before, after = (
-        re.findall(rf"^  step +{step}: (.+): \w+$", said, re.M) for step in (0, 16)
+        re.findall(rf"^  step +{step}: (.+): \w+$", said, re.M) for step in (0, 24)
     )
     assert len(before) == len(after) > 0 and before != after  # rollouts
     assert re.search(r"^[1-9]\d* of 20 were wrong before; ", said, re.M)

@@ -1032,7 +1032,8 @@ class Config:
     )
     compile_cache: str = setting(
         "~/.cache/scalerl_jax/programs",
-        "directory of compiled programs, for faster starts; empty: no cache",
+        "directory of compiled programs, for faster starts, here or in a bucket "
+        "(gs://BUCKET/PATH), which many machines can share; empty: no cache",
     )
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()

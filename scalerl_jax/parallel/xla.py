@@ -18,6 +18,8 @@ import jax
 # Not public; JAX has no public function that checks entries of its cache.
 from jax._src.compilation_cache import decompress_executable
 
+from scalerl_jax.formats.reading import is_remote
+from scalerl_jax.formats.remote import open_path
 from scalerl_jax.run.writing import replace_file
 
 _log = logging.getLogger(__name__)
@@ -34,8 +36,12 @@ def keep_programs(directory: str) -> None:
     setting (`JAX_COMPILATION_CACHE_DIR`) takes precedence.  An unusable directory is a
     warning: the command then compiles without a cache.
 
+    The directory can be in a bucket (gs://BUCKET/PATH).  Of the processes of one mesh
+    JAX lets only the first one write, so that the others find programs only in what
+    they share with it.
+
     Raises:
-        ValueError: the path is a file, or below one.
+        ValueError: the path is a file, or below one; or the bucket cannot be used.
     """
     given = Path(directory).expanduser()
     if directory and any(map(os.path.isfile, (given, *given.parents))):
@@ -45,18 +51,21 @@ def keep_programs(directory: str) -> None:
         )
     if not directory or jax.config.values["jax_compilation_cache_dir"]:
         return
-    place = given / _machine()
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-        _remove_torn(place)
-    except OSError as error:
-        _log.warning(
-            "compile_cache = %r cannot be used (%s): programs are compiled again at "
-            "every start; name another directory, or '' for none",
-            directory,
-            error,
-        )
-        return
+    if is_remote(directory):
+        place = open_path(directory, setting="compile_cache = ") / _machine()
+    else:
+        place = given / _machine()
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            _remove_torn(place)
+        except OSError as error:
+            _log.warning(
+                "compile_cache = %r cannot be used (%s): programs are compiled again "
+                "at every start; name another directory, or '' for none",
+                directory,
+                error,
+            )
+            return
     jax.config.update("jax_compilation_cache_dir", str(place))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -1,13 +1,16 @@
 """XLA in this process: programs and memory that are kept, and memory that ran out."""
 
 import os
+import platform
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
+import small_bucket
 import xla_flags
 
 from scalerl_jax.config import Config
@@ -130,6 +133,26 @@ def test_nothing_is_kept_where_nothing_is_asked_for(tmp_path, settings):
     settings = {name: str(tmp_path / value) for name, value in settings.items()}
     start("" if not settings else tmp_path / "ours", **settings)
     assert not (tmp_path / "ours").exists()
+
+
+@small_bucket.NEEDS_EXTRA
+def test_programs_in_a_bucket_are_there_for_another_machine(tmp_path):
+    bucket = small_bucket.empty()
+    for home, compiled in (("one", True), ("two", False)):
+        counts, said = start("gs://bucket/programs/", HOME=str(tmp_path / home))
+        assert counts.endswith("misses 0") is not compiled, counts + said
+    names = bucket.names()
+    assert any(name.endswith("-cache") for name in names)
+    assert all(name.startswith(f"programs/{platform.machine()}-") for name in names)
+    assert not (tmp_path / "two").exists() and not Path("gs:").exists()
+
+
+@small_bucket.NEEDS_EXTRA
+def test_a_bucket_that_is_not_there_is_refused():
+    small_bucket.empty()
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        start("gs://nowhere/x")
+    assert "compile_cache = gs://nowhere/x: there is no bucket" in failed.value.stderr
 
 
 @pytest.mark.parametrize("name", ["file", "file/under/it"])

@@ -21,6 +21,7 @@ One file above 400 lines: five laws with one result.
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -46,9 +47,10 @@ HUGE_RESIDUAL = 1e6
 NUM_STARTS = 3  # starts that are searched from: those with the least sum of squares
 LOG_LIMIT = 500.0  # exp overflows past 709
 TOLERANCES = dict.fromkeys(("ftol", "xtol", "gtol"), 1e-15)
-# Limits of k_max and N0 (in parameters) for Tan et al.'s law; the authors' bounds are
-# k_max in [0, 2] and N0 in [1e8, 1e11].
-TAN_LIMITS = np.log([[1e-3, 2.0], [1e7, 1e13]])
+# Limits of k_max for Tan et al.'s law, and of N0 in units of the smallest and of the
+# largest model; the authors' are k_max in [0, 2], and N0 in [1e8, 1e11] for models of
+# 5e8 to 7.2e10 parameters.
+_K_MAX_LIMITS, _N0_BELOW, _N0_ABOVE = (1e-3, 2.0), 1e-2, 1e3
 ALPHA_STARTS = (0.1, 0.2, 0.4, 0.8)  # of the law with a plateau
 OFFSET_STARTS = np.geomspace(1e-3, 1e3, 61)  # of its C, in units of the largest x
 FLOPS_PER_PARAMETER_TOKEN = 6.0
@@ -322,6 +324,12 @@ class _Data:
     member: Array  # [sizes, n]
     centre: float  # the mean of log x
 
+    @functools.cached_property
+    def limits(self) -> Array:
+        """Return the limits of log k_max and log N0, [2, 2]."""
+        of_size = self.size.min() * _N0_BELOW, self.size.max() * _N0_ABOVE
+        return np.log([_K_MAX_LIMITS, of_size])
+
     def solve(self, logs: Array) -> tuple[Array, Array]:
         """Return 10^E of each size (at the mean log x) and scaled residuals [n]."""
         k_max, n0 = np.exp(logs)
@@ -418,12 +426,12 @@ def _search(data: _Data) -> tuple[Array, bool]:
     """Find log k_max and log N0 of the least squares: a grid, then refinement."""
     from scipy.optimize import least_squares
 
-    axes = [np.linspace(low, high, 40) for low, high in TAN_LIMITS]
+    axes = [np.linspace(low, high, 40) for low, high in data.limits]
     nodes = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 2)
     found = least_squares(
         lambda logs: data.solve(logs)[1],
         min(nodes, key=data.cost),
-        bounds=TAN_LIMITS.T,
+        bounds=data.limits.T,
         jac="3-point",
         x_scale="jac",
         max_nfev=500,
@@ -436,7 +444,7 @@ def _profile(data: _Data, best: Array, which: int, excess: float) -> Interval:
     """Find the profile-likelihood interval of k_max (0) or N0 (1)."""
     from scipy.optimize import brentq, minimize_scalar
 
-    low_other, high_other = TAN_LIMITS[1 - which]
+    low_other, high_other = data.limits[1 - which]
     grid = np.linspace(low_other, high_other, 60)
     least = data.cost(best)
 
@@ -450,7 +458,7 @@ def _profile(data: _Data, best: Array, which: int, excess: float) -> Interval:
         return float(found.fun) - least - excess
 
     ends: list[float | None] = []
-    for limit in TAN_LIMITS[which]:
+    for limit in data.limits[which]:
         if growth(limit) <= 0:
             ends.append(None)
         else:

@@ -64,6 +64,20 @@ def test_tans_published_constants_come_back(case):
     assert fit.slope(7e9) == pytest.approx(k_max / (1 + n0 / 7e9), rel=1e-3)
 
 
+@pytest.mark.parametrize("scale", [1e-5, 1e3])
+def test_the_unit_of_model_sizes_changes_only_that_of_n0(scale):
+    """Of models far smaller or larger than those of the paper, too."""
+    size, x, error = tan_curves("base, data", sigma=0.01)
+    papers, scaled = (fit_tan(size * each, x, error) for each in (1.0, scale))
+    assert scaled.identified
+    for name, unit in [("k_max", 1.0), ("N0", scale)]:
+        expected, found = (fit.parameters[name] for fit in (papers, scaled))
+        assert found.value == pytest.approx(unit * expected.value, rel=1e-4)
+        assert found.interval.low == pytest.approx(
+            unit * expected.interval.low, rel=1e-3
+        )
+
+
 def test_with_noise_tans_intervals_hold_the_truth():
     size, x, error = tan_curves("base, data", sigma=0.01)
     fit = fit_tan(size, x, error)

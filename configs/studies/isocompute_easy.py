@@ -9,8 +9,8 @@ own: n of 2 to 32 at 16 prompts a step, equal sampled tokens, and a learning rat
 grows with the square root of the rollouts of a step.  The base solves 42 and 23 % of
 these two tasks; `isocompute_hard.py` has two of which it solves 10 to 14 %.
 
-Result: n* grows with the compute in each of the seeds (`--where seed=0`), from 2 or 3 at
-2,000 rollouts to between 17 and 23 at 7,000; docs/studies.md.
+Result: n* grows with the compute in each of the seeds (`--where seed=0`), from 2 or 3
+at 2,000 rollouts to between 17 and 23 at 7,000; docs/studies.md.
 """
 
 from collections.abc import Sequence

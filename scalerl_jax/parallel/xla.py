@@ -33,15 +33,16 @@ def keep_programs(directory: str) -> None:
     Small programs are cached too, so that later commands start faster.  Each kind of
     machine has its own folder, since XLA compiles for the CPU that it runs on.  Call
     this before anything is compiled.  An empty name turns the cache off; JAX's own
-    setting (`JAX_COMPILATION_CACHE_DIR`) takes precedence.  An unusable directory is a
-    warning: the command then compiles without a cache.
+    setting (`JAX_COMPILATION_CACHE_DIR`) takes precedence.  An unusable directory or a
+    silent bucket is a warning: the command then compiles without a cache.
 
     The directory can be in a bucket (gs://BUCKET/PATH).  Of the processes of one mesh
     JAX lets only the first one write, so that the others find programs only in what
     they share with it.
 
     Raises:
-        ValueError: the path is a file, or below one; or the bucket cannot be used.
+        ValueError: the path is a file, or below one; or there is no such bucket, or it
+            denies access.
     """
     given = Path(directory).expanduser()
     if directory and any(map(os.path.isfile, (given, *given.parents))):
@@ -51,21 +52,23 @@ def keep_programs(directory: str) -> None:
         )
     if not directory or jax.config.values["jax_compilation_cache_dir"]:
         return
-    if is_remote(directory):
-        place = open_path(directory, setting="compile_cache = ") / _machine()
-    else:
-        place = given / _machine()
-        try:
+    try:
+        if is_remote(directory):
+            place = open_path(directory, setting="compile_cache = ") / _machine()
+            # XLA keeps files of its own in local directories only.
+            jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
+        else:
+            place = given / _machine()
             place.mkdir(parents=True, exist_ok=True)
             _remove_torn(place)
-        except OSError as error:
-            _log.warning(
-                "compile_cache = %r cannot be used (%s): programs are compiled again "
-                "at every start; name another directory, or '' for none",
-                directory,
-                error,
-            )
-            return
+    except OSError as error:
+        _log.warning(
+            "compile_cache = %r cannot be used (%s): programs are compiled again at "
+            "every start; name another directory, or '' for none",
+            directory,
+            error,
+        )
+        return
     jax.config.update("jax_compilation_cache_dir", str(place))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -1,7 +1,7 @@
 """The best number of completions per prompt on prompts that are often solved.
 
 scalerl study run isocompute_easy && scalerl study export isocompute_easy
-scalerl plan studies/isocompute_easy --x step --budget 2000 --budget 7000 \
+scalerl plan studies/isocompute_easy --x step --budget 2000 --budget 5600 \
     --rollouts-per-prompt rollouts_per_prompt --prompts-per-step prompts_per_step
 
 IsoCompute, https://arxiv.org/abs/2603.12151, with ScaleRL's objective in place of its
@@ -9,8 +9,8 @@ own: n of 2 to 32 at 16 prompts a step, equal sampled tokens, and a learning rat
 grows with the square root of the rollouts of a step.  The base solves 42 and 23 % of
 these two tasks; `isocompute_hard.py` has two of which it solves 10 to 14 %.
 
-Result: n* grows with the compute in each of the seeds (`--where seed=0`), from 2 or 3
-at 2,000 rollouts to between 17 and 23 at 7,000; docs/studies.md.
+Result: 2 to 4 completions are the best up to where the first runs end, 5,600 rollouts;
+whether n* grows is undecided; docs/studies.md.
 """
 
 from collections.abc import Sequence

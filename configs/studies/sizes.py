@@ -11,8 +11,7 @@ scalerl fit studies/sizes --x train_flops --model-size model_size
 
 0.2, 0.8 and 1.8 million parameters, warm-started on the same demonstrations.
 
-Result: A is .645, .741 and .805; over FLOPs the smallest leads first, and the exponent
-of Tan et al.'s law grows with the size; docs/studies.md.
+Result: A is .645, .741 and .805; over FLOPs the smallest leads first; docs/studies.md.
 """
 
 from scalerl_jax.study.design import Study

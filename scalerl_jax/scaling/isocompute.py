@@ -5,6 +5,11 @@ a monotone sigmoid per run, the upper envelope of the fitted curves, n*(C) where
 curve attains it, a running average, and a sigmoid of log2 n* in log C.  Compute is in
 rollouts, C = B_p * n * M (prompts per step, rollouts per prompt, steps).
 
+The curve of a run counts from its first evaluation to its last.  The envelope ends
+where one of the tested n has no run any more: beyond, the n whose runs were longest
+would win whatever it does.  A run with too few records, such as one that climbs to its
+plateau within a few bins, is fitted to all of its points.
+
 The paper gives no bin width.  Running maxima of noisy evaluations flatter early points;
 bins wider than the noise reduce that.  There are no intervals: the running average and
 the sigmoid through a staircase err by more than a refit of resampled runs shows.
@@ -37,7 +42,7 @@ AVERAGED_SHARE = 0.1  # of the grid, in the running average of log2 n*
 # Measured on simulated sweeps (`benchmarks/scaling.py --only=isocompute`).
 DECISION = (
     "n* has no interval; in simulated sweeps of five n, the tested n nearest to it was "
-    "the best at 86 % of budgets with noise 0.004, and 77 % with 0.01, else next to it"
+    "the best at 90 % of budgets with noise 0.004, and 74 % with 0.01, else next to it"
 )
 STILL_RISING = "n*(C) still rises where the data end: n_high is not identified"
 MIN_POINTS = 5  # four parameters and one more
@@ -63,7 +68,7 @@ class Allocation(Record):
     prompts_per_step: int  # B_p: the smallest stable one
     steps: int  # M: what is left
     reward: float  # of the frontier at the budget
-    beyond_data: bool  # the budget is larger than every run's
+    beyond_data: bool  # the budget is larger than those of one n's runs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -154,11 +159,12 @@ def fit_isocompute(
             all of its points, which the paper finds to give the same curve.
     """
     fits, kept, warnings = _fit_runs(runs, bin_width, records_only)
-    tested = _tested(kept, warnings)
-    last = max(fit.x_last for fit in fits)
-    grid = np.geomspace(min(fit.curve.x[0] for fit in fits), last, GRID_POINTS)
+    tested = _tested(runs, kept, warnings)
     n = np.array([run.rollouts_per_prompt for run in kept])
-    best = _frontier(fits, grid)
+    ranges = np.array([_range(run) for run in kept])
+    last = min(ranges[n == each, 1].max() for each in tested)
+    grid = np.geomspace(ranges[:, 0].min(), last, GRID_POINTS)
+    best = _frontier(fits, ranges, grid)
     heights = _heights(n[best], tested)
     t, weights = np.log(grid / last), np.ones(grid.size)
     problem = Problem(law=SIGMOID, t=t, y=heights[None], weights=weights)
@@ -181,9 +187,28 @@ def fit_isocompute(
     )
 
 
-def _tested(runs: Sequence[SweepRun], warnings: list[str]) -> list[int]:
-    """Return the tested values of n; raise CurveError if there are fewer than two."""
-    tested = sorted({run.rollouts_per_prompt for run in runs})
+def _range(run: SweepRun) -> tuple[float, float]:
+    """Return the compute of a run's first evaluation above 0, and of its last."""
+    compute = np.asarray(run.compute, np.float64)
+    return compute[compute > 0].min(), compute.max()
+
+
+def _tested(
+    runs: Sequence[SweepRun], kept: Sequence[SweepRun], warnings: list[str]
+) -> list[int]:
+    """Return the tested values of n.
+
+    Raises:
+        CurveError: there are fewer than two, or no run of one of them is kept.
+    """
+    tested = sorted({run.rollouts_per_prompt for run in kept})
+    lost = sorted({run.rollouts_per_prompt for run in runs} - set(tested))
+    if lost and len(tested) > 1:
+        raise CurveError(
+            f"no run with rollouts_per_prompt = {lost[0]} can be fitted, without which "
+            f"another n would be the best in its place; {warnings[0]}; leave its runs "
+            f"out of the table, or evaluate them more often"
+        )
     if len(tested) < 2:
         raise CurveError(
             f"runs with rollouts_per_prompt = {tested} could be fitted; n*(C) needs at "
@@ -204,12 +229,10 @@ def _fit_runs(
             curve = make_curve(x, y, names=(COMPUTE_NAME, "reward"), name=name)
             if records_only:
                 places = record_points(curve.y, bin_width)
-                if places.size < MIN_POINTS:
-                    raise CurveError(
-                        f"{places.size} record-breaking points with bin_width = "
-                        f"{bin_width:g}; {MIN_POINTS} are needed"
+                if places.size >= MIN_POINTS:
+                    curve = dataclasses.replace(
+                        curve, x=curve.x[places], y=curve.y[places]
                     )
-                curve = dataclasses.replace(curve, x=curve.x[places], y=curve.y[places])
             fit = fit_curve(curve, Settings(initial_reward="free"))
             if not fit.climbs:
                 raise CurveError(str(fit.reason))
@@ -223,21 +246,20 @@ def _fit_runs(
     return fits, kept, warnings
 
 
-def _frontier(fits: Sequence[Fit], grid: Array) -> Places:
+def _frontier(fits: Sequence[Fit], ranges: Array, grid: Array) -> Places:
     """Return the run whose curve is highest at each grid point, as an index: [g].
 
-    A curve counts over its own range only.  A grid point outside every range takes the
-    run of the point before it.
+    A curve counts over the range of its run only, [fits, 2].  A grid point outside
+    every range takes the run of the point before it.
     """
     curves = np.stack(
         [
             np.where(
-                (grid >= fit.curve.x[0] * (1 - 1e-9))
-                & (grid <= fit.x_last * (1 + 1e-9)),
+                (grid >= first * (1 - 1e-9)) & (grid <= last * (1 + 1e-9)),
                 fit.predict(grid),
                 -np.inf,
             )
-            for fit in fits
+            for fit, (first, last) in zip(fits, ranges, strict=True)
         ]
     )
     best, height = np.argmax(curves, axis=0), np.max(curves, axis=0)

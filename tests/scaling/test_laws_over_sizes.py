@@ -236,6 +236,30 @@ def test_the_best_number_of_rollouts_is_that_of_the_true_envelope():
     assert np.all(np.abs(gap) < 0.7)  # the paper: the same curve, only noisier
 
 
+def test_an_n_does_not_win_because_the_runs_of_others_have_ended():
+    """n of 2 is the best everywhere, climbs within few bins, and ends first."""
+    runs = []
+    for place, n in enumerate((2, 4, 8, 16)):
+        compute = np.arange(16.0 * n, 5_000 + 1_000 * place, 16 * n)
+        reward = 0.3 + (0.5 - 0.03 * place) / (1 + (200 * 2.0**place / compute) ** 3)
+        runs.append(
+            SweepRun(
+                rollouts_per_prompt=n,
+                prompts_per_step=16,
+                compute=compute[compute > 500],
+                reward=reward[compute > 500],
+            )
+        )
+    assert len(record_points(runs[0].reward, 0.02)) < 5
+    found = fit_isocompute(runs)
+    assert found.tested == [2, 4, 8, 16] and not found.warnings
+    np.testing.assert_allclose(found.optimal([1e3, 3e3, 4.9e3]), 2.0, atol=0.05)
+    assert found.allocate(6_000.0).beyond_data
+    flat = dataclasses.replace(runs[0], reward=np.full_like(runs[0].reward, 0.5))
+    with pytest.raises(CurveError, match=r"no run with rollouts_per_prompt = 2 can"):
+        fit_isocompute([flat, *runs[1:]])
+
+
 def test_a_budget_is_spent_on_rollouts_then_prompts_then_steps():
     found = fit_isocompute(sweep())
     spent = found.allocate(1e6)

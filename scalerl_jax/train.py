@@ -147,13 +147,16 @@ def _steps(
             version += 1
             run.version = version
             last = version == num_steps
+            due = monitor.lacks_evaluation(version)
+            queue.hold(due and not run.evaluations.beside)
             queue.applied(last=each.last or last)
             # `step` donates `state`: the sampler gets a copy of its params.
             published = monitor.publish(state, version)
 
             monitor.log(version, each, assembled, metrics)
-            if monitor.lacks_evaluation(version):
+            if due:
                 monitor.evaluate(state, published, version)
+                queue.hold(False)
             if last:
                 break
             preemption.reached(version)  # must be called for every step

@@ -205,12 +205,12 @@ class Fleet:
                 self._orders.raise_if_over()
                 if len(waiting) < left:
                     left, since = len(waiting), time.monotonic()
-                if time.monotonic() - since > self._job_timeout_s:
-                    hang = self.hang()
+                # A part may take long: only with a hang is it given up.
+                late = time.monotonic() - since > self._job_timeout_s
+                if late and (hang := self.hang()):
                     raise TimeoutError(
                         f"replicas finished no part of an evaluation in "
-                        f"queue.batch_timeout_s = {self._job_timeout_s:g}"
-                        f"{f': {hang}' if hang else ''}"
+                        f"queue.batch_timeout_s = {self._job_timeout_s:g}: {hang}"
                     )
             return [future.result() for future in futures]
         finally:

@@ -196,6 +196,7 @@ class RolloutQueue:
         self._seen = 0  # the count at the worker's last call
         self.failure: BaseException | None = None  # the first error given to `fail`
         self._closed = False
+        self._held = False  # no group starts
         self._listener: Callable[[], None] = lambda: None
 
     # The worker's side.
@@ -210,11 +211,15 @@ class RolloutQueue:
             self.raise_if_over()
             assert version <= self.version, "published before `applied` was called"
             denied = self._starts and self._starts.denies(self._in_process())
-            if denied or not self._pacing.may_start(
-                version,
-                opened=self._opened,
-                outstanding=self._outstanding(),
-                waiting=self._waiting(),
+            if (
+                self._held
+                or denied
+                or not self._pacing.may_start(
+                    version,
+                    opened=self._opened,
+                    outstanding=self._outstanding(),
+                    waiting=self._waiting(),
+                )
             ):
                 self._seen = self._changes
                 return None
@@ -333,7 +338,7 @@ class RolloutQueue:
             self.taken = len(chosen)
             if self._starts:
                 self._starts.note_taken(
-                    in_process=self._in_process(), left=self._waiting()
+                    in_process=self._in_process(), left=len(self._buffered)
                 )
             self._note_change()  # fewer groups wait
             refilled, self._refilled = self._refilled, []
@@ -354,6 +359,16 @@ class RolloutQueue:
         with self._changed:
             assert self.taken, "no window was taken"
             self._end_pass(last)
+
+    def hold(self, held: bool) -> None:
+        """Let no group start until this is called with False.
+
+        Without staleness an evaluation in the loop, begun like this, is beside no group
+        of training, whose samples would otherwise be suspended wherever they were.
+        """
+        with self._changed:
+            self._held = held
+            self._note_change()
 
     def close(self) -> None:
         """End every wait, present and future, with QueueClosed."""

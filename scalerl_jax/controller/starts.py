@@ -8,14 +8,15 @@ are faster.  A constant number of groups in process makes no waves; it is a fact
 CONWIP rule (Spearman, Woodruff and Hopp, 1990,
 https://doi.org/10.1080/00207549008942761).  By Little's law that number is the
 learner's rate times the seconds of a group, and what shall wait.  Both change in a run,
-so an integral controller finds it.  With the finished groups that are left when the
-learner takes a window, judged or not:
+so an integral controller finds it.  With the judged groups that are left when the
+learner takes a window:
 
     limit <- limit + (W * N / 4 - left) / 10,   at least N, at most in process + 2 N
 
-Without spare generators nothing is left, and the upper bound keeps the limit above all
-groups in process: it then denies nothing.  The loop's delay is the seconds of a group,
-d windows; an integrator with a delay of d oscillates from a gain of
+If nothing is left, the learner may have waited, and the limit rises by N / 2 more: soon
+above all groups in process, so that without spare generators it denies nothing, and
+replicas that have just joined get groups at once.  The loop's delay is the seconds of a
+group, d windows; an integrator with a delay of d oscillates from a gain of
 2 sin(pi / (4 d + 2)) on, which is above 1 / 10 up to d = 15.
 """
 
@@ -37,11 +38,13 @@ class StartLimit:
     def note_taken(self, *, in_process: int, left: int) -> None:
         """Move the limit, after a window is taken.
 
-        `left` of the groups `in_process` have finished sampling.
+        `left` of the groups `in_process` are judged.
         """
         size, limit = self._num_prompts, self._limit
         if limit is None:
             limit = (in_process + size) * _PARTS
         limit += self._max_waiting * size - 4 * left
+        if not left:
+            limit += size * _PARTS // 2
         most = (in_process + 2 * size) * _PARTS
         self._limit = max(size * _PARTS, min(limit, most))

@@ -178,7 +178,7 @@ class LocalGenerators:
             policy_version=policy_version,
             places=places,
             stopped=self._watch.noting(stopped),
-            wait_s=_IDLE_WAIT_S,
+            wait_s=lambda: 0.0 if self._trains(beside) else _IDLE_WAIT_S,
         )
         found: list[JudgedPrompt] = []
 
@@ -310,6 +310,7 @@ class LocalGenerators:
         for job, future in jobs:
             if not (future.running() or future.set_running_or_notify_cancel()):
                 continue
+            begun_s = time.monotonic()
             try:
                 result = job()
             except BaseException as error:  # noqa: BLE001  raised in the caller
@@ -320,6 +321,11 @@ class LocalGenerators:
                         self._jobs.append((job, future))
                 else:
                     future.set_result(result)
+            for episode in self._episodes.open.values():
+                episode.begun_s += time.monotonic() - begun_s  # it stood still
+
+    def _trains(self, beside: bool) -> bool:
+        return beside and self._running and self._driver.sampler.busy
 
     def _next_episode(self, version: int) -> Episode | None:
         """Start another group if the order book admits one."""

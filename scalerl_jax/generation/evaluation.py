@@ -286,14 +286,14 @@ class Evaluator(Completing):
         places: Sequence[int] | None = None,
         listener: Listener | None = None,
         stopped: Callable[[], bool] = never,
-        wait_s: float = _POLL_S,
+        wait_s: Callable[[], float] = lambda: _POLL_S,
     ) -> Iterator[list[JudgedPrompt]]:
         """Yield the newly judged prompts after each sampler step, then each wait.
 
         Prompts are completed with these params, and judged while the sampler works, in
         the order of their verdicts.  `places` are indices of the prompts to sample;
-        None: all.  `listener` gets tokens when they are sampled.  `wait_s` is the
-        longest wait for a verdict after sampling has ended.
+        None: all.  `listener` gets tokens when they are sampled.  `wait_s` gives
+        the longest wait for a verdict while there is nothing to sample.
         """
         episodes = Episodes(self.verifier, self.judging.answer, self.turns)
 
@@ -317,7 +317,7 @@ class Evaluator(Completing):
                     for each in self.step(driver):
                         episodes.add(each, policy_version)
                 else:
-                    episodes.wait(wait_s)
+                    episodes.wait(wait_s())
                 yield list(map(self._judged, episodes.judged(driver.sampler)))
 
     def _judged(self, episode: Episode) -> JudgedPrompt:

@@ -88,7 +88,7 @@ class StepForecast:
         the time that generation has to spare first.
         """
         every = config.eval.every
-        before = config.train.num_steps // every  # one of them before any step
+        before = -(-config.train.num_steps // every)  # one of them before any step
         added = self.evaluation_seconds
         if config.eval.beside:
             spare = every * (self.step_seconds - self.generate_seconds)
@@ -201,7 +201,8 @@ def _longest_seconds(config: Config, decoding: "_Decoding") -> float:
     It must end before max_staleness steps have passed, less one for which its group may
     wait.
     """
-    return decoding.longest / max(config.queue.max_staleness - 1, 1)
+    steps = max(config.queue.max_staleness - 1, 1)
+    return decoding.longest * config.batch.epochs / steps
 
 
 def _beside_seconds(

@@ -231,9 +231,10 @@ class World:
         if self.mode == "batched" or not batches:
             return
         there = len(self.begun) + len(self.buffered)
-        left = len(self.sampled) + len(self.buffered)
+        left = len(self.buffered)
         limit = there + size if self.limit == float("inf") else self.limit
         limit += (Fraction(batches * size, 4) - left) / 10
+        limit += 0 if left else Fraction(size, 2)
         self.limit = max(size, min(limit, there + 2 * size))
 
     def finish_step(self, *, skip=False):

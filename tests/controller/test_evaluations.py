@@ -3,13 +3,67 @@
 import contextlib
 import dataclasses
 import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
 from scalerl_jax.controller.evaluations import BesideRun, EvaluationPoint, InLoop
+from scalerl_jax.controller.fleet import Fleet
 from scalerl_jax.generation.evaluation import Abandoned
+from scalerl_jax.run.progress import Progress
 
 POINT = EvaluationPoint(version=4, publication="params of 4", report={"chip_hours": 1})
+
+
+class Idle:
+    """A dispatcher of one replica, which finishes nothing."""
+
+    def __init__(self):
+        self.replicas = [SimpleNamespace(number=0, where="here", hang="")]
+        self.jobs = []
+
+    def submit(self, job, number=None):
+        self.jobs.append(Future())
+        return self.jobs[-1]
+
+    def turn(self):
+        pass
+
+    def withdraw(self, jobs):
+        pass
+
+    def end(self, timeout_s):
+        pass
+
+
+def test_a_long_part_is_waited_for_unless_its_replica_hangs():
+    idle = Idle()
+    fleet = Fleet(
+        make_dispatcher=lambda wake: idle,
+        orders=SimpleNamespace(raise_if_over=lambda: None, fail=None),
+        summarize=lambda judged, policy_version: judged,
+        num_held_out=2,
+        job_timeout_s=0.01,
+        progress=Progress(),
+    )
+
+    def evaluate():
+        return fleet.evaluate(
+            "params", policy_version=0, stopped=lambda: False, beside=True
+        )
+
+    with ThreadPoolExecutor(1) as caller:
+        slow = caller.submit(evaluate)
+        with pytest.raises(TimeoutError):
+            slow.result(1.0)
+        for number, each in enumerate(idle.jobs):
+            each.set_result([number])
+        assert slow.result(60) == ([0, 1], [])
+        idle.replicas[0].hang = "is in one step"
+        with pytest.raises(TimeoutError, match=r"replica 0 \(here\) is in one step"):
+            caller.submit(evaluate).result(60)
+    fleet.stop(60)
 
 
 class Generators:

@@ -145,6 +145,19 @@ def test_a_take_wakes_the_worker():
         queue.applied()
 
 
+def test_no_group_starts_while_starts_are_held():
+    queue = RolloutQueue(Pacing(num_prompts=2, max_staleness=0, mode="pipeline"))
+    assert queue.admit(0) == 0
+    queue.hold(True)
+    assert queue.admit(0) is None
+    queue.put(make_group(0, 0))  # what runs already may end
+    worker = run_in_thread(lambda: queue.wait(LONG))
+    queue.hold(False)
+    worker.join(LONG / 3)
+    assert not worker.is_alive()
+    assert queue.admit(0) == 1
+
+
 def test_close_wakes_both():
     queue = RolloutQueue(Pacing(num_prompts=1, max_staleness=0, mode="pipeline"))
     queue.admit(0)

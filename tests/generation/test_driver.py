@@ -710,6 +710,31 @@ def test_a_job_that_hangs_is_said_with_the_place_where_it_does(place):
     assert at.generators.hang() == ""
 
 
+def test_a_long_job_makes_no_group_late(place, monkeypatch):
+    """All groups stand still meanwhile."""
+    passed_s = 0.0
+
+    class Clock:
+        @staticmethod
+        def monotonic():
+            return time.monotonic() + passed_s
+
+    def job():
+        nonlocal passed_s
+        passed_s += 10 * LONG
+
+    monkeypatch.setattr("scalerl_jax.generation.driver.time", Clock)
+    at = place(WrittenScheduler({}, steps=0))
+    until(lambda: at.scheduler.calls)
+    with ThreadPoolExecutor(1) as caller:
+        called = caller.submit(at.generators.between_steps, job)
+        until(lambda: at.generators._jobs)
+        at.scheduler.allow(1000)
+        called.result(LONG)
+    assert len(at.queue.take(0, LONG)) == 2
+    assert at.queue.dropped == {}
+
+
 def test_a_thread_that_hangs_is_not_waited_for(place):
     at = place(WrittenScheduler({}, steps=0))
     at.generators._batch_timeout_s = 0.2

@@ -183,7 +183,7 @@ def episodes_of(pool, *, seed=0, count=6, fast=True, turns=TURNS):
         turns=turns,
     )
     found = {}
-    for judged in evaluator.steps(params(seed), policy_version=3, wait_s=0.1):
+    for judged in evaluator.steps(params(seed), policy_version=3, wait_s=lambda: 0.1):
         found |= {each.place: each for each in judged}
     assert sorted(found) == list(range(count))
     return evaluator, found

@@ -319,6 +319,34 @@ def test_the_seconds_of_a_step_by_hand():
     assert found.chip_hours_per_step == pytest.approx(20 * found.step_seconds / 3600)
 
 
+@pytest.mark.parametrize("epochs", [1, 2, 4])
+def test_the_longest_rollout_bounds_optimizer_steps_however_many_a_batch_has(epochs):
+    config = numbers(config_of(batch__epochs=epochs), **TWO_REPLICAS)
+    lengths = dataclasses.replace(even(1), completions=(1,) * 99_999 + (100_000,))
+    found = forecast(config, ARCH, CHIPS["v5p"], lengths, devices=20)
+    assert found.step_seconds > max(found.generate_seconds, found.train_seconds)
+    alone = forecast(
+        numbers(config_of(), **TWO_REPLICAS), ARCH, CHIPS["v5p"], lengths, devices=20
+    )
+    assert found.step_seconds == pytest.approx(alone.step_seconds)
+
+
+@pytest.mark.parametrize(
+    "steps, every, count", [(100, 100, 2), (150, 100, 3), (50, 100, 2), (12, 5, 4)]
+)
+def test_a_run_is_evaluated_before_its_first_step_and_after_its_last(
+    steps, every, count
+):
+    config = config_of(
+        train__num_steps=steps, eval__every=every, eval__concurrent="off"
+    )
+    made = numbers(config, **TWO_REPLICAS)
+    found = forecast(made, ARCH, CHIPS["v5p"], even(100), devices=20)
+    assert 3600 * found.evaluation_hours(made) == pytest.approx(
+        count * found.evaluation_seconds
+    )
+
+
 def test_a_batch_in_turn_waits_for_its_longest():
     config = numbers(
         config_of(queue__max_staleness=0),

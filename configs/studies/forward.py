@@ -8,7 +8,8 @@ generated together, no filter, solved prompts sampled again.  Everything is floa
 here, the head too.  GSPO's clips are the paper's, for completions of thousands of
 tokens, and clips ten times as wide, as completions here have 17 tokens and move more.
 
-Result: docs/studies.md.
+Result: docs/studies.md.  Its data have two more seeds of `dapo` and `cispo`, which were
+run by a copy of this file with these two arms and seeds 3 and 4.
 """
 
 from scalerl_jax.study.design import Study

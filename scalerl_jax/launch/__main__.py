@@ -21,12 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from scalerl_jax import status as run_status
-from scalerl_jax.formats.bounded import read_lines
 from scalerl_jax.launch import estimate, supervisor
 from scalerl_jax.launch.client import Client
 from scalerl_jax.launch.gke import GkePlace
 from scalerl_jax.launch.job import Job, add_flags, read_job
-from scalerl_jax.launch.local import LocalPlace
+from scalerl_jax.launch.local import LocalPlace, Preempting
 from scalerl_jax.launch.outcome import Outcome
 from scalerl_jax.launch.place import (
     Machines,
@@ -41,7 +40,6 @@ from scalerl_jax.launch.tpu import TpuPlace
 from scalerl_jax.launch.watching import find_alarm, forecast
 from scalerl_jax.process.ending import Parser, answer
 from scalerl_jax.process.printing import to_stderr, to_stdout
-from scalerl_jax.run.directory import METRICS_FILE
 
 _FAILURE, _MISTAKE, _ALARM = 1, 2, 3
 _WATCH_S = 600.0  # between two checks for an alarm; each fetches the run's files
@@ -172,7 +170,8 @@ def _run(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> 
     if flags.preemptions:
         if not isinstance(place, LocalPlace):
             raise ValueError("--preemptions needs --place=local; clouds make theirs")
-        look = _Preempting(job, place, flags.preemptions, more)
+        steps = estimate.resolve_config(job, more).train.num_steps
+        look = Preempting(place, _files(job), flags.preemptions, num_steps=steps)
     before = place.outcome()
     if before is None or before.state != "done":
         _prepare(job, place, flags, more)
@@ -195,24 +194,6 @@ def _run(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> 
         [sys.executable, "-m", "scalerl_jax.scaling", "fit", str(_files(job))]
     )
     return _FAILURE if left or fitted.returncode else 0
-
-
-class _Preempting:
-    """Takes the run's machine away a number of times, spread evenly over its steps."""
-
-    def __init__(
-        self, job: Job, place: LocalPlace, times: int, more: list[str]
-    ) -> None:
-        steps = estimate.resolve_config(job, more).train.num_steps
-        self._at = [steps * (n + 1) // (times + 1) for n in range(times)]
-        self._file, self._place = _files(job) / METRICS_FILE, place
-
-    def __call__(self, machines: Machines, outcome: Outcome | None) -> None:
-        steps = sum(1 for _ in read_lines(self._file)) if self._file.is_file() else 0
-        if machines.state == "up" and self._at and steps >= self._at[0]:
-            self._at.pop(0)
-            say(f"after step {steps} the machine is taken away")
-            self._place.end()  # leaves the same time to save as a spot machine does
 
 
 class _Watching:
@@ -343,8 +324,14 @@ def _stop(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) ->
 
 
 def _stop_all(place: Place) -> list[str]:
-    """Save the run and remove the machines; report and return those that remain."""
+    """Save the run and remove the machines; report and return those that remain.
+
+    Raises:
+        ValueError: the machines are another run's.
+    """
     there = place.machines()
+    if there.wrong:
+        raise ValueError(there.wrong)
     if there.state == "absent":
         say("there are no machines")
         return []

@@ -154,7 +154,8 @@ class GkePlace(CloudPlace):
         if shape not in (None, slice.kind.written(slice.topology)):
             return (
                 f"the name {name} is taken by a slice {shape}, and --topology="
-                f"{self.job.topology}; take another --name, or `launch stop` first"
+                f"{self.job.topology}; take another --name, or `launch stop "
+                f"--topology={slice.generation}:{shape}` first"
             )
         return ""
 

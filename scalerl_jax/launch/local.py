@@ -16,11 +16,11 @@ from pathlib import Path
 
 import psutil
 
-from scalerl_jax.formats.bounded import last_lines
+from scalerl_jax.formats.bounded import last_lines, read_lines
 from scalerl_jax.formats.reading import read_json
 from scalerl_jax.launch.job import Job
 from scalerl_jax.launch.outcome import Outcome, read_outcome
-from scalerl_jax.launch.place import Machines
+from scalerl_jax.launch.place import Machines, say
 from scalerl_jax.run.directory import METRICS_FILE
 from scalerl_jax.run.writing import open_to_append, write_json
 
@@ -158,3 +158,22 @@ class LocalPlace:
 
     def _write(self, values: dict) -> None:
         write_json(self._folder / _FILE, values)
+
+
+class Preempting:
+    """Takes the run's machine away a number of times, spread evenly over its steps."""
+
+    def __init__(
+        self, place: LocalPlace, files: Path, times: int, *, num_steps: int
+    ) -> None:
+        """Choose the steps, by the run's `files`; take nothing away yet."""
+        self._at = [num_steps * (n + 1) // (times + 1) for n in range(times)]
+        self._file, self._place = files / METRICS_FILE, place
+
+    def __call__(self, machines: Machines, outcome: Outcome | None) -> None:
+        """Take the machine away if the next of the steps is reached."""
+        steps = sum(1 for _ in read_lines(self._file)) if self._file.is_file() else 0
+        if machines.state == "up" and self._at and steps >= self._at[0]:
+            self._at.pop(0)
+            say(f"after step {steps} the machine is taken away")
+            self._place.end()  # leaves the same time to save as a spot machine does

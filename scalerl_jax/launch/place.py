@@ -16,7 +16,8 @@ from scalerl_jax.process.printing import to_stderr
 # absent: no machine exists.  partial: some machines exist, others must be requested.
 # coming: requested, not ready.  up: ready to run commands.
 # broken: lost for good, must be removed.  going: being removed.
-State = Literal["absent", "partial", "coming", "up", "broken", "going"]
+# unknown: the place's word is not in our tables; only `stop` acts on such machines.
+State = Literal["absent", "partial", "coming", "up", "broken", "going", "unknown"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -165,6 +166,11 @@ def _turn(place: Place, machines: Machines, tell: Callable[[str], None]) -> None
     """Do the one action that the state of the machines calls for."""
     if machines.wrong:
         raise RuntimeError(machines.wrong)
+    if machines.state == "unknown":
+        raise RuntimeError(
+            f"machines are in an unknown state: {machines.said}; look at them with "
+            f"gcloud, and remove them with `launch stop`"
+        )
     if machines.state in ("absent", "partial"):
         place.create()
         tell("machines are requested")

@@ -37,6 +37,8 @@ with fetched({token!r}):
 
 def _together(states: Sequence[State]) -> State:
     """Return the joint state of several machines: the most urgent state wins."""
+    if "unknown" in states:
+        return "unknown"
     if "broken" in states:
         return "broken"
     if "absent" in states:
@@ -155,12 +157,10 @@ class RayPlace(CloudPlace):
         if found is None:
             return Machines(state="absent", said="ABSENT")
         said = str(found.get("status"))
-        if said not in _INSTANCE:
-            raise RuntimeError(f"{self._head} is in an unknown state: {said}")
         label = found.get("labels", {}).get(gcloud.LABEL, "")
         taken = f"the name {self._head} is taken by another machine"
         return Machines(
-            state=_INSTANCE[said],
+            state=_INSTANCE.get(said, "unknown"),
             said=said,
             created=str(found.get("creationTimestamp", "")),
             wrong="" if label == self.job.name else taken,

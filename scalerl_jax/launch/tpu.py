@@ -74,13 +74,8 @@ class TpuPlace(CloudPlace):
             said, states = str(found.get("state", {}).get("state")), gcloud.QUEUED
             specs = found.get("tpu", {}).get("nodeSpec") or [{}]
             node = specs[0].get("node", {})
-        if said not in states:
-            raise RuntimeError(
-                f"{self.name} is in an unknown state: {said}; look at it with gcloud, "
-                f"and remove it with `launch stop`"
-            )
         return Machines(
-            state=states[said],
+            state=states.get(said, "unknown"),
             said=said,
             created=str(found.get("createTime", "")),
             wrong=self._wrong(node),
@@ -94,10 +89,12 @@ class TpuPlace(CloudPlace):
         if label and label != self.job.name:
             return f"the name {self.name} is taken by machines of the run {label}"
         if kind and kind != slice.type:
+            count, _ = self.job.slices
+            theirs = f"{count}*{kind}" if count > 1 else kind
             return (
                 f"the name {self.name} is taken by a {kind}, and --topology="
                 f"{self.job.topology} is a {slice.type}; take another --name, or "
-                f"`launch stop` first"
+                f"`launch stop --topology={theirs}` first"
             )
         return ""
 

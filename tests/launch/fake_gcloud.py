@@ -4,9 +4,10 @@ FAKE_CLOUD names the folder; fake_gke.py plays xpk and kubectl in it.  Its scrip
 says what goes wrong: "create" (a list of "quota", "no quota", "stock-out", "failed";
 each for one creation), "ssh" (connections that fail), "preempt" (numbers of rows in a
 run's metrics.jsonl, of which the machine has written one), "stuck" (slices that are
-never removed), "types", "location", "cluster" and "pools" (where the one of GKE is, and
-its topologies).  A host is a folder, in which scripts run with programs of their own;
-buckets are those of STORAGE_EMULATOR_HOST.
+never removed), "unheard" (states of slices, by name, at every look), "types",
+"location", "cluster" and "pools" (where the one of GKE is, and its topologies).
+A host is a folder, in which scripts run with programs of their own; buckets are those
+of STORAGE_EMULATOR_HOST.
 """
 
 import datetime
@@ -169,6 +170,7 @@ class Cloud:
     def describe(self, name, kind, flags):
         machine = self.find(name)
         self.rise(machine, name)
+        machine["state"] = self.script.get("unheard", {}).get(name, machine["state"])
         now = datetime.datetime.now(datetime.UTC).isoformat()
         node = {"acceleratorType": machine["type"], "labels": machine["labels"]}
         if kind == "instances":

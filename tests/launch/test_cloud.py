@@ -225,8 +225,13 @@ def test_a_name_that_another_has_is_not_touched(cloud):
     assert cloud.launch("create").returncode == 0
     other = cloud.launch("create", topology="v6e:4x4")
     assert other.returncode == 2 and "is taken by a v6e-8" in other.stderr
+    assert "or `launch stop --topology=v6e-8` first" in other.stderr
     assert cloud.launch("create").returncode == 0  # ours: it is there already
     assert len(cloud.calls("create")) == 1
+    other = cloud.launch("stop", topology="v6e:4x4")
+    assert other.returncode == 2 and "is taken by a v6e-8" in other.stderr
+    assert list(cloud.state()) == ["run-1"]
+    assert cloud.launch("stop", topology="v6e-8").returncode == 0 and not cloud.state()
 
 
 def test_stop_may_be_called_at_any_time_and_tells_what_stays(cloud):
@@ -239,6 +244,17 @@ def test_stop_may_be_called_at_any_time_and_tells_what_stays(cloud):
     cloud.script()
     assert cloud.launch("stop").returncode == 0
     assert cloud.launch("stop").returncode == 0 and not cloud.state()
+
+
+def test_a_state_that_is_not_known_ends_a_run_and_stop_removes_the_machines(cloud):
+    both = {"topology": "2*v6e:2x4", "place": "ray_tpu"}
+    cloud.launch("create", **both)
+    cloud.script(unheard={"run-1-1": "HIDING"})
+    done = cloud.launch("run", **both)
+    assert done.returncode == 1
+    assert "unknown state: run-1-head RUNNING, run-1-0 " in done.stderr
+    assert "HIDING; look at them with gcloud, and remove them with" in done.stderr
+    assert cloud.launch("stop", **both).returncode == 0 and not cloud.state()
 
 
 def test_the_status_has_machines_run_forecast_and_cost_and_an_alarm_when_it_stalls(

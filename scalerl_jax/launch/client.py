@@ -56,6 +56,13 @@ _REFUSALS: tuple[tuple[str, type[Exception], str], ...] = (
         "compute.googleapis.com storage.googleapis.com",
     ),
     (
+        r"Max retries exceeded|ConnectionError|NameResolution|[Tt]imed out"
+        r"|Unable to find the server|Network is unreachable"
+        r"|(?is:refreshing your current auth tokens(?!.*(invalid_grant|reauth)))",
+        Refused,
+        "the cloud is not reached: {said}",
+    ),
+    (
         r"(?i)active account selected|reauthentication|credentials.*(expired|invalid)"
         r"|gcloud auth login",
         ValueError,
@@ -102,7 +109,8 @@ _REFUSALS: tuple[tuple[str, type[Exception], str], ...] = (
     ),
     (r"(?i)ALREADY_EXISTS|already exists", ValueError, "the name is taken: {said}"),
     (
-        r"(?i)UNAVAILABLE|DEADLINE_EXCEEDED|INTERNAL|rate ?limit|HTTPError (5\d\d|429)",
+        r"(?i)UNAVAILABLE|DEADLINE_EXCEEDED|INTERNAL|rate ?limit|HTTPError (5\d\d|429)"
+        r"|'status': '?(5\d\d|429)",
         Refused,
         "the cloud cannot do this just now: {said}",
     ),
@@ -151,13 +159,18 @@ class Client:
                 f"{command[0]} is not installed here; docs/pods.md says what each "
                 f"place needs"
             )
-        done = subprocess.run(
-            list(command),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_LIMIT_S,
-        )
+        try:
+            done = subprocess.run(
+                list(command),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=_LIMIT_S,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise Refused(
+                f"{' '.join(command[:5])} has not ended within {_LIMIT_S:g} s"
+            ) from error
         if done.returncode:
             # xpk's errors are on stdout, and other programs' warnings on stderr.
             said = f"{done.stdout}\n{done.stderr}" if command[0] == "xpk" else ""

@@ -85,7 +85,7 @@ class Patience:
     poll_s: float = 30.0
     first_pause_s: float = 60.0  # after a refusal; doubles with each further one
     longest_pause_s: float = 900.0
-    refusals: int = 60  # in a row, of machines or of the run's start
+    refusals: int = 60  # in a row, of machines, of the run's start or of answers
     losses: int = 20  # in a row, before the run started; the last one ends `keep`
 
 
@@ -102,8 +102,10 @@ def keep(
 ) -> Outcome:
     """Create machines, start the run, and replace lost machines until the run is over.
 
+    Whatever the place refuses, an answer about its machines too, is asked again later.
+
     Args:
-        tell: receives a line for each change.
+        tell: receives a line for each change, and for each refusal.
         look: called with machines and outcome in every iteration.
 
     Raises:
@@ -112,17 +114,17 @@ def keep(
     pause_s, refusals, before = patience.first_pause_s, 0, ""
     losses = _Losses(patience.losses)
     while True:
-        outcome = place.outcome()
-        if outcome is not None and outcome.state in FINAL:
-            return outcome
-        machines = place.machines()
-        if machines.said != before:
-            tell(f"machines are {machines.said}")
-            before = machines.said
-        look(machines, outcome)
-        if machines.state == "broken":
-            losses.count(outcome)
         try:
+            outcome = place.outcome()
+            if outcome is not None and outcome.state in FINAL:
+                return outcome
+            machines = place.machines()
+            if machines.said != before:
+                tell(f"machines are {machines.said}")
+                before = machines.said
+            look(machines, outcome)
+            if machines.state == "broken":
+                losses.count(outcome)
             _turn(place, machines, tell)
         except Refused as refused:
             refusals += 1
@@ -134,7 +136,7 @@ def keep(
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, patience.longest_pause_s)
             continue
-        if machines.state == "up":
+        if machines.state in ("up", "coming"):
             pause_s, refusals = patience.first_pause_s, 0
         if machines.state not in ("absent", "partial", "broken"):
             time.sleep(patience.poll_s)

@@ -26,7 +26,9 @@ def find_alarm(
     last_step: str,
     now: datetime.datetime,
 ) -> str:
-    """Return the alarm for a run whose outcome says "running"; "": nothing is wrong.
+    """Return the alarm for a run that is not over; "": nothing is wrong.
+
+    A run that is "preempted" has one if its machines are gone, also by `stop`.
 
     Args:
         there: the run's machines.
@@ -35,13 +37,16 @@ def find_alarm(
         last_step: when a step was last written, ISO 8601; empty: never.
         now: the time, with its zone.
     """
-    if outcome is None or outcome.state != "running":
+    if outcome is None or outcome.state not in ("running", "preempted"):
         return ""
     if there.state in ("absent", "broken"):
+        died = "died with" if outcome.state == "running" else "was preempted with"
         return (
-            f"the run died with its machines, which are {there.said}: `launch run` "
+            f"the run {died} its machines, which are {there.said}: `launch run` "
             f"creates others, on which it resumes"
         )
+    if outcome.state == "preempted":
+        return ""
     heard = [
         datetime.datetime.fromisoformat(at) for at in (outcome.at, last_step) if at
     ]

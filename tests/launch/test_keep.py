@@ -1,5 +1,7 @@
 """The loop that keeps machines under a run, on a place that follows a script."""
 
+import dataclasses
+
 import pytest
 
 from scalerl_jax.launch.outcome import Outcome
@@ -12,17 +14,25 @@ STATES = {"ABSENT": "absent", "WAITING": "coming", "ACTIVE": "up", "GONE": "brok
 class Script:
     """Says what it is told to, a word at each look, and notes what is asked of it."""
 
-    def __init__(self, *words, attempts=(), refuse=0, final="done"):
+    def __init__(self, *words, attempts=(), refuse=0, silent=0, final="done"):
         self.words, self.done, self.refuse = list(words), [], refuse
+        self.silent = silent  # times that it does not say how things are
         self.attempts, self.final = list(attempts), final
 
     def outcome(self):
+        self.answer()
         if not self.words:
             return Outcome(state=self.final, command=(), attempts=1)
         attempts = self.attempts.pop(0) if self.attempts else 0
         return Outcome(state="running", command=(), attempts=attempts)
 
+    def answer(self):
+        if self.silent:
+            self.silent -= 1
+            raise Refused("the cloud is not reached")
+
     def machines(self):
+        self.answer()
         word = self.words.pop(0)
         return Machines(state=STATES[word], said=word)
 
@@ -64,6 +74,39 @@ def test_refusals_are_tried_again_up_to_a_limit():
     assert [line for line in lines if "try 3" in line]
     with pytest.raises(RuntimeError, match="no more capacity; given up after 3 tries"):
         keep(Script(*["ABSENT"] * 9, refuse=9), patience=PATIENCE, tell=lines.append)
+
+
+def test_a_place_that_does_not_answer_is_asked_again():
+    lines = []
+
+    def look(machines, outcome):
+        if machines.state == "up" and not looked:
+            looked.append(True)
+            place.silent = 1  # at the next outcome
+            raise Refused("the run's files are not reached")  # at this look
+
+    looked = []
+    place = Script("ABSENT", "ACTIVE", "GONE", "ABSENT", "ACTIVE", silent=2)
+    patience = dataclasses.replace(PATIENCE, refusals=4)
+    assert keep(place, patience=patience, tell=lines.append, look=look).state == "done"
+    assert place.done == ["create", "remove", "create", "start"]
+    waits = [line for line in lines if "; try " in line]
+    assert [line.partition(";")[0] for line in waits] == [
+        *["the cloud is not reached"] * 2,
+        *("the run's files are not reached", "the cloud is not reached"),
+    ]
+    with pytest.raises(RuntimeError, match="not reached; given up after 3 tries"):
+        keep(Script("ACTIVE", silent=9), patience=PATIENCE, tell=lines.append)
+
+
+def test_polls_that_fail_now_and_then_are_not_failures_in_a_row():
+    place = Script(*["WAITING"] * 9)
+    keep(
+        place,
+        patience=PATIENCE,
+        tell=lambda _: None,
+        look=lambda *_: setattr(place, "silent", 1),
+    )
 
 
 def test_machines_that_never_begin_a_run_are_not_made_for_ever():

@@ -5,7 +5,7 @@ People have published them: each with the thread on GitHub that has it whole.
 
 import pytest
 
-from scalerl_jax.launch.client import NotFound, refusal
+from scalerl_jax.launch.client import Client, NotFound, refusal
 from scalerl_jax.launch.place import Refused
 
 TEXTS = [
@@ -16,6 +16,33 @@ TEXTS = [
         "(see https://cloud.google.com/tpu/docs/regions) [EID: 0xba393c906974e61]",
         Refused,
         "no such machines just now",
+    ),
+    (  # as requests and urllib3 write it
+        "ERROR: gcloud crashed (ConnectionError): HTTPSConnectionPool(host='tpu."
+        "googleapis.com', port=443): Max retries exceeded with url: /v2/projects "
+        "(Caused by NameResolutionError(...))",
+        Refused,
+        "the cloud is not reached: ERROR: gcloud crashed (ConnectionError)",
+    ),
+    (
+        "ERROR: (gcloud.storage.cat) There was a problem refreshing your current auth "
+        "tokens: HTTPSConnectionPool(host='oauth2.googleapis.com', port=443): Max "
+        "retries exceeded\nPlease run:\n\n  $ gcloud auth login\n",
+        Refused,
+        "the cloud is not reached: ERROR: (gcloud.storage.cat)",
+    ),
+    (
+        "ERROR: (gcloud.storage.cat) There was a problem refreshing your current auth "
+        "tokens: ('invalid_grant: Bad Request', {'error': 'invalid_grant'})\n"
+        "Please run:\n\n  $ gcloud auth login\n\nto obtain new credentials.",
+        ValueError,
+        "gcloud has no login here",
+    ),
+    (
+        "ERROR: (gcloud.compute.tpus.queued-resources.describe) HttpError accessing "
+        "<https://tpu.googleapis.com/v2/x?alt=json>: response: <{'status': '503'}>",
+        Refused,
+        "the cloud cannot do this just now",
     ),
     (  # skypilot-org/skypilot, issue 4579
         "Insufficient reserved capacity. Contact customer support to increase your "
@@ -81,3 +108,9 @@ def test_a_published_text_is_understood(text, kind, words):
     assert type(error) is not NotFound
     assert words in str(error)
     assert "\n" not in str(error)
+
+
+def test_a_client_that_hangs_may_be_called_again(monkeypatch):
+    monkeypatch.setattr("scalerl_jax.launch.client._LIMIT_S", 0.1)
+    with pytest.raises(Refused, match=r"sleep 600 has not ended within 0\.1 s"):
+        Client().run(["sleep", "600"])

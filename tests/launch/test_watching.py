@@ -34,7 +34,9 @@ def test_a_run_whose_machines_went_is_dead(tmp_path, state):
     gone = Machines(state=state, said="SUSPENDED")
     said = alarm(tmp_path, "10:00:01", there=gone)
     assert said.startswith("the run died with its machines, which are SUSPENDED")
-    assert not alarm(tmp_path, "10:00:01", there=gone, state="preempted")
+    said = alarm(tmp_path, "10:00:01", there=gone, state="preempted")
+    assert said.startswith("the run was preempted with its machines, which are SUSP")
+    assert not alarm(tmp_path, "23:00:00", state="preempted")
     slice_of_two = Machines(state="partial", said="one of two")
     assert not alarm(tmp_path, "10:00:01", there=slice_of_two)
 

@@ -125,7 +125,9 @@ def keep(
             look(machines, outcome)
             if machines.state == "broken":
                 losses.count(outcome)
-            _turn(place, machines, tell)
+            goes_on = _turn(place, machines, tell)
+            if goes_on and outcome is not None and outcome.state == "running":
+                losses.forget()
         except Refused as refused:
             refusals += 1
             if refusals > patience.refusals:
@@ -148,6 +150,10 @@ class _Losses:
     def __init__(self, most: int) -> None:
         self._most, self._lost, self._attempts = most, 0, 0
 
+    def forget(self) -> None:
+        """Restart the count: the run goes on, on a head that was not lost."""
+        self._lost = 0
+
     def count(self, outcome: Outcome | None) -> None:
         """Count a lost machine; restart the count if the run was started on it.
 
@@ -164,8 +170,8 @@ class _Losses:
             )
 
 
-def _turn(place: Place, machines: Machines, tell: Callable[[str], None]) -> None:
-    """Do the one action that the state of the machines calls for."""
+def _turn(place: Place, machines: Machines, tell: Callable[[str], None]) -> bool:
+    """Do what the machines' state calls for; return True if a supervisor runs."""
     if machines.wrong:
         raise RuntimeError(machines.wrong)
     if machines.state == "unknown":
@@ -183,8 +189,10 @@ def _turn(place: Place, machines: Machines, tell: Callable[[str], None]) -> None
             raise Refused(f"cannot be removed: {'; '.join(left)}")
     elif machines.state == "up":
         done = place.start()
-        if "already" not in done:
-            tell(done)
+        if "already" in done:
+            return True
+        tell(done)
+    return False
 
 
 def say(line: str) -> None:

@@ -14,6 +14,8 @@ STATES = {"ABSENT": "absent", "WAITING": "coming", "ACTIVE": "up", "GONE": "brok
 class Script:
     """Says what it is told to, a word at each look, and notes what is asked of it."""
 
+    started = "the run starts"
+
     def __init__(self, *words, attempts=(), refuse=0, silent=0, final="done"):
         self.words, self.done, self.refuse = list(words), [], refuse
         self.silent = silent  # times that it does not say how things are
@@ -48,7 +50,7 @@ class Script:
 
     def start(self):
         self.done.append("start")
-        return "started"
+        return self.started
 
 
 def test_machines_are_made_again_and_the_run_started_on_them():
@@ -113,8 +115,18 @@ def test_machines_that_never_begin_a_run_are_not_made_for_ever():
     with pytest.raises(RuntimeError, match="3 machines in a row were lost before"):
         keep(place := Script(*["GONE"] * 9), patience=PATIENCE, tell=lambda _: None)
     assert place.done == ["remove"] * 2
+    # The file of the run says that it runs, as before its machines went for good.
+    with pytest.raises(RuntimeError, match="3 machines in a row were lost before"):
+        place = Script(*["ACTIVE", "GONE"] * 9, attempts=[5] * 18)
+        keep(place, patience=PATIENCE, tell=lambda _: None)
     # Preemptions of a run that goes on have no limit.
     place = Script(*["GONE"] * 9, attempts=range(9))
+    assert keep(place, patience=PATIENCE, tell=lambda _: None).state == "done"
+
+
+def test_slices_of_a_run_that_goes_on_are_replaced_without_a_limit():
+    place = Script(*["ACTIVE", "GONE"] * 9, attempts=[1] * 18)
+    place.started = "it runs already"  # on the head, which is on demand
     assert keep(place, patience=PATIENCE, tell=lambda _: None).state == "done"
 
 

@@ -157,6 +157,8 @@ def _resolved() -> config_lib.Config:
         config = config_lib.resolve(_CONFIG.value)
     except ValueError as error:
         _end(str(error))
+    except TimeoutError as error:  # a file in a bucket, which does not answer
+        _end(str(error), status=_FAILURE)
     if rows := config.warmstart.rows:
         _end(
             f"warmstart.rows = {rows} are for scalerl warmstart, and scalerl train "
@@ -245,6 +247,8 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
         return config_lib.read_flags(flags.FLAGS, argv, settings=config_lib.Config)
     except ValueError as error:
         _end(str(error))
+    except TimeoutError as error:  # the bucket of --workdir does not answer
+        _end(str(error), status=_FAILURE)
 
 
 def _end(message: str, *, status: int = _MISTAKE) -> NoReturn:

@@ -211,6 +211,8 @@ def check_process(
     try:
         with calling(name):
             seen = ray.get(actor.sees.remote(_SEEN_FILE), timeout=limit_s)
+    except TimeoutError as error:  # of the bucket
+        raise TimeoutError(f"{name}: {first_line(error)}") from error
     except (ValueError, OSError) as error:
         raise ValueError(f"{name}: {first_line(error)}") from error
     if not seen:

@@ -185,8 +185,13 @@ def _typed(kind: Any, value: Any, *, setting: str) -> Any:
 
 @contextlib.contextmanager
 def naming(setting: str) -> Iterator[None]:
-    """Prefix the message of a ValueError about a file with the setting's name."""
+    """Prefix the message of an error about a file with the setting's name.
+
+    It is a ValueError, or a TimeoutError of the file's bucket.
+    """
     try:
         yield
     except ValueError as error:
         raise ValueError(f"{setting}: {error}") from error
+    except TimeoutError as error:
+        raise TimeoutError(f"{setting}: {error}") from error

@@ -83,6 +83,8 @@ def prepared_path(name: str, split: str, directory: Path) -> Path:
     kind, _, file = bare.partition(":")
     try:
         digest = _digest(local_file(file), split)
+    except TimeoutError as error:
+        raise TimeoutError(f"data set {name!r} cannot be read: {error}") from error
     except (OSError, ValueError) as error:
         raise ValueError(f"data set {name!r} cannot be read: {error}") from error
     return place(kind, digest)

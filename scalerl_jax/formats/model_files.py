@@ -16,7 +16,8 @@ def local_path(name: str | Path, *, weights: bool = False) -> Path | GGUFModel:
     the weights are fetched only if `weights`.
 
     Raises:
-        ValueError: the hub or the bucket does not have it, or cannot be reached.
+        ValueError: the hub or the bucket does not have it, or the hub is not reached.
+        TimeoutError: the bucket does not answer in time.
     """
     if is_remote(name):
         suffixes = tuple(pattern.lstrip("*") for pattern in _DESCRIPTION)

@@ -31,6 +31,7 @@ def local_file(name: str, *, suffixes: tuple[str, ...] | None = None) -> Path:
 
     Raises:
         ValueError: the bucket does not have it, or cannot be used.
+        TimeoutError: the bucket does not answer in time.
     """
     if not is_remote(name):
         return Path(name).expanduser()

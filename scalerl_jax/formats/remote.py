@@ -45,7 +45,8 @@ def open_path(url: str, *, setting: str, in_run: bool = False) -> "epath.Path":
 
     Raises:
         ValueError: the URL is not in a bucket, the extra is not installed, or the
-            bucket does not exist, does not answer, or denies access.
+            bucket does not exist or denies access.
+        TimeoutError: the bucket does not answer in time, and may later.
     """
     bucket = _bucket_of(url, setting=setting)
     # Otherwise gcsfs reads the bucket's type, a right that writers of objects lack.
@@ -71,7 +72,7 @@ def open_path(url: str, *, setting: str, in_run: bool = False) -> "epath.Path":
         ) from error
     except TimeoutError as error:
         why = retry.reason or "it does not answer"
-        raise ValueError(
+        raise TimeoutError(
             f"{setting}{url}: the bucket {bucket!r} has not been reached within "
             f"{within_s:g} s ({why}); see to the network, and to credentials: gcloud "
             f"auth application-default login gives them"
@@ -185,8 +186,9 @@ def fetch(
     Of a directory only files that end with one of the `suffixes` are copied.
 
     Raises:
-        ValueError: see `open_path`; or no object exists, or one cannot be read from the
-            bucket or written to `target`.
+        ValueError, TimeoutError: see `open_path`.
+        ValueError: no object exists, or one cannot be read from the bucket or written
+            to `target`.
     """
     path = open_path(url, setting=setting)
     with _fetching(f"{setting}{url}", target):
@@ -209,11 +211,13 @@ def fetch(
 
 @contextlib.contextmanager
 def _fetching(what: str, target: Path) -> Iterator[None]:
-    """Turn an error in the block into a ValueError that names source and target."""
+    """Turn an error in the block into one of ours that names source and target."""
     try:
         yield
     except Exception as error:
-        raise ValueError(
+        silent = isinstance(error, TimeoutError | ConnectionError)
+        kind = TimeoutError if silent else ValueError
+        raise kind(
             f"{what} cannot be fetched to {target} ({reason(error)}); see to the "
             f"network, the bucket, and free space and rights here"
         ) from error
@@ -286,6 +290,7 @@ def files_of_run(path: str | Path) -> Path:
 
     Raises:
         ValueError: the bucket does not have it, or cannot be used.
+        TimeoutError: the bucket does not answer in time.
     """
     parted = re.match(r"([a-z][a-z0-9]+):/+", str(path))  # a Path has one slash only
     if parted is None:
@@ -318,6 +323,7 @@ def fetch_copy(url: str, *, suffixes: tuple[str, ...] | None) -> Path:
 
     Raises:
         ValueError: the bucket does not have it, or cannot be used.
+        TimeoutError: the bucket does not answer in time.
     """
     fetch(url, copy_of(url), setting="", suffixes=suffixes)
     return copy_of(url)

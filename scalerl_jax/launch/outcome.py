@@ -52,12 +52,13 @@ def read_outcome(workdir: str) -> Outcome | None:
 
     Raises:
         ValueError: the bucket cannot be used.
+        TimeoutError: the bucket does not answer in time.
     """
     if not is_remote(workdir):
         file = Path(workdir).expanduser() / FILE
         return parse_outcome(read_bytes(file) if file.is_file() else None)
 
-    path = remote.open_path(workdir, setting="--workdir=")
+    path = remote.open_path(workdir, setting="--workdir=", in_run=True)
     return parse_outcome(remote.read(path / FILE))
 
 
@@ -69,7 +70,7 @@ def write_outcome(workdir: str, outcome: Outcome) -> None:
         ValueError: the bucket cannot be used.
     """
     if is_remote(workdir):
-        path = remote.open_path(workdir, setting="--workdir=")
+        path = remote.open_path(workdir, setting="--workdir=", in_run=True)
         remote.write(path / FILE, outcome.to_json())
         return
     directory = Path(workdir).expanduser()

@@ -36,9 +36,10 @@ def fetched(url: str) -> Iterator[None]:
     Only this user can read the token's file.  Import Ray inside the block.
 
     Raises:
-        ValueError: the object is missing, or the bucket does not answer.
+        ValueError: the object is missing, or the bucket cannot be used.
+        TimeoutError: the bucket does not answer in time.
     """
-    data = remote.read(remote.open_path(url, setting="--ray-token="))
+    data = remote.read(remote.open_path(url, setting="--ray-token=", in_run=True))
     if data is None:
         raise ValueError(
             f"--ray-token={url}: there is no such object; `launch start` makes it"

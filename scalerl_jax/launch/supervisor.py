@@ -239,6 +239,7 @@ def save_seconds(workdir: str) -> float | None:
 
     Raises:
         ValueError: the bucket cannot be used.
+        TimeoutError: the bucket does not answer in time.
     """
     times = _times_in_bucket if is_remote(workdir) else _times_here
     written = times(workdir)
@@ -261,7 +262,7 @@ def _times_here(workdir: str) -> dict[str, float]:
 
 
 def _times_in_bucket(workdir: str) -> dict[str, float]:
-    path = remote.open_path(workdir, setting="--workdir=") / "checkpoints"
+    path = remote.open_path(workdir, setting="--workdir=", in_run=True) / "checkpoints"
     found = remote.entries(path)
     return {name: each["mtime"].timestamp() for name, each in found.items()}
 

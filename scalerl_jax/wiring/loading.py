@@ -86,6 +86,7 @@ def load_model(
         ValueError: it is missing, broken, or none of these; or it holds numbers that
             are not finite and is a run's checkpoint, or `require_finite` is set; or
             the adapter is incomplete or has another base.
+        TimeoutError: its bucket does not answer in time.
     """
     try:
         path = _local(directory, weights=True)
@@ -95,6 +96,8 @@ def load_model(
                 "file, a run directory, or a checkpoint of a run"
             )
         return _load(path, dtype, placement, require_finite, adapter)
+    except TimeoutError as error:
+        raise TimeoutError(f"--checkpoint={directory}: {error}") from error
     except (ValueError, RuntimeError, OSError) as error:
         raise ValueError(f"--checkpoint={directory}: {error}") from error
 

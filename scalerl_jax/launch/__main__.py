@@ -26,7 +26,7 @@ from scalerl_jax.launch.client import Client
 from scalerl_jax.launch.gke import GkePlace
 from scalerl_jax.launch.job import Job, add_flags, read_job
 from scalerl_jax.launch.local import LocalPlace, Preempting
-from scalerl_jax.launch.outcome import Outcome
+from scalerl_jax.launch.outcome import FINAL, Outcome
 from scalerl_jax.launch.place import (
     Machines,
     Patience,
@@ -172,8 +172,7 @@ def _run(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> 
             raise ValueError("--preemptions needs --place=local; clouds make theirs")
         steps = estimate.resolve_config(job, more).train.num_steps
         look = Preempting(place, _files(job), flags.preemptions, num_steps=steps)
-    before = place.outcome()
-    if before is None or before.state != "done":
+    if not _finished(job, place, more):
         _prepare(job, place, flags, more)
     patience = Patience(poll_s=flags.poll_s, first_pause_s=flags.poll_s)
     try:
@@ -255,12 +254,28 @@ def _prepare(
         raise ValueError("nothing was made")
 
 
+def _finished(job: Job, place: Place, more: list[str]) -> str:
+    """Return when this very command was done; "": it is to be run.
+
+    The final outcome of another command, or of one that failed, is forgotten.
+    """
+    before = place.outcome()
+    if before is None or before.state not in FINAL:
+        return ""
+    # The first word is the machine's own path of Python.
+    if before.state == "done" and before.command[1:] == (*job.command(more)[1:],):
+        return before.at
+    say(f"the run was {before.state} at {before.at}; it goes on with this command")
+    place.forget(before)
+    return ""
+
+
 def _start(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> int:
-    before, there = place.outcome(), place.machines()
+    finished, there = _finished(job, place, more), place.machines()
     if there.state != "up":
         raise ValueError(f"machines of {job.name} are {there.said}; nothing can start")
-    if before and before.state == "done" and before.command == tuple(job.command(more)):
-        say(f"the run was finished at {before.at}; it is not started again")
+    if finished:
+        say(f"the run was finished at {finished}; it is not started again")
         return 0
     say(place.start())
     return 0
@@ -353,16 +368,8 @@ def _files(job: Job) -> Path:
 
 
 _STEPS = {
-    "run": (
-        "check",
-        "outcome",
-        "machines",
-        "create",
-        "start",
-        "fetch",
-        "end",
-        "remove",
-    ),
+    "run": ("check", "outcome", "machines", "create", "start")
+    + ("fetch", "end", "remove"),
     "create": ("check", "machines", "create"),
     "start": ("outcome", "machines", "start"),
     "status": ("machines", "outcome", "fetch", "last_step"),

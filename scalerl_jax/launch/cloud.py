@@ -32,6 +32,7 @@ class CloudPlace:
         """
         self.job, self.more, self.client = job, tuple(more), client
         self._digest = ""  # of the code in the bucket; empty: not uploaded yet
+        self._before: Outcome | None = None  # forgotten
 
     def check_bucket(self) -> None:
         """Raise ValueError if the bucket is missing, or in another region."""
@@ -83,7 +84,12 @@ class CloudPlace:
             text = self.client.run(gcloud.storage("cat", self.job.outcome_file))
         except NotFound:
             return None
-        return parse_outcome(text)
+        found = parse_outcome(text)
+        return None if found == self._before else found
+
+    def forget(self, before: Outcome) -> None:
+        """Return None from `outcome` until the run has another one than `before`."""
+        self._before = before
 
     def last_step(self) -> str:
         """Return when the run last wrote a step, ISO 8601; empty: never."""

@@ -135,6 +135,8 @@ class GkePlace(CloudPlace):
         if found is None:
             return Machines(state="absent", said="ABSENT")
         state, said = _read_state(found)
+        if said == "COMPLETED" and self._before and self.outcome() is None:
+            state = "broken"  # its command is not this one, and it starts no other
         return Machines(
             state=state,
             said=said,
@@ -186,7 +188,10 @@ class GkePlace(CloudPlace):
         Raises:
             RuntimeError: the pods have ended, and the run is not over.
         """
-        if self.client.dry_run or self.machines().said != "COMPLETED":
+        if self.client.dry_run:
+            return "it runs already: the workload started it"
+        there = self.machines()
+        if there.state != "up" or there.said != "COMPLETED":
             return "it runs already: the workload started it"
         outcome = self.outcome()
         if outcome is None or outcome.state not in FINAL:

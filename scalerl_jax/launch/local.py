@@ -35,6 +35,7 @@ class LocalPlace:
         """Store the arguments; create nothing."""
         self._job, self._more = job, tuple(more)
         self._folder = Path(f"{Path(job.directory).expanduser()}.machine")
+        self._before: Outcome | None = None  # forgotten
 
     def check(self) -> None:
         """Create the parent of the run's directory; raise ValueError if that fails."""
@@ -101,7 +102,12 @@ class LocalPlace:
 
     def outcome(self) -> Outcome | None:
         """Return the run's outcome as its supervisor wrote it."""
-        return read_outcome(self._job.directory)
+        found = read_outcome(self._job.directory)
+        return None if found == self._before else found
+
+    def forget(self, before: Outcome) -> None:
+        """Return None from `outcome` until the run has another one than `before`."""
+        self._before = before
 
     def last_step(self) -> str:
         """Return when the run last wrote a step."""

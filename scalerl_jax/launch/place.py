@@ -62,7 +62,11 @@ class Place(Protocol):
         ...
 
     def outcome(self) -> Outcome | None:
-        """Return the run's outcome so far; None: never started."""
+        """Return the run's outcome so far; None: never started, or forgotten."""
+        ...
+
+    def forget(self, before: Outcome) -> None:
+        """Return None from `outcome` until the run has another one than `before`."""
         ...
 
     def last_step(self) -> str:

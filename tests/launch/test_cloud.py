@@ -103,18 +103,23 @@ def test_a_slice_of_two_is_made_again_alone_and_the_head_stays(cloud):
 @pytest.mark.slow
 def test_a_workload_gets_to_its_end_though_it_fails_once_and_its_nodes_go(cloud):
     cloud.script(jobset="failed", preempt=[4, 8])
-    done = cloud.launch("run", script="gke_xpk.sh", **GKE)
+    done = cloud.launch("run", script="gke_xpk.sh", flags=["--keep-machines"], **GKE)
     assert done.returncode == 0, done.stdout + done.stderr
     for words in (
         *("machines are QUEUED", "machines are FAILED", "machines are RUNNING"),
         "the run is done after 3 attempts, 2 of them preempted",
-        "all machines are removed",
     ):
         assert words in done.stderr
     assert len(cloud.calls("xpk workload create")) == 2
+    # A workload that has ended starts no other command.
+    more = cloud.launch("run", "--config.train.num_steps=13", **GKE)
+    assert more.returncode == 0, more.stdout + more.stderr
+    assert "the run is done after 4 attempts" in more.stderr
+    assert "all machines are removed" in more.stderr
+    assert len(cloud.calls("xpk workload create")) == 3
     assert json.loads((cloud.folder / "jobsets.json").read_text()) == {}
     rows = small_run.rows(cloud.folder / "laptop/runs/run-1")
-    assert [row["step"] for row in rows] == list(range(1, 13))
+    assert [row["step"] for row in rows] == list(range(1, 14))
 
 
 def test_a_workload_is_looked_at_and_stopped_from_anywhere(cloud):
@@ -172,6 +177,26 @@ def test_a_failed_slice_is_made_again_and_a_mistake_ends_it(cloud):
     again = cloud.launch("run", "--config.train.num_steps=2")  # not started again
     assert "the run is done after 1 attempts" in again.stderr
     assert len(cloud.calls("queued-resources create")) == created == 2
+    longer = cloud.launch("run", "--config.train.num_steps=3")
+    assert "the run is done after 2 attempts" in longer.stderr
+    rows = small_run.rows(cloud.folder / "laptop/runs/run-1")
+    assert [row["step"] for row in rows] == [1, 2, 3] and not cloud.state()
+
+
+def test_only_a_command_that_is_done_is_not_started_again(cloud):
+    told = ("../venv/bin/python", "-m", "scalerl_jax.main", "--config=configs/tiny.py")
+    told += ("--workdir=gs://bucket/runs/run-1", "--config.train.num_steps=2")
+    at = "2026-01-01T00:00:00+00:00"
+
+    def goes_on(state, *more):
+        outcome = Outcome(state=state, command=told, at=at)
+        cloud.bucket.write("runs/run-1/launch.json", outcome.to_json())
+        said = cloud.launch("start", *more).stderr
+        assert "machines of run-1 are ABSENT; nothing can start" in said
+        return f"the run was {state} at {at}; it goes on with this command" in said
+
+    assert not goes_on("done", told[-1])
+    assert goes_on("done", f"{told[-1]}0") and goes_on("failed", told[-1])
 
 
 @pytest.mark.parametrize(

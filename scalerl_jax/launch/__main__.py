@@ -97,6 +97,9 @@ def make_parser() -> argparse.ArgumentParser:
     supervise.add_argument(
         "--pause-s", type=float, default=10.0, help="before the first restart"
     )
+    supervise.add_argument(
+        "--grace-s", type=float, default=30.0, help="from SIGTERM to SIGKILL"
+    )
     return parser
 
 
@@ -111,7 +114,11 @@ def main(argv: list[str] | None = None) -> int:
     if flags.command == "supervise":
         if not more:
             raise ValueError("supervise: the command to run is missing after --")
-        rules = supervisor.Rules(failures=flags.failures, pause_s=flags.pause_s)
+        if not 0 <= flags.grace_s <= 3600:
+            raise ValueError(f"--grace-s={flags.grace_s:g} must be from 0 to 3600")
+        rules = supervisor.Rules(
+            failures=flags.failures, pause_s=flags.pause_s, grace_s=flags.grace_s
+        )
         return supervisor.supervise(
             more,
             flags.workdir,

@@ -32,6 +32,7 @@ RUNTIMES = {
     "v5p": "v2-alpha-tpuv5",
     "v6e": "v2-alpha-tpuv6e",
 }
+_SPOT_GRACE_S, _GRACE_S = 30, 55
 _XPK_NAME = 28  # _SUPER_SLICING_WORKLOAD_NAME_LIMIT of xpk 1.16
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 _ZONE = re.compile(r"[a-z]+-[a-z]+\d+-[a-z]")
@@ -128,10 +129,19 @@ class Job:
         return [
             *(python, "-m", "scalerl_jax.launch", "supervise"),
             *(f"--workdir={self.workdir}", f"--failures={self.failures}"),
+            f"--grace-s={self.grace_s}",
             *([f"--ray-token={self.ray_token}"] if self.ray else []),
             *(["--follow"] if follow else []),
             *("--", *command),
         ]
+
+    @property
+    def grace_s(self) -> int:
+        """Seconds that the supervisor leaves the run between SIGTERM and SIGKILL.
+
+        A stop leaves a machine on demand 60 (`GRACE_S` of the places).
+        """
+        return _SPOT_GRACE_S if self.spot or self.place == "local" else _GRACE_S
 
     @property
     def ray_token(self) -> str:

@@ -164,7 +164,8 @@ def test_xpk_makes_a_job_set_that_restarts_on_preemptions_alone(tmp_path):
     assert pod["terminationGracePeriodSeconds"] == 60
     (container,) = pod["containers"]
     told = container["command"][-1]
-    assert "launch supervise --workdir=/mnt/scalerl_jax/run-1 --failures=5 -- " in told
+    supervise = "launch supervise --workdir=/mnt/scalerl_jax/run-1 --failures=5 "
+    assert f"{supervise}--grace-s=55 -- " in told
     assert f"--ray=slice {shlex.quote(DATA)}" in told
 
 

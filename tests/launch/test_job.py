@@ -67,6 +67,21 @@ def test_the_command_of_a_run(changes, workdir, ray):
     assert job.directory == ("runs/run-1" if not job.zone else job.directory)
 
 
+def test_a_run_may_save_for_as_long_as_its_machines_stay():
+    def grace(**changes):
+        (word,) = [
+            each
+            for each in make_job(CLOUD | changes).supervised(["x"])
+            if each.startswith("--grace-s=")
+        ]
+        return word.removeprefix("--grace-s=")
+
+    assert grace() == grace(place="tpu_vm", topology="v6e:2x4") == "55"
+    gke = {"place": "gke", "cluster": "c", "image": "i", "storage": "s"}
+    assert grace(**gke, bucket="gs://bucket") == "55"
+    assert grace(spot=True) == grace(place="local", bucket="runs") == "30"
+
+
 WRONG = {
     "place": ("moon", "--place=moon: choose from local, tpu_vm"),
     "name": ("Run_1", "--name=Run_1 must begin with a letter"),

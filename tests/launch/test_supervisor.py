@@ -151,6 +151,18 @@ sys.exit(supervisor.supervise(command, {str(tmp_path)!r}, rules=rules))
     assert "this machine is being stopped" in errors
 
 
+def test_the_command_line_has_the_time_to_save(tmp_path):
+    process = small_run.start(
+        *("-m", "scalerl_jax.launch", "supervise", f"--workdir={tmp_path}"),
+        *("--grace-s=0.5", "--", sys.executable, "-c"),
+        SAVING.replace("time.sleep(0.2)", "time.sleep(60)"),
+    )
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=25)
+    assert process.returncode == 75 and "ended by SIGKILL" in errors, errors
+
+
 def test_the_command_line_has_the_statuses(tmp_path):
     done = subprocess.run(
         [

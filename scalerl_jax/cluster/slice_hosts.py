@@ -13,6 +13,7 @@ import logging
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import IO, Any
@@ -20,11 +21,13 @@ from typing import IO, Any
 from scalerl_jax.cluster.parent_watch import watching_parent
 from scalerl_jax.cluster.placement import HostNode
 from scalerl_jax.machines.discovery import FoundSlice, discover
+from scalerl_jax.process.preemption import INTERRUPTED, PREEMPTED, Preemption
 
 _log = logging.getLogger(__name__)
 PORT = 6379  # of Ray's head on worker 0; Ray's own default
 _PAUSE_S = 1.0
 _GONE_S = 15.0  # without an answer of the head, after which a host leaves
+_LEAVING_S = 3.0  # the same once the host has got SIGTERM
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -122,9 +125,13 @@ def slice_cluster(
 def serve(host: SliceHost, inherited: Mapping[str, str], *, timeout_s: float) -> None:
     """Be a node of the cluster until its head goes; join again if that is needed.
 
+    A node stays after SIGTERM, too: worker 0, which has got it as well, needs the
+    learner's processes here to save the run.  Ctrl-C ends it at once.
+
     Raises:
         TimeoutError: there was no head in time.
         RuntimeError: this host cannot join.
+        SystemExit: this process got a signal; with the status for that.
     """
     end = time.monotonic() + timeout_s
     while not answers(host.head):
@@ -136,11 +143,40 @@ def serve(host: SliceHost, inherited: Mapping[str, str], *, timeout_s: float) ->
             )
         time.sleep(_PAUSE_S)
     _log.info("%s joins the cluster at %s", host, host.head)
+    with _recorded() as signals:
+        _stay(host, inherited, signals, end=end, timeout_s=timeout_s)
+    if signals.requested:
+        sys.exit(INTERRUPTED if signals.interrupted else PREEMPTED)
+
+
+@contextlib.contextmanager
+def _recorded() -> Iterator[Preemption]:
+    """Record signals during the block; outside the main thread there are none."""
+    signals = Preemption()
+    if threading.current_thread() is not threading.main_thread():
+        yield signals
+        return
+    with signals:
+        yield signals
+
+
+def _stay(
+    host: SliceHost,
+    inherited: Mapping[str, str],
+    signals: Preemption,
+    *,
+    end: float,
+    timeout_s: float,
+) -> None:
+    """Be a node until the head is gone; see `serve`, which waits for it until `end`."""
     while True:
         began = time.monotonic()
         with _node(host, inherited) as (process, said):
-            gone = _wait_for_end(process.poll, lambda: answers(host.head))
+            gone = _wait_for_end(process.poll, lambda: answers(host.head), signals)
             cause = _last_line(said)
+        if signals.requested:
+            _log.info("%s leaves", host)
+            return
         if gone:
             _log.info("the head of Ray is gone; %s leaves", host)
             return
@@ -196,15 +232,23 @@ def answers(head: str) -> bool:
 
 
 def _wait_for_end(
-    ended: Callable[[], int | None], head_answers: Callable[[], bool]
+    ended: Callable[[], int | None],
+    head_answers: Callable[[], bool],
+    signals: Preemption,
 ) -> bool:
-    """Return when a node has ended or the head is gone: whether the head is."""
-    seen = time.monotonic()
-    while ended() is None:
+    """Return when a node has ended or the head is gone: whether the head is.
+
+    Return at Ctrl-C as well.
+    """
+    seen, told = time.monotonic(), False
+    while ended() is None and not signals.interrupted:
+        if signals.requested and not told:
+            _log.info("SIGTERM: this host stays until the run is saved and Ray's ends")
+            told = True
         now = time.monotonic()
         if head_answers():
             seen = now
-        elif now - seen > _GONE_S:
+        elif now - seen > (_LEAVING_S if told else _GONE_S):
             return True
         time.sleep(_PAUSE_S)
     return not head_answers()

@@ -169,6 +169,48 @@ def test_a_command_ends_with_its_starter_even_if_that_one_is_killed():
             time.sleep(0.05)
 
 
+# A host whose node is a process that only waits.
+FOLLOWER = """
+import logging, os, sys
+from scalerl_jax.process.preemption import end_at_signals
+end_at_signals()
+from scalerl_jax.cluster.slice_hosts import SliceHost, serve
+from scalerl_jax.machines.discovery import discover
+logging.basicConfig(level="INFO", format="%(message)s", stream=sys.stdout)
+port, file = sys.argv[1:]
+NODE = "import os, sys, time; open(sys.argv[1], 'w').write(f'{os.getpid()} ');"
+NODE += "time.sleep(600)"
+class Host(SliceHost):
+    def command(self):
+        return [sys.executable, "-c", NODE, file]
+serve(Host(found=discover(os.environ), port=int(port)), os.environ, timeout_s=100)
+"""
+
+
+@pytest.mark.parametrize("number, status", [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_host_stays_at_sigterm_until_the_head_has_saved_the_run(
+    tmp_path, number, status
+):
+    file = tmp_path / "node"
+    with socket.create_server(("localhost", 0)) as head:
+        port = head.getsockname()[1]
+        process = small_run.start("-c", FOLLOWER, port, file, environment=told(1))
+        deadline = time.monotonic() + _LIMIT_S
+        while not (file.exists() and file.read_text().endswith(" ")):
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.05)
+        node = int(file.read_text())
+        assert "joins the cluster" in process.stdout.readline()
+        process.send_signal(number)
+        if number == signal.SIGTERM:
+            assert "this host stays until" in process.stdout.readline()
+            assert is_there(node) and process.poll() is None
+            head.close()
+        said, errors = process.communicate(timeout=_LIMIT_S)
+    assert process.returncode == status, said + errors
+    assert not is_there(node)
+
+
 def is_there(process):
     try:
         os.kill(process, 0)

@@ -235,6 +235,8 @@ def changed_config(**values):
         (changed_config(use_dora=True), "use_dora = 'True', which is not read here"),
         (changed_config(tomorrow={"a": 1}), "has tomorrow = .*, which is not read"),
         (changed_config(bias="all"), "has bias = 'all', .* only 'none' is"),
+        (changed_config(init_lora_weights="pissa_niter_4"), "init_lora_weights = 'pi"),
+        (changed_config(loftq_config={"loftq_bits": 4}), "has loftq_config = .* not r"),
         (changed_config(r=3), "of shape .2, .*, and the base and r = 3 ask for"),
         (changed_config(r=0), "r = 0 and lora_alpha = 6.0, which must be numbers"),
     ],

@@ -32,14 +32,15 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "rank_pattern": (None, {}),
     "alpha_pattern": (None, {}),
     "layers_to_transform": (None, []),
+    # Others, as "pissa", replace the base by what their first factors leave of it.
+    "init_lora_weights": (None, True, False, "gaussian", "eva", "orthogonal"),
 }
 # Those by which nothing else is computed.
 _HARMLESS = {
     *("task_type", "base_model_name_or_path", "r", "lora_alpha", "lora_dropout"),
-    *("inference_mode", "target_modules", "exclude_modules", "init_lora_weights"),
-    *("revision", "peft_version", "auto_mapping", "megatron_core", "loftq_config"),
-    *("eva_config", "corda_config", "lora_ga_config", "qalora_group_size"),
-    *("runtime_config", "ensure_weight_tying"),
+    *("inference_mode", "target_modules", "exclude_modules", "revision"),
+    *("peft_version", "auto_mapping", "megatron_core", "eva_config"),
+    *("qalora_group_size", "runtime_config", "ensure_weight_tying"),
 }
 
 
@@ -197,7 +198,7 @@ def read_adapter(directory: str | Path, arch: Architecture) -> AdapterFiles:
         if name not in _HARMLESS and value not in off:
             raise ValueError(
                 f"{directory / ADAPTER_CONFIG} has {name} = {str(value)[:80]!r}, which "
-                f"is not read here; only {off[0]!r} is"
+                f"is not read here; only {' or '.join(map(repr, off))} is"
             )
     tensors, metadata = read_header(directory / ADAPTER_TENSORS)
     lora = _lora_of(values, tensors, arch, directory)

@@ -218,6 +218,10 @@ def cut(path):
     path.write_bytes(content[:-100])
 
 
+def odd_base(path):
+    save_file(load_file(path), path, metadata={"base_dtype": "float7"})
+
+
 def changed_config(**values):
     def change(path):
         file = path.parent / "adapter_config.json"
@@ -230,6 +234,7 @@ def changed_config(**values):
     "spoil, words",
     [
         (cut, "adapter_model.safetensors is cut short: tensor"),
+        (odd_base, "has base_dtype = 'float7', which is not read here; only 'float32'"),
         (lambda path: path.unlink(), "is no whole adapter: adapter_model.safetensors"),
         (lambda path: (path.parent / "adapter_config.json").unlink(), "no whole adapt"),
         (changed_config(use_dora=True), "use_dora = 'True', which is not read here"),

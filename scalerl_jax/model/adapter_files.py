@@ -201,12 +201,18 @@ def read_adapter(directory: str | Path, arch: Architecture) -> AdapterFiles:
                 f"is not read here; only {' or '.join(map(repr, off))} is"
             )
     tensors, metadata = read_header(directory / ADAPTER_TENSORS)
+    base_dtype = str(metadata.get("base_dtype", ""))
+    if base_dtype not in ("", "float32", "bfloat16"):
+        raise ValueError(
+            f"{directory / ADAPTER_TENSORS} has base_dtype = {base_dtype[:80]!r}, "
+            f"which is not read here; only 'float32' or 'bfloat16' is"
+        )
     lora = _lora_of(values, tensors, arch, directory)
     return AdapterFiles(
         directory=directory,
         lora=lora,
         digest=str(metadata.get("base_digest", "")),
-        base_dtype=str(metadata.get("base_dtype", "")),
+        base_dtype=base_dtype,
         tensors=tensors,
     )
 

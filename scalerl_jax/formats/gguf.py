@@ -197,6 +197,7 @@ class GGUFModel:
         width, heads = values.get("hidden_size"), values.get("num_attention_heads")
         if type(width) is int and type(heads) is int and heads > 0:
             values.setdefault("head_dim", width // heads)
+            values.setdefault("num_key_value_heads", heads)
         for name, allowed in {
             "attention.value_length": values.get("head_dim"),
             "rope.dimension_count": values.get("head_dim"),

@@ -128,9 +128,10 @@ class Fields:
         return value
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> "Fields":
-        """Return the fields, with defaults for those that are absent or null."""
-        given = {name: each for name, each in self.values.items() if each is not None}
-        return dataclasses.replace(self, values=dict(defaults) | given)
+        """Return the fields, with defaults for the absent ones, and without nulls."""
+        values = dict(defaults) | self.values
+        given = {name: each for name, each in values.items() if each is not None}
+        return dataclasses.replace(self, values=given)
 
     def number(self, name: str, *, zero: bool = False) -> float:
         """Return a finite number above 0; with `zero` it may be 0."""

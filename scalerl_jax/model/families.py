@@ -91,7 +91,8 @@ class Family:
     features: Values = dataclasses.field(default_factory=dict)  # of an `Architecture`
     own_head_dim: bool = False  # config.json must have head_dim: it is no quotient
     sizes: Mapping[str, str] = dataclasses.field(default_factory=dict)  # see `SIZES`
-    defaults: Values = dataclasses.field(default_factory=dict)  # of config.json
+    # Values of fields that config.json leaves out, as in transformers; null is none.
+    defaults: Values = dataclasses.field(default_factory=dict)
     idle: tuple[str, ...] = ()  # fields without effect, since others are fixed
     # Layers that see a window of tokens (sliding_window): "all", or those in
     # layer_types, by default all except every n-th (n: this number); None: no layer.
@@ -141,6 +142,7 @@ FAMILIES: dict[FamilyName, Family] = {
         {},
         "Mistral 7B, Mistral Nemo",
         windows="all",
+        defaults={"num_key_value_heads": 8, "sliding_window": 4096},
     ),
     # It has biases, whatever the value of attention_bias.
     "qwen2": Family(
@@ -150,6 +152,7 @@ FAMILIES: dict[FamilyName, Family] = {
         "Qwen2, Qwen2.5",
         {"qkv_bias": True},
         idle=(*_IDLE_WINDOW, "attention_bias"),
+        defaults={"num_key_value_heads": 32},
     ),
     "qwen3": Family(
         "Qwen3ForCausalLM",
@@ -159,6 +162,7 @@ FAMILIES: dict[FamilyName, Family] = {
         {"qk_norm": True},
         own_head_dim=True,
         idle=_IDLE_WINDOW,
+        defaults={"num_key_value_heads": 32},
     ),
     "olmo2": _OLMO2,
     "olmo3": dataclasses.replace(
@@ -183,7 +187,10 @@ FAMILIES: dict[FamilyName, Family] = {
         windows=2,
         scale_field="query_pre_attn_scalar",
         caps=True,
-        defaults={  # of transformers
+        defaults={
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+            "num_key_value_heads": 4,
             "head_dim": 256,
             "max_position_embeddings": 8192,
             "rms_norm_eps": 1e-6,
@@ -208,7 +215,7 @@ FAMILIES: dict[FamilyName, Family] = {
         windows=6,
         window_theta="rope_local_base_freq",
         scale_field="query_pre_attn_scalar",
-        defaults={  # of transformers: published files leave some of them out
+        defaults={  # published files leave some of them out
             "vocab_size": 262_208,
             "num_attention_heads": 8,
             "num_key_value_heads": 4,
@@ -228,7 +235,11 @@ FAMILIES: dict[FamilyName, Family] = {
         {"attention_bias": False, "mlp_bias": False, **_NO_WINDOW},
         "SmolLM3",
         some_rotated=True,
-        defaults={"no_rope_layer_interval": 4, "tie_word_embeddings": True},
+        defaults={
+            "num_key_value_heads": 4,
+            "no_rope_layer_interval": 4,
+            "tie_word_embeddings": True,
+        },
         idle=_IDLE_WINDOW,
     ),
     "qwen3_moe": Family(
@@ -252,6 +263,7 @@ FAMILIES: dict[FamilyName, Family] = {
         "Qwen3 mixtures",
         {"qk_norm": True},
         sizes={"ffn_size": "moe_intermediate_size"},
+        defaults={"num_key_value_heads": 4},
         # intermediate_size is for layers without experts, and all layers have them.
         idle=(*_IDLE_WINDOW, "intermediate_size"),
         read=mixtures.read_qwen3,
@@ -276,7 +288,9 @@ FAMILIES: dict[FamilyName, Family] = {
         {"attention_bias": False, "interleave_moe_layer_step": 1},
         "Llama 4",
         idle=("intermediate_size_mlp", "for_llm_compressor"),
-        defaults={  # of transformers: published files leave some of them out
+        defaults={  # published files leave some of them out
+            "num_key_value_heads": 8,
+            "head_dim": 128,
             "attention_chunk_size": 8192,
             "attn_scale": 0.1,
             "attn_temperature_tuning": True,
@@ -308,10 +322,19 @@ FAMILIES: dict[FamilyName, Family] = {
         {"qkv_bias": True, "output_bias": True, "sinks": True},
         windows=2,
         defaults={
-            "rope_theta": 150_000.0,
+            "num_key_value_heads": 8,
             "head_dim": 64,
             "sliding_window": 128,
             "swiglu_limit": 7.0,
+            "rope_theta": 150_000.0,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 32.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 4096,
+            },
         },
         # These two repeat other fields.
         idle=("initial_context_length", "experts_per_token"),

@@ -120,7 +120,10 @@ def _decoder_fields(file: Any) -> Fields:
     if name not in (names := sorted(get_args(FamilyName))):
         raise fields.refuse("model_type", f"choose from {names}")
     family = find_family(name)
-    fields = fields.with_defaults(family.defaults)
+    defaults = dict(family.defaults)
+    if "rope_scaling" in fields.values:  # the older name of rope_parameters
+        defaults.pop("rope_parameters", None)
+    fields = fields.with_defaults(defaults)
     fixed = {field: (value,) for field, value in family.fixed.items()}
     for field, allowed in (ONLY_VALUES | fixed).items():
         if field not in family.idle and field not in family.biases:

@@ -139,6 +139,8 @@ def rope_values(arch: Architecture, family: Family) -> dict[str, Any]:
         return None
 
     scaling = of(arch.rope)
+    if scaling is None and "rope_parameters" in family.defaults:
+        scaling = {"rope_type": "default"}  # transformers takes null for its default
     values: dict[str, Any] = {"rope_theta": arch.rope_theta, "rope_scaling": scaling}
     if family.window_theta:
         near = arch.window_rope or arch.rope

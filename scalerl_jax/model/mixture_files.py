@@ -102,9 +102,10 @@ def read_llama4(fields: Fields, num_layers: int) -> dict[str, Any]:
 
 def read_rotated(fields: Fields, num_layers: int) -> tuple[bool, ...]:
     """Return which layers have positions: 1 in no_rope_layers, or by the interval."""
-    given = fields.values.get("no_rope_layers") or []
-    interval = fields.integer("no_rope_layer_interval")
-    known = given or [int(each % interval != 0) for each in range(1, num_layers + 1)]
+    known = fields.values.get("no_rope_layers")
+    if not known:
+        interval = fields.integer("no_rope_layer_interval")
+        known = [int(each % interval != 0) for each in range(1, num_layers + 1)]
     if not isinstance(known, list) or len(known) < num_layers or set(known) - {0, 1}:
         raise fields.refuse("no_rope_layers", "it must be a 0 or a 1 for each layer")
     return tuple(map(bool, known[:num_layers]))
@@ -113,11 +114,11 @@ def read_rotated(fields: Fields, num_layers: int) -> tuple[bool, ...]:
 def _read_local(fields: Fields, num_layers: int) -> LocalLayers:
     """Return the settings of Llama 4's layers with and without positions."""
     fields.only("moe_layers", ([*range(num_layers)],))
-    tuned = fields.values["attn_temperature_tuning"]
+    tuned = fields.values.get("attn_temperature_tuning")
     local = LocalLayers(
         with_positions=read_rotated(fields, num_layers),
         chunk=fields.integer("attention_chunk_size"),
-        normalized=bool(fields.values["use_qk_norm"]),
+        normalized=bool(fields.values.get("use_qk_norm")),
         scale=fields.number("attn_scale") if tuned else 0.0,
         floor_positions=fields.integer("floor_scale"),
     )

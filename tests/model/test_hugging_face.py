@@ -8,6 +8,7 @@ import pytest
 
 from scalerl_jax.model import family_table
 from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.model.families import FAMILIES, known_fields
 from scalerl_jax.model.hugging_face import config_values, read_architecture
 from scalerl_jax.model.rope import LinearScaling, Rope
 from scalerl_jax.model.sizes import ARCHITECTURES
@@ -270,6 +271,52 @@ def test_the_decoder_of_a_gemma_with_images_has_the_defaults_of_transformers(tmp
     assert arch.rope == Rope(1_000_000.0, LinearScaling(8.0))
     assert arch.window_rope == Rope(10_000.0)
     assert arch.windows[:6] == (1024, 1024, 1024, 1024, 1024, 0)
+
+
+# Sizes by which no field that is left out happens to have the value of another.
+_ODD = dict(hidden_size=6144, num_attention_heads=64, num_hidden_layers=5)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_field_that_is_left_out_has_transformers_default(tmp_path, name):
+    """Each field that is read: left out, or null, it means what transformers reads."""
+    transformers = pytest.importorskip("transformers")
+    from huggingface_hub.errors import StrictDataclassError
+
+    kind = getattr(transformers, FAMILIES[name].loader).config_class
+    kind = getattr(kind, "sub_configs", {}).get("text_config", kind)
+    assert kind.model_type == name
+
+    def read(values):
+        (tmp_path / "config.json").write_text(json.dumps(values))
+        return read_architecture(tmp_path)
+
+    whole, compared = kind(**_ODD).to_dict(), set()
+    for field in sorted(known_fields(FAMILIES[name]) & whole.keys() - {"model_type"}):
+        without = {each: value for each, value in whole.items() if each != field}
+        for values in (without, without | {field: None}):
+            try:
+                theirs = kind(**values).to_dict()
+            except (StrictDataclassError, AttributeError, TypeError):
+                continue  # transformers refuses null
+            if (name, field, values is without) == ("gpt_oss", "rope_parameters", 0):
+                continue  # null is none, as in transformers 4; 5 takes its default
+            try:
+                found = read(values)
+            except ValueError as error:
+                assert str(error).count(" is missing"), error
+                continue
+            assert found == read(theirs), f"{field}: {values.get(field, 'left out')}"
+            compared.add(field)
+    assert len(compared) > 10
+
+
+def test_transformers_reads_a_gpt_oss_without_a_scaling_as_it_was_written():
+    transformers = pytest.importorskip("transformers")
+    arch = dataclasses.replace(ARCHITECTURES["gpt-oss-20b"], rope_scaling=None)
+    values = config_values(arch, dtype="float32", eos_token_id=None)
+    theirs = transformers.GptOssConfig(**values).rope_parameters
+    assert theirs == {"rope_type": "default", "rope_theta": 150_000.0}
 
 
 @pytest.mark.parametrize(

@@ -197,14 +197,17 @@ def _stop(run: RunState) -> None:
 
 
 def ensure_saved(run: RunState, state: State, version: int) -> None:
-    """Return once the checkpoint of a version is on disk."""
-    checkpointer = run.learner.checkpointer
-    with run.activity("checkpoint"):
-        saved = version in checkpointer.steps()  # once the last save is complete
-    if not saved:
+    """Return once the checkpoint of a version is on disk.
+
+    A save that is lost with a process of the learner is made again.
+    """
+
+    def saved() -> bool:
+        with run.activity("checkpoint"):  # steps() waits for the last save
+            return version in run.learner.checkpointer.steps()
+
+    while not saved():
         save(run, state, version)
-        with run.activity("checkpoint"):
-            checkpointer.wait()
 
 
 def save(run: RunState, state: State, version: int) -> None:

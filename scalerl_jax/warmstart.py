@@ -99,6 +99,15 @@ class WarmStart:
             books = {"ledger": self.ledger.state(), "rows": self.digest}
             self.learner.save(self.step, self.state, host=books, groups=())
 
+    def ensure_saved(self) -> None:
+        """Return once the last checkpoint is on disk.
+
+        A save that is lost with a process of the learner is made again.
+        """
+        # steps() waits for the last save.
+        while self.step not in self.learner.checkpointer.steps():
+            self.save()
+
     def activity(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Count the time inside the block as `name` on the learner's chips."""
         return self.ledger.activity(name, pool=learner_pool(self.config))
@@ -274,9 +283,7 @@ def _run(made: WarmStart, directory: Path) -> int:
             made.progress.show(facts, done=made.step)
             if checkpointer.due(made.step, since=made.step - 1):
                 made.save()
-        if made.step not in checkpointer.steps():
-            made.save()
-            checkpointer.wait()
+        made.ensure_saved()
     if made.step == num_steps:
         return 0
     return INTERRUPTED if preemption.interrupted else PREEMPTED

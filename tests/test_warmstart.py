@@ -1,9 +1,11 @@
 """Supervised steps on rows: their loss beside torch's, their files, and their end."""
 
+import contextlib
 import json
 import os
 import shutil
 import signal
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -19,6 +21,7 @@ from scalerl_jax.model.weights import load_params
 from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.process.preemption import PREEMPTED
 from scalerl_jax.run.progress import Progress
+from scalerl_jax.train import ensure_saved
 from scalerl_jax.wiring.sampling import make_tokenizer
 from scalerl_jax.wiring.supervision import load_sequences, supervised
 
@@ -74,6 +77,53 @@ def changed(rows, **changes):
         "batch.row_tokens": 160,
     }
     return small_run.make_config(defaults | changes)
+
+
+class Lossy:
+    """A learner with its checkpoints: of two saves the first is lost as it is written.
+
+    As over processes, of which one is lost: the others begin again without that save.
+    """
+
+    def __init__(self):
+        self.asked, self.kept, self.checkpointer = [], [2], self
+
+    def save(self, step, state, *, host, groups):
+        self.asked.append((step, state))
+
+    def steps(self):
+        self.wait()
+        return self.kept
+
+    def wait(self):
+        self.kept += [step for step, _ in self.asked[1:]]
+
+
+def test_a_last_checkpoint_that_is_lost_is_written_again():
+    learner, books = Lossy(), SimpleNamespace(state=dict)
+    books.activity = lambda *_, **__: contextlib.nullcontext()
+    made = warmstart.WarmStart(
+        **dict.fromkeys(("rows", "flops", "learning_rates", "progress", "digest")),
+        config=small_run.make_config({"generators.placement": "apart"}),
+        learner=learner,
+        ledger=books,
+        state="of 3",
+        step=3,
+    )
+    made.ensure_saved()
+    assert learner.asked == [(3, "of 3")] * 2 and 3 in learner.kept
+
+    learner = Lossy()
+    run = SimpleNamespace(
+        learner=learner,
+        activity=books.activity,
+        orders=SimpleNamespace(snapshot=lambda tickets: ({}, ())),
+        generators=SimpleNamespace(in_flight=list),
+        ledger=books,
+        assemble=books,
+    )
+    ensure_saved(run, "of 3", 3)
+    assert learner.asked == [(3, "of 3")] * 2 and 3 in learner.kept
 
 
 def start(config, sequences):

@@ -43,6 +43,7 @@ from scalerl_jax.parallel.mesh import AXES, make_mesh
 from scalerl_jax.parallel.multihost import Box, own_box
 from scalerl_jax.parallel.signed_lines import new_secret
 from scalerl_jax.parallel.xla import exact_products, is_broken_off, keep_programs
+from scalerl_jax.planning.memory import publishes_part
 from scalerl_jax.process.ending import first_line
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.sampler.lockstep import EngineCall
@@ -51,11 +52,7 @@ from scalerl_jax.weights.bucket_channel import make_channel
 from scalerl_jax.weights.manifest import Manifest
 from scalerl_jax.weights.sending import Sender
 from scalerl_jax.weights.shards import own_shards
-from scalerl_jax.wiring.replicas import (
-    make_follower,
-    make_remote_replica,
-    publishes_part,
-)
+from scalerl_jax.wiring.replicas import make_follower, make_remote_replica
 
 # What a follower does beside the calls of its engine, which it makes one by one.
 FOLLOWER_GROUPS = {"params": 1, "watch": 1}

@@ -271,7 +271,9 @@ def candidates(
         for placement in placements:
             for split in _with_replicas(learner, arch, room, size, placement):
                 for one in _with_versions(split, room):
-                    yield from _that_fit(one, arch, chip, lengths)
+                    # One version is for replicas in their own processes.
+                    own = isinstance(room, Slices) or one.generators.versions == 1
+                    yield from _that_fit(one, arch, chip, lengths, own_process=own)
 
 
 def _with_learner(
@@ -367,7 +369,12 @@ def _with_versions(config: Config, room: Room) -> Iterator[Config]:
 
 
 def _that_fit(
-    config: Config, arch: Architecture, chip: Chip, lengths: Lengths
+    config: Config,
+    arch: Architecture,
+    chip: Chip,
+    lengths: Lengths,
+    *,
+    own_process: bool,
 ) -> Iterator[Config]:
     """Yield the config with slots, a cache and a remat policy that fit together."""
     usable = memory.usable_bytes(chip)
@@ -378,22 +385,33 @@ def _that_fit(
         learner = memory.learner_bytes(found, arch)
         if learner > usable:
             continue
-        yield from _with_slots(found, arch, lengths, usable - learner * shared)
+        left = usable - learner * shared
+        yield from _with_slots(found, arch, lengths, left, own_process=own_process)
         if not shared:
             return  # a slower policy gives the replicas no more memory
 
 
 def _with_slots(
-    config: Config, arch: Architecture, lengths: Lengths, usable: float
+    config: Config,
+    arch: Architecture,
+    lengths: Lengths,
+    usable: float,
+    *,
+    own_process: bool,
 ) -> Iterator[Config]:
     """Yield the config with each number of slots that fits a replica's memory."""
     asked = config.sampler
     if asked.slots:
-        if memory.sampler_bytes(config, arch) <= usable:
+        needed = memory.sampler_bytes(config, arch, own_process=own_process)
+        if needed <= usable:
             yield config
         return
     most = memory.largest_cache(
-        config, arch, chips=config.generators.devices, usable=usable
+        config,
+        arch,
+        chips=config.generators.devices,
+        usable=usable,
+        own_process=own_process,
     )
     cache = asked.cache_tokens or most
     longest = asked.max_prompt_tokens + asked.max_completion_tokens

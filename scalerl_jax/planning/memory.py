@@ -166,6 +166,28 @@ def _teacher_params(checkpoint: str) -> int:
     return read_architecture(checkpoint).num_params
 
 
+def publishes_part(config: Config) -> bool:
+    """Return whether only trained params are published, to replicas with the others.
+
+    Replicas of several processes get all params: joining the parts is a program, which
+    their processes would have to run in the same order among the engine's programs.
+    """
+    partly = bool(config.model.lora.rank or config.model.frozen)
+    return partly and config.generators.processes <= 1
+
+
+def base_bytes(config: Config, arch: Architecture, *, chips: int) -> float:
+    """Return a device's bytes of the frozen params of a replica in its own process.
+
+    Such a replica has them beside its params, if only the trained ones are published.
+    """
+    if not publishes_part(config):
+        return 0.0
+    share = sizes(config.model, arch).frozen / arch.num_params
+    master = value_bytes(config.model.param_dtype)
+    return share * _held_params(arch, chips) * master
+
+
 def sampler_versions(config: Config) -> int:
     """Return the most versions of the params that a replica's devices hold.
 
@@ -175,16 +197,20 @@ def sampler_versions(config: Config) -> int:
     return (config.generators.versions or 2) + config.eval.beside
 
 
-def sampler_bytes(config: Config, arch: Architecture) -> float:
+def sampler_bytes(
+    config: Config, arch: Architecture, *, own_process: bool = False
+) -> float:
     """Return a replica's bytes on a device.
 
-    They are the versions of the params, and the cache, which evaluations share;
-    programs and their temporaries add a few percent.
+    They are the versions of the params, the frozen ones of a replica in its own
+    process, and the cache, which evaluations share; programs and their temporaries add
+    a few percent.
     """
     chips = config.generators.devices
     params = _held_params(arch, chips) * weight_bytes(config, arch)
     cache = cache_bytes(config, arch) / _cut(arch, chips)
-    return 1.04 * (sampler_versions(config) * params + cache) + 0.6 * _GIB
+    base = base_bytes(config, arch, chips=chips) if own_process else 0.0
+    return 1.04 * (sampler_versions(config) * params + base + cache) + 0.6 * _GIB
 
 
 def kv_bytes(config: Config, arch: Architecture) -> int:
@@ -238,7 +264,12 @@ def cache_tokens(config: Config) -> int:
 
 
 def largest_cache(
-    config: Config, arch: Architecture, *, chips: int, usable: float
+    config: Config,
+    arch: Architecture,
+    *,
+    chips: int,
+    usable: float,
+    own_process: bool = False,
 ) -> int:
     """Return the most tokens that a replica's cache can hold; 0: it does not fit.
 
@@ -247,9 +278,11 @@ def largest_cache(
         arch: the policy's architecture.
         chips: chips of the replica.
         usable: bytes of a device that the replica may fill.
+        own_process: whether the replica is another process than the learner.
     """
     params = _held_params(arch, chips) * weight_bytes(config, arch)
     left = (usable - 0.6 * _GIB) / 1.04 - sampler_versions(config) * params
+    left -= base_bytes(config, arch, chips=chips) if own_process else 0.0
     most = left / (kv_bytes(config, arch) / _cut(arch, chips))
     page = config.sampler.page_size
     tokens = max(0, int(most) // page * page)

@@ -20,6 +20,7 @@ from scalerl_jax.planning.lengths import Lengths
 from scalerl_jax.planning.memory import (
     head_bytes,
     logits_tile,
+    publishes_part,
     read_bytes,
     sampler_versions,
     saved_activations,
@@ -46,7 +47,8 @@ from scalerl_jax.sampler.lowering import (
     sampler_params,
 )
 from scalerl_jax.types import PyTree
-from scalerl_jax.wiring.devices import is_shared
+from scalerl_jax.wiring.devices import is_shared, why_not_one_process
+from scalerl_jax.wiring.learning import abstract_state
 
 _SAMPLING = ("prefill", "decode")  # programs on the sampler's devices
 
@@ -212,7 +214,20 @@ def _sampler_parts(parts: Parts) -> dict[str, int]:
         versions.append("params of the next version")
     if sampler_versions(parts.config) > len(versions):
         versions.append("params of an evaluation")
-    return {**dict.fromkeys(versions, params), "KV cache": cache}
+    held = dict.fromkeys(versions, params) | {"KV cache": cache}
+    if base := _base_bytes(parts):
+        held["frozen params"] = base
+    return held
+
+
+def _base_bytes(parts: Parts) -> int:
+    """Return the bytes of frozen params beside the sampler's, in its own process."""
+    config = parts.config
+    own_process = parts.fitted.seats is not None or why_not_one_process(config)
+    if not own_process or not publishes_part(config):
+        return 0
+    state = abstract_state(config, parts.arch, parts.sampler_mesh)
+    return device_bytes(state.frozen)
 
 
 def _beside_learner(parts: Parts) -> dict[str, int]:

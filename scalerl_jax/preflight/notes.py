@@ -21,6 +21,7 @@ ADVICE = {
         "batch.rows_per_microbatch, batch.row_tokens, mesh.context or mesh.tensor"
     ),
     "sampler's params": "generators.devices, or model.sampler_dtype = 'bfloat16'",
+    "frozen params": "mesh.fsdp, or generators.devices: more shards of them",
     "params of the next version": "generators.versions = 1, or generators.devices",
     "KV cache": "sampler.cache_tokens, or generators.devices",
     "temporaries": "sampler.slots or sampler.prefill_tokens",

@@ -24,6 +24,7 @@ from scalerl_jax.generation.replica_orders import ReplicaOrders
 from scalerl_jax.learner.publish import make_completion, make_publish, part_dtypes
 from scalerl_jax.model.architecture import Architecture, sampler_layout, sampler_mesh
 from scalerl_jax.parallel.mesh import Device
+from scalerl_jax.planning.memory import publishes_part
 from scalerl_jax.run.ledger import Ledger
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.run.work_log import WorkLog
@@ -185,16 +186,6 @@ def make_follower(
     layout = _layout(config, arch, mesh)
     source = PublishedFrom(channel, layout, **_how(config, reaching))
     return Follower(Followed(engine), source)
-
-
-def publishes_part(config: Config) -> bool:
-    """Return whether only trained params are published, to replicas with the others.
-
-    Replicas of several processes get all params: joining the parts is a program, which
-    their processes would have to run in the same order among the engine's programs.
-    """
-    partly = bool(config.model.lora.rank or config.model.frozen)
-    return partly and config.generators.processes <= 1
 
 
 def _source(

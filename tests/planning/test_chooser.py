@@ -152,6 +152,37 @@ def test_a_cache_fills_what_the_versions_of_the_params_leave(
     assert 0 <= left - tokens * token < 64 * token
 
 
+@pytest.mark.parametrize(
+    "changes, frozen",
+    [
+        ({"lora": config_lib.LoraConfig(rank=8)}, 8_030_261_248),
+        ({"frozen": ("embedding", "head")}, 2 * 128_256 * 4096),
+    ],
+)
+def test_a_replica_in_its_own_process_has_the_frozen_params_too(changes, frozen):
+    model = dataclasses.replace(config_of().model, param_dtype="bfloat16", **changes)
+    found = config_of(
+        generators__versions=2, generators__devices=2, sampler__cache_tokens=4096
+    )
+    found = dataclasses.replace(found, model=model)
+    beside, alone = (
+        memory.sampler_bytes(found, ARCH, own_process=own) for own in (True, False)
+    )
+    assert beside - alone == pytest.approx(1.04 * frozen * 2 / 2)
+    tokens = [
+        memory.largest_cache(
+            found, ARCH, chips=2, usable=60 * 2**30, own_process=own_process
+        )
+        for own_process in (True, False)
+    ]
+    token = 2 * 32 * 8 * 128 * 2  # keys and values of 32 layers
+    assert tokens[1] - tokens[0] == pytest.approx(frozen * 2 / token, abs=256)
+    # Several processes are sent all params, and hold no others.
+    several = dataclasses.replace(found.generators, processes=2)
+    several = dataclasses.replace(found, generators=several)
+    assert memory.sampler_bytes(several, ARCH, own_process=True) == alone
+
+
 @pytest.mark.parametrize("slots, cache_tokens", [(64, 0), (48, 200_000)])
 def test_layers_with_windows_count_as_much_as_the_engine_holds(slots, cache_tokens):
     arch = ARCHITECTURES["gemma3-1b"]  # of 26 layers 22 see 512 tokens

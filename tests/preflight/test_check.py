@@ -3,6 +3,8 @@
 import dataclasses
 import functools
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import pytest
@@ -11,14 +13,16 @@ from hypothesis import strategies as st
 
 from scalerl_jax import config as config_lib
 from scalerl_jax.learner.step import init_state
-from scalerl_jax.model.architecture import param_shardings
+from scalerl_jax.model.architecture import param_shardings, sampler_mesh
 from scalerl_jax.model.transformer import (
     abstract_params,
     hidden_states,
     init_params,
 )
+from scalerl_jax.planning.chooser import OneProcess
 from scalerl_jax.preflight import check
 from scalerl_jax.preflight.command import most_that_fit
+from scalerl_jax.preflight.fitting import Fitted
 from scalerl_jax.preflight.hlo import compile_program
 from scalerl_jax.preflight.programs import AssumedTokenizer
 from scalerl_jax.sampler.lowering import decode_state
@@ -27,6 +31,7 @@ from scalerl_jax.wiring.learning import (
     abstract_state,
     make_adamw,
     make_architecture,
+    start_frozen,
 )
 from scalerl_jax.wiring.sampling import make_engine
 
@@ -86,6 +91,34 @@ def test_the_cache_is_as_large_as_its_arrays():
     engine = make_engine(config, arch, AssumedTokenizer(), mesh)
     state = engine.init_decode_state()
     assert check.device_bytes(decode_state(engine)) == on_device_0(state)
+
+
+@pytest.mark.parametrize("versions", [1, 2])
+def test_the_base_of_a_replica_in_its_own_process_is_as_large_as_its_arrays(versions):
+    config = small(fsdp=4, tensor=2)
+    lora = dataclasses.replace(config.model.lora, rank=2)
+    generators = dataclasses.replace(
+        config.generators, versions=versions, placement="apart"
+    )
+    config = dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, lora=lora),
+        generators=generators,
+    )
+    arch = make_architecture(config)
+    mesh = sampler_mesh(arch, jax.devices()[:2])
+    parts: Any = SimpleNamespace(
+        config=config,
+        arch=arch,
+        sampler_mesh=mesh,
+        engine=make_engine(config, arch, AssumedTokenizer(), mesh),
+        fitted=Fitted(config=config, room=OneProcess(8)),
+    )
+    base = on_device_0(start_frozen(config, arch, mesh))
+    assert base > 0
+    # Two versions are of one process, whose replicas get all params.
+    expected = base if versions == 1 else None
+    assert check._sampler_parts(parts).get("frozen params") == expected
 
 
 @pytest.mark.parametrize(

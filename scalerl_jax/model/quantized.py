@@ -2,11 +2,14 @@
 
     w ~= scale * q,   q in -127 .. 127,   scale = max |w| over the inputs / 127
 
-The scale is rounded to the sampler's dtype before the integers are chosen, so that a
-product rounds nothing but its own result: all integers are exact in bfloat16, and
-x @ (scale * q) = scale * (x @ q).
+The weights are rounded to the sampler's dtype first, so that the integers are the same
+wherever they are chosen: in the learner, which has float32, or from params that were
+sent or loaded in that dtype.  The scale is rounded to it before the integers are
+chosen, so that a product rounds nothing but its own result: all integers are exact in
+bfloat16, and x @ (scale * q) = scale * (x @ q).
 """
 
+import jax
 import jax.numpy as jnp
 from flax import struct
 from jax.typing import DTypeLike
@@ -27,11 +30,15 @@ class Quantized:
 
 
 def quantize(weights: Float[Array, "inputs outputs"], *, dtype: DTypeLike) -> Quantized:
-    """Return the nearest integers of a matrix, with scales of `dtype`.
+    """Return the nearest integers of a matrix in `dtype`, with scales of `dtype`.
 
     An output whose weights are all zero, or subnormal, has a scale of 1.
     """
-    weights = weights.astype(jnp.float32)
+    kind = jnp.finfo(dtype)
+    # XLA may drop a cast to bfloat16 and back.
+    weights = jax.lax.reduce_precision(
+        weights.astype(jnp.float32), exponent_bits=kind.nexp, mantissa_bits=kind.nmant
+    )
     scale = (jnp.max(jnp.abs(weights), axis=0) / _MOST).astype(dtype)
     scale = jnp.where(scale == 0.0, jnp.ones_like(scale), scale)
     steps = jnp.round(weights / scale.astype(jnp.float32))

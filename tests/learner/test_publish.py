@@ -9,6 +9,9 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from small_model import small_architecture
 
+from scalerl_jax.config import Config, ModelConfig
+from scalerl_jax.config.sections import SamplerConfig
+from scalerl_jax.evaluate import policy
 from scalerl_jax.learner.publish import make_publish
 from scalerl_jax.model.architecture import (
     Experts,
@@ -208,6 +211,14 @@ def test_matrices_in_int8_are_those_of_the_whole_weights(case):
                 jax.tree.map(np.testing.assert_array_equal, ours[name], expected)
             else:
                 np.testing.assert_array_equal(ours[name], weights.astype("bfloat16"))
+    # An evaluation loads them in the sampler's dtype.
+    loaded = jax.tree.map(lambda leaf: leaf.astype("bfloat16"), host_params())
+    config = Config(
+        model=ModelConfig(sampler_dtype="bfloat16"),
+        sampler=SamplerConfig(weights_dtype="int8"),
+    )
+    placed = policy._placed(loaded, config, ARCH, mesh)
+    jax.tree.map(np.testing.assert_array_equal, received, placed)
 
 
 def test_the_guard_finds_what_goes_through_the_host():

@@ -36,10 +36,21 @@ def test_every_weight_is_within_half_a_step(weights, dtype):
     found = quantize(jnp.asarray(weights), dtype=dtype)
     assert found.scale.dtype == jnp.dtype(dtype)
     scale = np.asarray(found.scale, np.float64)
-    off = np.abs(np.asarray(found.values, np.float64) * scale - weights)
+    rounded = weights.astype(jnp.dtype(dtype)).astype(np.float64)
+    off = np.abs(np.asarray(found.values, np.float64) * scale - rounded)
     # A scale rounded down cuts the largest weight: by at most 127 * 2^-9 of a step.
     assert np.all(off <= scale * 0.5001)
     assert np.all(np.abs(np.asarray(found.values, np.int32)) <= 127)
+
+
+@pytest.mark.parametrize("form", [lambda f: f, jax.jit], ids=["as is", "compiled"])
+def test_weights_that_were_rounded_before_have_the_same_integers(form):
+    weights = jax.random.normal(jax.random.key(1), (96, 64))
+    to_integers = form(lambda given: quantize(given, dtype=jnp.bfloat16))
+    found, expected = map(to_integers, (weights, weights.astype(jnp.bfloat16)))
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    whole = quantize(weights, dtype=jnp.float32)
+    assert np.mean(np.asarray(found.values) != np.asarray(whole.values)) > 0.01
 
 
 def test_a_product_with_integers_is_one_with_the_whole_matrix():

@@ -48,8 +48,9 @@ PARTS = {
 }
 
 
+@pytest.mark.parametrize("weights_dtype", ["model", "int8"])
 @pytest.mark.parametrize("kind", PARTS)
-def test_a_part_is_completed_to_what_is_published_within_a_process(kind):
+def test_a_part_is_completed_to_what_is_published_within_a_process(kind, weights_dtype):
     learner, replica = mesh(0, 4, **LEARNER), mesh(4, 6, **REPLICA)
     trained, frozen = PARTS[kind](learner, 0)
     held = jax.device_put(learner_params(0, replica), param_shardings(ARCH, replica))
@@ -69,14 +70,13 @@ def test_a_part_is_completed_to_what_is_published_within_a_process(kind):
         trained,
         part_dtypes(trained, BFLOAT16),
     )
+    form = dict(dtype=BFLOAT16, weights_dtype=weights_dtype)
     how = dict(
-        complete=make_completion(ARCH, held, dtype=BFLOAT16, sampler_mesh=replica),
+        complete=make_completion(ARCH, held, sampler_mesh=replica, **form),
         in_place=True,
     )
     source = PublishedParts(channel, abstract, frozen_digest=digest, **how)
-    publish = make_publish(
-        ARCH, dtype=BFLOAT16, learner_mesh=learner, sampler_mesh=replica
-    )
+    publish = make_publish(ARCH, learner_mesh=learner, sampler_mesh=replica, **form)
     for version in (1, 2):
         trained, _ = PARTS[kind](learner, version)
         part = sender.send(own_shards(snapshot(trained)), policy_version=version)
@@ -85,7 +85,7 @@ def test_a_part_is_completed_to_what_is_published_within_a_process(kind):
         whole = receive(publish(join(trained, frozen), number), policy_version=version)
         jax.tree.map(
             lambda ours, theirs: np.testing.assert_array_equal(
-                np.asarray(ours).view(np.uint16), np.asarray(theirs).view(np.uint16)
+                np.asarray(ours).view(np.uint8), np.asarray(theirs).view(np.uint8)
             ),
             found.params,
             whole,

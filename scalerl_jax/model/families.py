@@ -91,7 +91,7 @@ class Family:
     features: Values = dataclasses.field(default_factory=dict)  # of an `Architecture`
     own_head_dim: bool = False  # config.json must have head_dim: it is no quotient
     sizes: Mapping[str, str] = dataclasses.field(default_factory=dict)  # see `SIZES`
-    # Values of fields that config.json leaves out, as in transformers; null is none.
+    # Values of fields that config.json leaves out, as in transformers, unlike null.
     defaults: Values = dataclasses.field(default_factory=dict)
     idle: tuple[str, ...] = ()  # fields without effect, since others are fixed
     # Layers that see a window of tokens (sliding_window): "all", or those in

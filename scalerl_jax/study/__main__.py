@@ -5,8 +5,8 @@
     scalerl study report NAME     # tables, pictures and a page in the study's folder
     scalerl study export NAME     # its curves as data, with a card, in studies/NAME
 
-Exit status: 0 done, 1 a run failed, 2 a mistake in the study, 75 stopped by SIGTERM and
-130 by Ctrl-C: `run` then resumes it.
+Exit status: 0 done, 1 a run failed, 2 a mistake in the study, 75 stopped by SIGTERM (the
+study, or only some of its runs) and 130 by Ctrl-C: `run` then resumes it.
 """
 
 import argparse
@@ -105,6 +105,14 @@ def _run(study: Study, root: Path, flags: argparse.Namespace) -> int:
     if failed:
         to_stderr(f"error: {len(failed)} runs failed: {', '.join(failed)}\n")
         return 1
+    states = _states(study, root)
+    cut = [s.planned.name for s in states if not (s.finished or s.behind)]
+    if cut:  # by signals that the study itself did not get
+        to_stderr(
+            f"interrupted: {len(cut)} of {len(states)} runs ({', '.join(cut)}); the "
+            f"same command resumes them\n"
+        )
+        return PREEMPTED
     return 0
 
 

@@ -1,12 +1,15 @@
 """Runs of a study in processes that write a run's files without training."""
 
 import dataclasses
+import functools
 import json
 import sys
 
 import pytest
 
+from scalerl_jax.process.preemption import PREEMPTED
 from scalerl_jax.run.progress import Progress
+from scalerl_jax.study import __main__ as command_line
 from scalerl_jax.study.__main__ import status_text
 from scalerl_jax.study.design import Planned, Study, interleaved
 from scalerl_jax.study.report import describe, find
@@ -87,6 +90,30 @@ def test_a_run_that_was_cut_goes_on(tmp_path):
         for line in (folder / "evals.jsonl").read_text().splitlines()
     ]
     assert steps == [0, 1, 2, 3, 4]
+
+
+def test_a_run_that_a_signal_ended_is_told_and_resumed(tmp_path, capsys, monkeypatch):
+    """Only the run got SIGTERM, the study did not: it has not failed, nor finished."""
+    file = tmp_path / "two.py"
+    file.write_text(
+        "from scalerl_jax.study.design import Study\n"
+        "def get_study():\n"
+        f"    return Study(base={STUDY.base!r}, common={STUDY.common!r}, "
+        f"arms={STUDY.arms!r}, seeds=(0,), steps=4)\n"
+    )
+    cut = f"import sys\nif 'token' in sys.argv[1]: sys.exit({PREEMPTED})\n"
+    for script, status in ((cut + TRAIN, PREEMPTED), (TRAIN, 0)):
+
+        def command(study, root, planned, script=script):
+            folder = str(root / planned.name)
+            return [sys.executable, "-c", script, folder, "4", "0", "nobody"]
+
+        runner = functools.partial(Runner, command=command)
+        monkeypatch.setattr(command_line, "Runner", runner)
+        flags = ["run", str(file), f"--root={tmp_path / 'runs'}"]
+        assert command_line.main(flags) == status
+        told = "interrupted: 1 of 2 runs (token/seed0); the same command resumes them"
+        assert (told in capsys.readouterr().err) == (status == PREEMPTED)
 
 
 def test_a_run_ends_with_its_budget_of_tokens(tmp_path):

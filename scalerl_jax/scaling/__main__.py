@@ -83,6 +83,8 @@ CURVE_FLAGS = ("group", "wide", "reward_range", "one_minus")
 SHOW_WARNINGS = ("fit", "report")  # commands that show a curve's warnings with its fit
 PICTURES = (".png", ".svg")
 FRACTIONS = (0.25, 1 / 3, 0.5)  # shares of the last compute that are fitted
+# Ends of the names of this package's axes; none of them counts rollouts.
+OWN_AXES = ("generated_tokens", "train_tokens", "train_flops", "chip_hours")
 
 
 @dataclasses.dataclass
@@ -508,8 +510,8 @@ def extrapolate(flags: Flags) -> Answer:
     ),
     Heading(
         "sweep (IsoCompute)",
-        "with --budget the runs are a sweep over rollouts per prompt, and x is in "
-        "rollouts (or is the column step, which is then converted)",
+        "with --budget the runs are a sweep over rollouts per prompt, and x is the "
+        "column step, which is converted to rollouts, or a column of rollouts",
     ),
     Flag(
         "--budget",
@@ -803,8 +805,13 @@ def _plan_rollouts(flags: Flags) -> Answer:
     """Find how to spend a budget of rollouts, by a sweep of runs (IsoCompute)."""
     names = ("rollouts_per_prompt", "prompts_per_step")
     columns = {name: getattr(flags, name) for name in names}
-    runs = []
+    flags.by_step, runs = True, []
     for _, curve in read(flags, **columns):
+        if curve.x_name.endswith(OWN_AXES) and flags.x_scale == 1:
+            raise CurveError(
+                f"{curve.name}: x = {curve.x_name} does not count rollouts, which "
+                f"--budget is in: give --x step"
+            )
         n, prompts = (round(curve.constants[column]) for column in columns.values())
         # A step is B_p prompts with n rollouts each.
         scale = n * prompts if is_step(curve.x_name) else 1

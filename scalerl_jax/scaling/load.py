@@ -76,6 +76,7 @@ class Selection:
     x_scale: float = 1.0  # compute = x_scale * column: rollouts of a step, say
     x_name: str | None = None  # name of the scaled compute
     constants: tuple[str, ...] = ()  # columns of settings, one value for each run
+    by_step: bool = False  # without `x` it is the column of steps, if there is one
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -372,7 +373,7 @@ def _find_columns(table: Table, chosen: Selection) -> _Columns:
 
     group = chosen.group or table.group
     found = _Columns(
-        x=table.require("--x", chosen.x or _usual_x(table)),
+        x=table.require("--x", chosen.x or _usual_x(table, chosen)),
         ys=[],
         group=[] if group is None else table.require_all("--group", group),
         se=named("--se", chosen.se),
@@ -386,8 +387,10 @@ def _find_columns(table: Table, chosen: Selection) -> _Columns:
     return dataclasses.replace(found, ys=ys)
 
 
-def _usual_x(table: Table) -> str | None:
+def _usual_x(table: Table, chosen: Selection) -> str | None:
     """Return the default column of x: tokens for a run on a CPU."""
+    if chosen.by_step and table.step is not None:
+        return table.step
     usual = table.default_x
     if usual is None or not _on_a_cpu(table, usual):
         return usual

@@ -176,10 +176,15 @@ def test_an_exported_sweep_has_the_columns_that_its_laws_read(tmp_path, capsys):
         for hidden in models
     }
     assert found == {"n4": ("4", str(sizes[64])), "n16": ("16", str(sizes[96]))}
-    sweep = ["--rollouts-per-prompt=rollouts_per_prompt", "--x=step"]
-    sweep += ["--prompts-per-step=prompts_per_step", "--budget=2000"]
-    assert main(["plan", str(tmp_path / "two"), *sweep]) == 0
-    assert "n tested: 4, 16" in capsys.readouterr().out
+    sweep = ["--rollouts-per-prompt=rollouts_per_prompt", "--budget=2000"]
+    sweep += ["--prompts-per-step=prompts_per_step"]
+    said = []
+    for x in ([], ["--x=step"]):  # steps by default, not the tokens of other commands
+        assert main(["plan", str(tmp_path / "two"), *sweep, *x]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] and "n tested: 4, 16" in said[0]
+    assert main(["plan", str(tmp_path / "two"), *sweep, "--x=generated_tokens"]) == 2
+    assert "does not count rollouts" in capsys.readouterr().err
     flags = ["--x=generated_tokens", "--model-size=model_size"]
     assert main(["fit", str(tmp_path / "two"), *flags]) == 0
     assert "2 model sizes" in capsys.readouterr().out

@@ -14,6 +14,7 @@ from scalerl_jax.run.directory import EVALS_FILE
 from scalerl_jax.run.record import with_own_assets
 from scalerl_jax.run.writing import replace_file
 from scalerl_jax.scaling.load import NOT_RECIPE, PROMPTS_COLUMN
+from scalerl_jax.scaling.records import TOKENS_X
 from scalerl_jax.scaling.resumed import settle
 from scalerl_jax.scaling.tables import LEDGER_NAME, STUDY_CURVES, read_table
 from scalerl_jax.study.design import Study, interleaved
@@ -193,6 +194,24 @@ def _settings(record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _commands(study: Study, runs: Sequence[Row], title: str) -> tuple[str, str]:
+    """Return the commands that fit and compare the curves as the study's report does.
+
+    Runs are paired only if every arm has the same seeds, two or more.
+    """
+    seeds: dict[str, set[int]] = {}
+    for run in runs:
+        seeds.setdefault(run["arm"], set()).add(run["seed"])
+    first, *others = seeds.values()
+    paired = len(first) > 1 and all(each == first for each in others)
+    usual = study.axis == TOKENS_X
+    x = "" if usual else f" --x {study.axis}"
+    return (
+        f"scalerl fit studies/{title}" + (f"        # x: {TOKENS_X}" if usual else x),
+        f"scalerl compare studies/{title}{' --paired' if paired else ''}{x}",
+    )
+
+
 def _card(
     study: Study,
     curves: Sequence[Row],
@@ -221,8 +240,7 @@ def _card(
             f"fitted, smoothed or left out.",
             "",
             "```sh",
-            f"scalerl fit studies/{title}        # x: generated_tokens",
-            f"scalerl compare studies/{title} --paired",
+            *_commands(study, runs, title),
             "```",
             "",
             f"Base `{study.base}`; seeds {', '.join(map(str, study.seeds))}; budget of "

@@ -148,6 +148,30 @@ def test_an_exported_study_is_read_by_the_fitter_as_the_runs_are(tmp_path, capsy
     assert "| `pass_rate_se` |" not in card and "| `pass_rate` |" in card
 
 
+@pytest.mark.parametrize(
+    ("axis", "seeds", "flags"),
+    [
+        pytest.param("generated_tokens", (0, 1), " --paired", id="usual"),
+        pytest.param(
+            "compute_chip_hours", (0, 1), " --paired --x compute_chip_hours", id="axis"
+        ),
+        pytest.param("generated_tokens", (0, 1, 2), "", id="unequal seeds"),
+    ],
+)
+def test_the_commands_of_a_card_work(tmp_path, axis, seeds, flags):
+    study = dataclasses.replace(STUDY, axis=axis)
+    write_runs(tmp_path, {"low": 0.6}, seeds=(0, 1))
+    write_runs(tmp_path, {"high": 0.7}, seeds=seeds)
+    keep_record(study, tmp_path)
+    export(study, tmp_path, tmp_path / "two", title="two")
+    card = (tmp_path / "two/README.md").read_text()
+    fit, compare = [n for n in card.splitlines() if n.startswith("scalerl ")]
+    assert compare == f"scalerl compare studies/two{flags}"
+    assert axis in fit
+    words = compare.replace("studies/two", str(tmp_path / "two")).split()
+    assert main(words[1:]) == 0
+
+
 def test_an_exported_sweep_has_the_columns_that_its_laws_read(tmp_path, capsys):
     """Over completions per prompt (IsoCompute), and over model sizes (Tan et al.)."""
     models = {}

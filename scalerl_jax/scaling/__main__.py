@@ -391,7 +391,7 @@ def _with_extras(result: Fit, flags: Flags) -> tuple[str, dict[str, Any]]:
     Flag(
         "--paired",
         SWITCH,
-        "the runs of two recipes are of the same seeds, in the same order",
+        "compare runs of one seed with each other; in their order if no seed is known",
     ),
     Flag(
         "--run-sd",

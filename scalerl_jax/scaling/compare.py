@@ -25,6 +25,7 @@ from scalerl_jax.scaling.differences import (
 from scalerl_jax.scaling.estimate import estimate
 from scalerl_jax.scaling.fit import fit_alone
 from scalerl_jax.scaling.identifiability import ASYMPTOTE_MARGIN
+from scalerl_jax.scaling.pairing import PairedBy, pair, partners
 from scalerl_jax.scaling.records import (
     OPEN,
     Array,
@@ -79,6 +80,7 @@ class Comparison(Record):
     level: float  # of the verdict: least share of equal recipes without a winner
     num_runs: tuple[int, int]
     paired: bool  # runs of one seed are compared with each other
+    paired_by: PairedBy | None  # "order": no seed is known; None: not paired
     run_sd: float  # between runs of one recipe: of A, or of the rate if A is unknown
     run_sd_source: str  # in words
 
@@ -124,12 +126,16 @@ def compare(
         a: the run of the first recipe, or its runs, which differ in their seeds.
         margin: largest difference between the asymptotes of equal recipes.
         run_sd: of A between runs of one recipe, for one run each; by default ScaleRL's.
-        paired: a[i] and b[i] are of one seed.
+        paired: compare runs of one seed with each other (`pair`); those whose seed the
+            other recipe lacks are left out with a warning.
         num_pairs: number of pairs of recipes that are compared and share the error.
         others: further recipes over the same x, which also estimate the spread between
             runs of one recipe; if `paired`, those that lack a seed are left out.
     """
-    runs = _checked(a, b, names, paired=paired)
+    runs, by, notes = _checked(a, b, names), None, ()
+    if paired:
+        found = pair(list(zip(names, runs, strict=True)))
+        runs, by, notes = (found.runs[0], found.runs[1]), found.by, found.warnings
     end = min(fit.x_last for fit in (*runs[0], *runs[1]))
     error = (1.0 - runs[0][0].level) / num_pairs
     test = _test(runs, run_sd, others, paired=paired)
@@ -146,6 +152,7 @@ def compare(
         level=runs[0][0].level,
         num_runs=_both(runs, len),
         paired=paired,
+        paired_by=by,
         run_sd=deciding.run_sd,
         run_sd_source=_source(deciding, run_sd, paired=paired),
         identified=_both(runs, _identify),
@@ -160,7 +167,7 @@ def compare(
         rate_difference=by_rate,
         compared_at=end,
         paper_rule=_paper_rule(runs, held, names, margin, _incomparable(runs, names)),
-        warnings=_warnings(runs, names, unused=run_sd and deciding.degrees),
+        warnings=notes + _warnings(runs, names, unused=run_sd and deciding.degrees),
     )
 
 
@@ -169,7 +176,11 @@ def _test(
 ) -> "_Test":
     """Return the settings of a pair's test, with the other recipes that it can use."""
     if paired:
-        others = [each for each in others if len(each.fits) == len(runs[0])]
+        others = [
+            each if fits is each.fits else Recipe(fits)
+            for each in others
+            if (fits := partners(each.fits, runs[0])) is not None
+        ]
     spread = RUN_SD if run_sd is None else run_sd
     return _Test(run_sd=spread, paired=paired, others=others)
 
@@ -302,9 +313,7 @@ def _midpoint_of(fits: Sequence[Fit]) -> float:
     return float(np.exp(np.mean([np.log(fit.midpoint) for fit in fits])))
 
 
-def _checked(
-    a: Fit | Sequence[Fit], b: Fit | Sequence[Fit], names: Names, *, paired: bool
-) -> Runs:
+def _checked(a: Fit | Sequence[Fit], b: Fit | Sequence[Fit], names: Names) -> Runs:
     """Return the runs of both recipes; raise CurveError if they cannot be compared."""
     first, second = (
         (each,) if isinstance(each, Fit) else tuple(each) for each in (a, b)
@@ -313,11 +322,6 @@ def _checked(
         raise CurveError("a recipe without a run cannot be compared; give one at least")
     for fits in itertools.product(first, second):
         require_sigmoids(dict(zip(names, fits, strict=True)))
-    if paired and len(first) != len(second):
-        raise CurveError(
-            f"paired runs are as many of each recipe, not {len(first)} of {names[0]} "
-            f"and {len(second)} of {names[1]}; leave pairing out"
-        )
     return first, second
 
 

@@ -325,8 +325,9 @@ def load_curves(
             unusable.append(failure)
             continue
         values = [str(rows[0][1].get(column)) for column in found.group]
-        recipe = "" if wide else _recipe(table, values, found.group)
-        curves.append(dataclasses.replace(curve, name=shown(name), recipe=recipe))
+        recipe, seed = ("", "") if wide else _recipe(table, values, found.group)
+        curve = dataclasses.replace(curve, name=shown(name), recipe=recipe, seed=seed)
+        curves.append(curve)
     if not curves:
         raise unusable[0]
     notes += tuple(f"a run is left out: {failure}" for failure in unusable)
@@ -403,27 +404,27 @@ def _on_a_cpu(table: Table, x: str) -> bool:
     return x.endswith(DEFAULT_X) and table.chip == "cpu"
 
 
-def _recipe(table: Table, run: Sequence[str], group: Sequence[str]) -> str:
-    """Return a text that is equal for runs that differ only in seed; "": unknown.
+def _recipe(table: Table, run: Sequence[str], group: Sequence[str]) -> tuple[str, str]:
+    """Return a text that is equal for runs that differ only in seed, and the seed.
 
-    It has the settings of a run directory without the seed, or the values of --group's
-    columns without those of seeds.
+    The text has the settings of a run directory without the seed, or the values of
+    --group's columns without those of seeds.  "" stands for what is unknown.
     """
-    others = [
-        value
-        for value, column in zip(run, group, strict=True)
-        if column.casefold() not in SEED_NAMES
-    ]
-    if len(others) < len(run):
-        return f"{table.path}: {', '.join(others)}"
+    others, seeds = [], []
+    for value, column in zip(run, group, strict=True):
+        (seeds if column.casefold() in SEED_NAMES else others).append(value)
+    if seeds:  # a column of numbers with gaps has 0.0 for 0
+        seed = ", ".join(value.removesuffix(".0") for value in seeds)
+        return f"{table.path}: {', '.join(others)}", seed
     if group or table.path.name != EVALS_NAME:
-        return ""  # settings beside other files may not be those of each run
+        return "", ""  # settings beside other files may not be those of each run
     try:
         settings = read_json(table.path.parent / "config.json")
         config = {k: v for k, v in settings["config"].items() if k not in NOT_RECIPE}
     except (ValueError, KeyError, TypeError, AttributeError):
-        return ""
-    return json.dumps(config, sort_keys=True)
+        return "", ""
+    seed = settings["config"].get("seed", "")
+    return json.dumps(config, sort_keys=True), str(seed)
 
 
 def _wide_columns(table: Table, chosen: Selection, found: _Columns) -> list[str]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from scalerl_jax.scaling.compare import FEWEST_RECIPES, Recipe
 from scalerl_jax.scaling.differences import RUN_SD, pooled
+from scalerl_jax.scaling.pairing import PairedBy, pair
 from scalerl_jax.scaling.records import (
     OPEN,
     Array,
@@ -119,6 +120,7 @@ class PowerPlan(Record):
     level: float  # of the verdicts
     num_recipes: int  # the first one, and those that are compared with it
     paired: bool
+    paired_by: PairedBy  # of the present runs, if `paired`
     power: float  # requested
     runs: int | None  # of each recipe; None: a thousand are too few
     runs_interval: tuple[int | None, int | None]  # over the interval of the spread
@@ -126,6 +128,7 @@ class PowerPlan(Record):
     compute_of_a_run: float  # mean of the present runs
     compute: float | None  # of all runs
     found_by: dict[int, float]  # power by runs of each recipe
+    warnings: tuple[str, ...]
 
 
 SHOWN_RUNS = (2, 3, 4, 5, 8, 12, 20)
@@ -149,14 +152,19 @@ def plan_power(
     Args:
         recipes: their runs, over one x.
         run_sd: instead of the measured spread.
-        paired: runs of one seed are compared, in their order.
+        paired: runs of one seed are compared, and measured by `pair`.
         num_recipes: the first one and those that will be compared with it, which share
             the error; by default the present ones.
     """
     fits = [fit for group in recipes.values() for fit in group]
     count = num_recipes or max(len(recipes), FEWEST_RECIPES)
     level = fits[0].level
-    quantity, values = _spreading([Recipe(tuple(g)) for g in recipes.values()])
+    groups, by, notes = [tuple(each) for each in recipes.values()], "seed", ()
+    several = [(name, group) for name, group in recipes.items() if len(group) > 1]
+    if paired and run_sd is None and len(several) >= FEWEST_RECIPES:
+        pairs = pair(several)
+        groups, by, notes = pairs.runs, pairs.by, pairs.warnings
+    quantity, values = _spreading([Recipe(group) for group in groups])
     run_sd, degrees, source = _spread(run_sd, values, paired=paired)
     at = 1.0 - 0.5 * (1.0 - level) / (count - 1)
 
@@ -178,6 +186,7 @@ def plan_power(
         level=level,
         num_recipes=count,
         paired=paired,
+        paired_by=by,
         power=power,
         runs=runs,
         runs_interval=(needed(interval.low), needed(interval.high)),
@@ -190,6 +199,7 @@ def plan_power(
             )
             for n in SHOWN_RUNS
         },
+        warnings=notes,
     )
 
 
@@ -201,8 +211,11 @@ def _spread(
         return given, 0, "given"
     if not values:
         return RUN_SD, 0, "that of ScaleRL's own runs"
-    if paired:
-        _require_pairs(values)
+    if paired and len(values) < FEWEST_RECIPES:
+        raise CurveError(
+            f"--paired measures the spread on two recipes or more with several runs "
+            f"each, and there is {len(values)}; leave it out, or give --run-sd"
+        )
     variance, degrees = pooled(values, paired=paired)
     return math.sqrt(variance), degrees, f"measured, {degrees} degrees of freedom"
 
@@ -216,16 +229,6 @@ def _spreading(recipes: Sequence[Recipe]) -> tuple[str, list[Array]]:
     end = min(fit.x_last for each in several for fit in each.fits)
     rates = [values for each in several if (values := each.rates_at(end)) is not None]
     return f"the pass rate at {amount(end)}, as A is not identified", rates
-
-
-def _require_pairs(values: Sequence[Array]) -> None:
-    """Raise CurveError if runs cannot be paired by their seeds."""
-    counts = [len(each) for each in values]
-    if len(counts) < FEWEST_RECIPES or len(set(counts)) > 1:
-        raise CurveError(
-            f"--paired measures the spread on two recipes or more with as many runs "
-            f"each, and there are {counts}; leave it out, or give --run-sd"
-        )
 
 
 def _interval_of_spread(run_sd: float, degrees: int, level: float) -> Interval:

@@ -110,6 +110,7 @@ class Curve:
     name: str = ""  # of the run
     is_wall_time: bool = False  # x is chip-hours of a CPU, which give no verdict
     recipe: str = ""  # equal for runs that differ only in their seed; "": unknown
+    seed: str = ""  # of the run; "": unknown
     last_step: int | None = None  # optimizer steps behind the last point, if known
     constants: dict[str, float] = dataclasses.field(default_factory=dict)  # settings
     prompt_rates: Array | None = None  # [n, P] pass rate of each prompt

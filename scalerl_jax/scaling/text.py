@@ -325,7 +325,7 @@ def comparison_text(found: Comparison) -> str:
         for what, difference in differences_of(found)
     ]
     runs = " and ".join(map(str, found.num_runs))
-    pairing = ", paired by seed" if found.paired else ""
+    pairing = f", paired by {found.paired_by}" if found.paired else ""
     rule = found.paper_rule
     of = "A" if found.asymptote_difference else "the pass rate"
     return (
@@ -377,7 +377,7 @@ def power_text(found: PowerPlan) -> str:
     spread = f"{found.run_sd:.4f}"
     if found.run_sd_interval.high is not None:
         spread += f" {show(found.run_sd_interval, '.4f')}"
-    pairing = "paired by seed" if found.paired else "not paired"
+    pairing = f"paired by {found.paired_by}" if found.paired else "not paired"
     runs = "more than a thousand" if found.runs is None else f"{found.runs:,}"
     low, high = ("no limit" if n is None else f"{n:,}" for n in found.runs_interval)
     if found.run_sd_interval.high is not None:
@@ -395,6 +395,7 @@ def power_text(found: PowerPlan) -> str:
         f"{percent(found.level)}; {pairing}\n"
         + table((), rows, words=True)
         + table(("runs of each", "found in"), powers)
+        + warned(found.warnings)
     )
 
 

@@ -5,8 +5,8 @@
     scalerl study report NAME     # tables, pictures and a page in the study's folder
     scalerl study export NAME     # its curves as data, with a card, in studies/NAME
 
-Exit status: 0 done, 1 a run failed, 2 a mistake in the study, 75 stopped by SIGTERM (the
-study, or only some of its runs) and 130 by Ctrl-C: `run` then resumes it.
+Exit status: 0 done, 1 a run failed, 2 a mistake in the study, 75 stopped by SIGTERM
+(the study, or only some of its runs) and 130 by Ctrl-C: `run` then resumes it.
 """
 
 import argparse

@@ -72,7 +72,11 @@ def find(study: Study, root: Path) -> Findings:
             if isinstance(curve, CurveError):
                 raise curve
             curve = dataclasses.replace(
-                curve, name=planned.name, recipe=planned.arm, warnings=()
+                curve,
+                name=planned.name,
+                recipe=planned.arm,
+                seed=str(planned.seed),
+                warnings=(),
             )
             fits[planned] = fit_curve(curve)
         except CurveError as error:
@@ -96,27 +100,21 @@ def _compared(study: Study, fits: Mapping[Planned, Fit]) -> tuple[Comparison, ..
     arms: dict[str, dict[int, Fit]] = {arm: {} for arm in study.arms}
     for run, fit in fits.items():
         arms[run.arm][run.seed] = fit
-    # Recipes by arm and by the seeds that a pair uses: pairs may lack different seeds.
-    recipes: dict[tuple[str, tuple[int, ...]], Recipe] = {}
+    recipes = {arm: Recipe(tuple(of.values())) for arm, of in arms.items() if of}
     for names in study.compared:
         both = [s for s in study.seeds if all(s in arms[arm] for arm in names)]
         if not both:
             continue
-        a, b = ([arms[arm][seed] for seed in both] for arm in names)
-        others = []
-        for arm in [each for each in arms if each not in names]:
-            seeds = tuple(both if len(both) > 1 else arms[arm])
-            if len(seeds) > 1 and arms[arm].keys() >= set(seeds):
-                runs = tuple(arms[arm][seed] for seed in seeds)
-                others.append(recipes.setdefault((arm, seeds), Recipe(runs)))
+        paired = len(both) > 1
+        a, b = (recipes[arm].fits if paired else arms[arm][both[0]] for arm in names)
         found.append(
             compare(
                 a,
                 b,
                 names=names,
-                paired=len(both) > 1,
+                paired=paired,
                 num_pairs=len(study.compared),
-                others=others,
+                others=[of for arm, of in recipes.items() if arm not in names],
             )
         )
     return tuple(found)

@@ -334,7 +334,12 @@ def test_runs_that_differ_in_their_seeds_are_one_recipe(tmp_path, capsys):
     assert main(["compare", *ours, *others, "--json", "--x=generated_tokens"]) == 0
     (pair,) = json.loads(capsys.readouterr().out)["pairs"]
     assert pair["names"] == ["prompt", "token"] and pair["num_runs"] == [3, 3]
-    assert pair["winner"] == "prompt"
+    assert pair["winner"] == "prompt" and pair["paired_by"] is None
+    flags = ["--paired", "--json", "--x=generated_tokens"]
+    assert main(["compare", *ours, *others[1:], *flags]) == 0
+    (pair,) = json.loads(capsys.readouterr().out)["pairs"]
+    assert pair["paired_by"] == "seed" and pair["num_runs"] == [2, 2]
+    assert pair["warnings"][0].endswith("are left out: prompt-seed0")
     page = tmp_path / "page.html"
     flags = ["--x=generated_tokens", f"--out={page}"]
     assert main(["report", *ours, *others, *flags]) == 0

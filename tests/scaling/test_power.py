@@ -1,5 +1,7 @@
 """Power of the comparison of two recipes, by simulation and by a known table."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,7 @@ from scalerl_jax.scaling import fit
 from scalerl_jax.scaling.differences import RecipeSample, difference
 from scalerl_jax.scaling.power import plan_power, power_of, runs_to_decide
 from scalerl_jax.scaling.records import CurveError
+from scalerl_jax.scaling.text import power_text
 
 
 @pytest.mark.parametrize("paired", [False, True])
@@ -61,6 +64,28 @@ def seeds_of(asymptotes):
         ]
         for name, low in {"high": 0.0, "low": 0.05}.items()
     }
+
+
+def test_a_paired_spread_is_that_of_the_seeds_which_all_recipes_have():
+    """High less low is 0.05 for seed 1 and 0.04 for seed 3; they share no other."""
+    groups = {
+        name: [
+            dataclasses.replace(each, curve=dataclasses.replace(each.curve, **own))
+            for each, seed in zip(seeds_of(of)[name], numbers, strict=True)
+            for own in [{"seed": seed, "name": f"{name}/{seed}"}]
+        ]
+        for name, of, numbers in (
+            ("high", [0.60, 0.90, 0.62], "123"),
+            ("low", [0.63, 0.60, 0.30], "314"),
+        )
+    }
+    found = plan_power(groups, 0.01, paired=True)
+    # Rows' and columns' means taken away, 0.0025 is left of each of four, 1 degree.
+    assert found.run_sd == pytest.approx(0.005, abs=3e-4)
+    assert "1 degrees of freedom" in found.run_sd_source
+    (warning,) = found.warnings
+    assert warning.endswith("left out: high/2; low/4")
+    assert warning in power_text(found) and "paired by seed" in power_text(found)
 
 
 def test_runs_that_would_decide_are_planned_by_the_measured_spread():

@@ -159,6 +159,48 @@ def test_paired_seeds_cancel_what_a_seed_adds_to_both():
         compare(seeds(1, 2), seeds(5, 3), paired=True)
 
 
+def seeded(fits, numbers):
+    return [
+        dataclasses.replace(fit, curve=dataclasses.replace(fit.curve, **own))
+        for fit, seed in zip(fits, numbers, strict=True)
+        for own in [{"seed": str(seed), "name": f"run {seed}"}]
+    ]
+
+
+def test_runs_are_paired_by_their_seeds_and_not_by_their_places():
+    first, second, third = seeds(1), seeds(5, a=0.5), seeds(9, 2, a=0.4)
+    crowd = [Recipe(tuple(seeded(third, [3, 2]))), Recipe((first[0],))]
+    found = compare(
+        seeded(first, [1, 2, 3]), seeded(second, [3, 5, 2]), paired=True, others=crowd
+    )
+    by_hand = compare(
+        *(first[1:], [second[2], second[0]]),
+        paired=True,
+        others=[Recipe((third[1], third[0]))],
+    )
+    assert (found.paired_by, by_hand.paired_by) == ("seed", "order")
+    assert found.rate_difference == by_hand.rate_difference
+    assert found.asymptote_difference == by_hand.asymptote_difference
+    assert found.asymptote_difference.num_recipes == 3 and found.num_runs == (2, 2)
+    assert found.warnings[0].endswith("left out: run 1; run 5")
+    assert "2 and 2 runs, paired by seed" in comparison_text(found)
+    assert "2 and 2 runs, paired by order" in comparison_text(by_hand)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        pytest.param([3, 4, 5], r"there are 1 \(a: 1, 2, 3; b: 3, 4, 5\)", id="few"),
+        pytest.param([1, 2, 2], "run 2 and run 2 of b have one seed, 2", id="twice"),
+        pytest.param([1, 2, ""], "that of run  is not known", id="unknown"),
+    ],
+)
+def test_runs_without_partners_are_not_paired(numbers, message):
+    fits = seeds(1)
+    with pytest.raises(CurveError, match=message):
+        compare(seeded(fits, [1, 2, 3]), seeded(fits, numbers), paired=True)
+
+
 def held_by(a, b, others, **options):
     none = np.zeros((2, 2))
     samples = (RecipeSample(np.array(each), none) for each in (a, b))

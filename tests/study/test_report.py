@@ -158,7 +158,7 @@ def test_an_exported_study_is_read_by_the_fitter_as_the_runs_are(tmp_path, capsy
         pytest.param("generated_tokens", (0, 1, 2), "", id="unequal seeds"),
     ],
 )
-def test_the_commands_of_a_card_work(tmp_path, axis, seeds, flags):
+def test_the_commands_of_a_card_work(tmp_path, capsys, axis, seeds, flags):
     study = dataclasses.replace(STUDY, axis=axis)
     write_runs(tmp_path, {"low": 0.6}, seeds=(0, 1))
     write_runs(tmp_path, {"high": 0.7}, seeds=seeds)
@@ -170,6 +170,11 @@ def test_the_commands_of_a_card_work(tmp_path, axis, seeds, flags):
     assert axis in fit
     words = compare.replace("studies/two", str(tmp_path / "two")).split()
     assert main(words[1:]) == 0
+    if not flags:  # with --paired it is of the seeds that both arms have
+        capsys.readouterr()
+        assert main([*words[1:], "--paired"]) == 0
+        said = capsys.readouterr().out
+        assert "2 and 2 runs, paired by seed" in said and "left out: high, 2" in said
 
 
 def test_an_exported_sweep_has_the_columns_that_its_laws_read(tmp_path, capsys):

@@ -26,6 +26,12 @@ from scalerl_jax.formats.http_json import SCHEMES, AskError, ask, pause_s
 
 _MOST_BYTES = 2**22  # of a reply
 _SHOWN = 120  # characters of a reply in an error
+_BARE = r"\d+(?:\.\d+)?"
+# A number that ends the reply, as "7.5", "**7**.", "7/10" or "7 out of 10".
+_SCORE = (
+    rf"(?<![\d./])(?<!\d,)(-?{_BARE})"
+    rf"(?:[\s*_`]*(?:/|\bof\b|\bout of\b)[\s*_`]*(?P<best>{_BARE}))?[\s*_.`]*$"
+)
 
 
 class JudgeError(RuntimeError):
@@ -39,7 +45,8 @@ class Judge:
     url: str  # up to /v1
     model: str
     template: str  # "{prompt}", "{completion}", "{reference}" and others are filled in
-    pattern: str = r"(-?\d+(?:\.\d+)?)\s*$"  # its last match's first group is the score
+    # The first group of its last match is the score, "best" of what, if it says so.
+    pattern: str = _SCORE
     best: float = 1.0
     key: str = ""  # name of the variable that has the key; also in reward.variables
     timeout_s: float = 30.0  # of one try; all of them are within reward.timeout_s
@@ -61,26 +68,36 @@ class Judge:
         Raises:
             JudgeError: there is no answer, or no score in it.
         """
-        text = self.template
-        for name, value in values.items():  # not str.format: texts have braces
-            shown = value if isinstance(value, str) else json.dumps(value)
-            text = text.replace(f"{{{name}}}", shown)
-        said = await self._answer(text)
-        found = re.findall(self.pattern, said.strip())
+        said = await self._answer(self._filled(values))
+        found = [*re.finditer(self.pattern, said.strip())]
         if not found:
             raise JudgeError(
                 f"the judge's answer {said[-_SHOWN:]!r} has no match of "
                 f"{self.pattern!r}"
             )
+        written, most = found[-1][1], found[-1].groupdict().get("best")
         try:
-            score = float(found[-1]) / self.best
-        except ValueError as error:
-            raise JudgeError(f"the judge's score {found[-1]!r} is no number") from error
-        if not 0.0 <= score <= 1.0:
+            score = float(written) / self.best
+        except (ValueError, TypeError) as error:
+            raise JudgeError(f"the judge's score {written!r} is no number") from error
+        if most is not None and float(most) != self.best:
             raise JudgeError(
-                f"the judge's score {found[-1]} is not in 0..{self.best:g}"
+                f"the judge's score is {written} of {most}, and not of {self.best:g}"
             )
+        if not 0.0 <= score <= 1.0:
+            raise JudgeError(f"the judge's score {written} is not in 0..{self.best:g}")
         return score
+
+    def _filled(self, values: Mapping[str, Any]) -> str:
+        """Return the template with its places filled, none of them within a value."""
+        shown = {
+            f"{{{name}}}": value if isinstance(value, str) else json.dumps(value)
+            for name, value in values.items()
+        }
+        if not shown:
+            return self.template
+        places = "|".join(map(re.escape, shown))  # not str.format: texts have braces
+        return re.sub(places, lambda place: shown[place[0]], self.template)
 
     async def _answer(self, text: str) -> str:
         body = {
@@ -131,14 +148,20 @@ class Judge:
             most=_MOST_BYTES,
         )
         try:
-            said = answer["choices"][0]["message"]["content"]
-        except (LookupError, TypeError) as error:
+            choice = answer["choices"][0]
+            said, ended = choice["message"]["content"], choice.get("finish_reason")
+        except (LookupError, TypeError, AttributeError) as error:
             raise JudgeError(
                 f"the judge at {self.url} answered what is no completion: "
                 f"{str(answer)[:_SHOWN]!r}"
             ) from error
         if not isinstance(said, str):
             raise JudgeError(f"the judge at {self.url} answered with no text")
+        if ended == "length":
+            raise JudgeError(
+                f"the judge's answer was cut at max_tokens={self.max_tokens}, before "
+                f"its score: {said[-_SHOWN:]!r}"
+            )
         return said
 
 

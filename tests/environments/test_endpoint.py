@@ -44,8 +44,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def said(text):
-    return json.dumps({"choices": [{"message": {"content": text}}]}).encode()
+def said(text, ended="stop"):
+    choice = {"message": {"content": text}, "finish_reason": ended}
+    return json.dumps({"choices": [choice]}).encode()
 
 
 @pytest.fixture
@@ -82,6 +83,37 @@ def test_the_last_number_is_the_score_and_the_key_is_sent(server, monkeypatch):
     assert body["messages"][0]["content"] == 'rate {x} for p by {"a": 1}'
 
 
+def test_a_completion_fills_no_places(server):
+    server.replies = [(200, said("1"))]
+    ask(
+        make_judge(server, template="{prompt}: {completion} {x}"), "{reference}{prompt}"
+    )
+    ((_, body, _),) = server.asked
+    assert body["messages"][0]["content"] == "p: {reference}{prompt} {x}"
+
+
+@pytest.mark.parametrize(
+    "reply, score",
+    [
+        ("Score: 3/10", 0.3),
+        ("**Score: 3**/10.", 0.3),
+        ("I give it 3 out of 10", 0.3),
+        ("2.5 of 10.0", 0.25),
+        ("**8**", 0.8),
+        ("8.", 0.8),
+        ("Score: `8`", 0.8),
+    ],
+)
+def test_a_score_may_say_of_what_it_is(server, reply, score):
+    server.replies = [(200, said(reply))]
+    assert ask(make_judge(server)) == score
+
+
+def test_a_pattern_may_be_the_users(server):
+    server.replies = [(200, said("SCORE=4 of 5 SCORE=6 stars"))]
+    assert ask(make_judge(server, pattern=r"SCORE=(\d+)( of)?")) == 0.6
+
+
 def test_what_may_pass_is_tried_again(server):
     server.replies = [(429, b""), (503, b""), (200, said("4"))]
     assert ask(make_judge(server)) == 0.4
@@ -100,6 +132,10 @@ def test_what_may_pass_is_tried_again(server):
         ((200, said("")), 1, "answer '' has no match of"),
         ((200, said("I like it")), 1, "answer 'I like it' has no match of"),
         ((200, said("11")), 1, "score 11 is not in 0..10"),
+        ((200, said("3/5")), 1, "score is 3 of 5, and not of 10"),
+        ((200, said("1/2/10")), 1, "has no match of"),
+        ((200, said("1,000")), 1, "has no match of"),
+        ((200, said("It has 2", "length")), 1, "was cut at max_tokens=256"),
     ],
 )
 def test_no_failure_is_a_score(server, reply, times, words):

@@ -23,6 +23,7 @@ _DATA_FILES = ("*.parquet", "*.jsonl", "*.json", "*.jsonl.gz", "*.json.gz")
 _STATE, _DICT = "state.json", "dataset_dict.json"  # of save_to_disk()
 SPLIT_NAME = r"\w[\w.-]*"
 SPLITS = ("train", "test", "validation")  # of a data set that is known by name alone
+_NAMED = re.compile(rf"(?<![a-z])(?:{'|'.join(SPLITS)})(?![a-z])", re.IGNORECASE)
 _NO_DATA = ("dataset_infos.json", "dataset_info.json")
 _ELSEWHERE = "fetch the data set's files elsewhere and name them with --path"
 
@@ -186,8 +187,9 @@ class Hub:
 class HubSplit:
     """The files of one split of any data set of the hub: "OWNER/NAME[/SUBSET]".
 
-    They are the files whose path has the split's name; if no path has the name of any
-    split, all files are "train".
+    They are the files whose name has the split's, or else the nearest folder that has
+    one; if no path has the name of any split, all files are "train", which may differ
+    in their numbers only.
     """
 
     name: str
@@ -197,18 +199,18 @@ class HubSplit:
         """See `Source`; sorted by path.
 
         Raises:
-            ValueError: there are no files, files of several subsets, or the hub cannot
-                be reached.
+            ValueError: there are no files, files of several subsets or of unknown
+                splits, or the hub cannot be reached.
         """
         owner, name, *subset = self.name.split("/")
         splits: dict[Path, str] = {}  # of files by path; "": the path names no split
         files = _files_of(f"{owner}/{name}", _DATA_FILES)
         for path in files:
-            named = [each for each in SPLITS if re.search(rf"\b{each}", str(path))]
             known = any(path.match(pattern) for pattern in _DATA_FILES)
             if known and path.name not in _NO_DATA and {*subset} <= {*path.parts}:
-                splits[path] = named[0] if named else ""
-        if not any(splits.values()):
+                splits[path] = _split_of(path)
+        unnamed = not any(splits.values())
+        if unnamed:
             splits = dict.fromkeys(splits, SPLITS[0])
         paths = [path for path, split in splits.items() if split == self.split]
         subsets = sorted({str(path.parent) for path in paths})
@@ -222,7 +224,21 @@ class HubSplit:
                 f"{self.name} has no file of a split {self.split!r} among its JSON and "
                 f"Parquet files: {list(map(str, splits))}"
             )
+        if unnamed and len({re.sub(r"\d+", "0", path.name) for path in paths}) > 1:
+            raise ValueError(
+                f"{self.name} has several files, and none is named by its split: "
+                f"{', '.join(map(str, paths))}; {_ELSEWHERE}"
+            )
         return [_of_cache(files[path], f"{owner}/{name}") for path in paths]
+
+
+def _split_of(path: Path) -> str:
+    """Return the split that a path names, in the file's name first, or ""."""
+    for part in reversed(path.parts):
+        named = {each.lower() for each in _NAMED.findall(part)}
+        if named:
+            return named.pop() if len(named) == 1 else ""
+    return ""
 
 
 def _files_of(repository: str, patterns: tuple[str, ...]) -> dict[Path, Path]:

@@ -14,6 +14,7 @@ import small_run
 
 from scalerl_jax.data.__main__ import main
 from scalerl_jax.data.preparing import open_dataset, prepare
+from scalerl_jax.data.sources import HubSplit
 from scalerl_jax.formats.model_files import local_path
 from scalerl_jax.formats.reading import is_hub_id
 from scalerl_jax.formats.remote import fetch_repository
@@ -143,3 +144,36 @@ def test_subsets_of_a_data_set_are_told_apart(cache, tmp_path, capsys):
     assert not main(["inspect", "--dataset=owner/parts/socratic", *where])
     said = capsys.readouterr().out
     assert "Of socratic?" in said and '"answer": "7"' in said
+
+
+def split_of_hub(cache, split, *paths):
+    """The files of a split, of a data set that has these."""
+    folder = add(cache, "datasets--owner--named", COMMIT)
+    for path in paths:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(path)
+    found = HubSplit("owner/named", split).fetch(cache)
+    return [str(each.path.relative_to(folder)) for each in found]
+
+
+@pytest.mark.parametrize(
+    "paths, train",
+    [
+        (["gsm_test.jsonl", "gsm_train.jsonl"], [1]),
+        (["TEST.jsonl", "Train.jsonl"], [1]),
+        (["data/extra_train.jsonl", "data/test-0.jsonl", "data/train-0.jsonl"], [0, 2]),
+        (["train/test.jsonl", "train/train.jsonl"], [1]),
+        (["train/a/0.jsonl", "train/a/1.jsonl", "train/test/0.jsonl"], [0, 1]),
+        (["latest_test.jsonl", "pretrain.jsonl", "train.jsonl"], [2]),
+        (["part-0-of-2.jsonl", "part-1-of-2.jsonl"], [0, 1]),
+    ],
+)
+def test_a_file_is_of_the_split_that_it_or_its_folder_names(cache, paths, train):
+    assert split_of_hub(cache, "train", *paths) == [paths[each] for each in train]
+
+
+def test_several_files_that_name_no_split_are_refused_by_name(cache):
+    with pytest.raises(
+        ValueError, match=r"by its split: held\.jsonl, rest\.jsonl; .*-"
+    ):
+        split_of_hub(cache, "train", "held.jsonl", "rest.jsonl")

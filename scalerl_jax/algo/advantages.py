@@ -18,13 +18,15 @@ def group_advantages(
 ) -> Float[Array, " B"]:
     """Reward minus the mean of its group:  A[n, g] = r[n, g] - mean_g r[n, g].
 
-    The mean is over the `judged` rollouts (None: all); A is 0 for the others.
-    ScaleRL, https://arxiv.org/abs/2510.13786, section 2.
+    The mean is over the `judged` rollouts (None: all); A is 0 for the others, and
+    exactly 0 where all are equal.  ScaleRL, https://arxiv.org/abs/2510.13786, section
+    2.
     """
     groups, counted, count = by_group(rewards, judged, group_size)
     total = jnp.where(counted, groups, 0.0).sum(axis=1, keepdims=True)
     mean = total / jnp.maximum(count, 1.0)
-    return jnp.where(counted, groups - mean, 0.0).reshape(-1)
+    compared = counted & _varied(groups, counted)
+    return jnp.where(compared, groups - mean, 0.0).reshape(-1)
 
 
 def turn_advantages(
@@ -47,7 +49,8 @@ def turn_advantages(
     count = counted.sum(axis=1, keepdims=True)
     total = jnp.where(counted, groups, 0.0).sum(axis=1, keepdims=True)
     centered = groups - total / jnp.maximum(count, 1)
-    return jnp.where(counted, centered, 0.0).reshape(rewards.shape)
+    compared = counted & _varied(groups, counted)
+    return jnp.where(compared, centered, 0.0).reshape(rewards.shape)
 
 
 def leave_one_out(
@@ -61,14 +64,15 @@ def leave_one_out(
         A[n, g] = r[n, g] - (sum_h r[n, h] - r[n, g]) / (G - 1)
 
     which is G / (G - 1) times the advantage over the group's mean, and unbiased.  Sum
-    and G count the `judged` rollouts (None: all); A is 0 for the others, and in a
-    group with a single judged rollout.  Ahmadian et al.,
+    and G count the `judged` rollouts (None: all); A is 0 for the others, and exactly 0
+    where all are equal, also where a single one is judged.  Ahmadian et al.,
     https://arxiv.org/abs/2402.14740, section 2.
     """
     groups, counted, count = by_group(rewards, judged, group_size)
     total = jnp.where(counted, groups, 0.0).sum(axis=1, keepdims=True)
     others = (total - groups) / jnp.maximum(count - 1.0, 1.0)
-    return jnp.where(counted & (count > 1.0), groups - others, 0.0).reshape(-1)
+    compared = counted & _varied(groups, counted)
+    return jnp.where(compared, groups - others, 0.0).reshape(-1)
 
 
 def has_reward_variance(
@@ -83,11 +87,8 @@ def has_reward_variance(
     A zero-variance group has no gradient; ScaleRL drops it before normalisation and
     averaging and does not refill.  https://arxiv.org/abs/2510.13786, section 3.2.
     """
-    groups = rewards.reshape(-1, group_size)
-    counted = True if judged is None else judged.reshape(-1, group_size)
-    highest = jnp.where(counted, groups, -jnp.inf).max(axis=1)
-    varied = highest > jnp.where(counted, groups, jnp.inf).min(axis=1)
-    return jnp.repeat(varied, group_size)
+    groups, counted, _ = by_group(rewards, judged, group_size)
+    return jnp.repeat(_varied(groups, counted)[:, 0], group_size)
 
 
 def normalize_by_batch(
@@ -279,6 +280,18 @@ def by_group(
     counted = jnp.ones(groups.shape, bool) if judged is None else judged
     counted = counted.reshape(groups.shape)
     return groups, counted, counted.sum(axis=1, keepdims=True, dtype=jnp.float32)
+
+
+def _varied(
+    groups: Float[Array, "N G ..."], counted: Bool[Array, "N G ..."]
+) -> Bool[Array, "N 1 ..."]:
+    """Mark the groups whose counted values are not all equal.
+
+    Six times 0.9 less its float32 mean is -6e-8, which a division by its own standard
+    deviation would make 1.
+    """
+    highest = jnp.where(counted, groups, -jnp.inf).max(axis=1, keepdims=True)
+    return highest > jnp.where(counted, groups, jnp.inf).min(axis=1, keepdims=True)
 
 
 def root_mean_square(

@@ -153,6 +153,28 @@ def test_equal_rewards_make_no_nan(reward, eps):
             np.testing.assert_array_equal(found, 0.0)
 
 
+@pytest.mark.parametrize("eps", [0.0, 1e-6])
+@pytest.mark.parametrize("baseline", [group_advantages, leave_one_out])
+def test_equal_rewards_pull_at_nothing_whatever_their_mean_rounds_to(baseline, eps):
+    # The mean of six times 0.9 in float32 is not 0.9; the second group is -1, 1, ...
+    equal, judged = jnp.full(6, 0.9), jnp.array([True] * 12)
+    mixed = jnp.concatenate([equal, jnp.array([-1.0, 1.0] * 3)])
+    own = baseline(mixed, judged, group_size=6)
+    found = normalize_by_prompt(own, judged, group_size=6, eps=eps)
+    assert found[:6].tolist() == [0.0] * 6
+    factor = 1.2 if baseline is leave_one_out else 1.0
+    np.testing.assert_allclose(own[6:], [-factor, factor] * 3, rtol=1e-6)
+    np.testing.assert_allclose(found[6:], [-1.0, 1.0] * 3, rtol=1e-5)
+    whole = normalize_by_reward_std(
+        baseline(equal, group_size=6),
+        judged[:6],
+        rewards=equal,
+        group_size=6,
+        eps=eps,
+    )
+    assert whole.tolist() == [0.0] * 6
+
+
 def test_the_std_of_the_rewards_counts_what_the_groups_differ_by():
     # Rewards 1, 0 and 3, 2: their variance is (2.25 + 0.25) * 2 / 4.
     rewards = jnp.array([1.0, 0.0, 3.0, 2.0, 50.0, 50.0])

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from scalerl_jax.algo.advantages import group_advantages, turn_advantages
 from scalerl_jax.types import Rollout
@@ -21,17 +21,21 @@ class TurnRewards:
     def scale(
         self,
         rewards: Float[np.ndarray, " B"],
-        judged: np.ndarray,
+        judged: Bool[np.ndarray, " B"],
+        kept: Bool[np.ndarray, " B"],
         advantages: Float[np.ndarray, " B"],
     ) -> Float[np.ndarray, " B"]:
         """Return what to multiply turns by, so that they are scaled as episodes are.
 
             largest |A| of the group / largest |reward - mean of the group|
 
-        A group without variance has no scale, and its turns add 0.
+        The mean is over the judged rollouts, as that of the episodes; both maxima are
+        over the kept ones, since the others have no A.  A group without variance has
+        no scale, and its turns add 0.
         """
         arrays = map(jnp.asarray, (rewards, judged))
         centered = np.asarray(group_advantages(*arrays, group_size=self.group_size))
+        centered = np.where(kept, centered, 0.0)
         plain, scaled = (
             np.abs(each).reshape(-1, self.group_size).max(axis=1)
             for each in (centered, advantages)

@@ -73,7 +73,7 @@ class GroupAdvantages:
         advantages = np.asarray(self.of_rewards(*arrays))
         on_tokens = rewards.on_tokens(advantages)
         if (turns := rewards.turns) is not None:
-            scale = turns.scale(values, rewards.judged, advantages)
+            scale = turns.scale(values, rewards.judged, rewards.kept, advantages)
             on_tokens = on_tokens + rewards.on_tokens(scale) * turns.centered
         return dataclasses.replace(batch, advantages=on_tokens)
 

@@ -178,6 +178,40 @@ def test_turns_have_advantages_of_their_own_beside_the_episodes():
     assert metrics["episode/sampled_share"] == 6 / 8
 
 
+def test_a_masked_completion_does_not_shrink_the_turns_of_the_others():
+    """Rewards 1, 1, 1 and 0, the last masked: A is 1/4 for three, whose spread is 1/4.
+
+    They are scaled by 4, and so are their turns.  Of turn 0 the rewards are 1, 0, 0
+    and 0, with a mean of 1/4; turn 1 has none.
+    """
+
+    def scaled(rewards, judged, kept):
+        centered = group_advantages(rewards, judged, group_size=4)
+        return advantages.normalize_by_batch(centered, kept, eps=0.0)
+
+    def of(place, reward, given):
+        turns = (Turn(0, 1, True, given), Turn(1, 2, True))
+        changes = {"turns": turns, "cut_off": place == 3}
+        return make_rollout(2, reward, first=10 * place, **changes)
+
+    group = make_group(
+        of(0, 1.0, 1.0), *(of(at, float(at < 3), 0.0) for at in (1, 2, 3))
+    )
+    batch = assembled(
+        [group],
+        learner_version=0,
+        per_turn=True,
+        mask_cut_off=True,
+        group_size=4,
+        advantages=scaled,
+        weigh=functools.partial(prompt_weights, group_size=4),
+    )
+    found = {token: each[1] for token, each in by_token(batch.packed).items()}
+    expected = {0: 1 + 4 * 0.75, 10: 1 - 4 * 0.25, 20: 1 - 4 * 0.25}
+    expected |= dict.fromkeys((1, 11, 21), 1.0)
+    assert found == pytest.approx(expected, abs=1e-6)
+
+
 def test_masked_cut_off_completions_enter_neither_normalisation_nor_loss():
     batch = assembled(GROUPS, learner_version=5, mask_cut_off=True)
     # Kept: 1, -1, 3, of root mean square (1 + 1 + 9) / 3; the reward of the cut-off

@@ -107,8 +107,12 @@ class Group:
 
     @property
     def has_reward_variance(self) -> bool:
-        """Return whether two judged rollouts have different rewards."""
-        return len({each.reward for each in self.rollouts if each.judged}) > 1
+        """Return whether two judged rollouts have different rewards, in float32.
+
+        Advantages are made of float32, in which 0.1 + 0.2 is 0.3.
+        """
+        judged = (each.reward for each in self.rollouts if each.judged)
+        return len({np.float32(reward) for reward in judged}) > 1
 
 
 def rollouts_of(groups: Iterable[Group]) -> list[Rollout]:

@@ -61,9 +61,10 @@ class _Columns:
 
     @property
     def with_variance(self) -> Bool[np.ndarray, " N"]:
-        """Mark the groups whose judged rollouts have different rewards."""
-        least = np.where(self.judged, self.rewards, np.inf)
-        most = np.where(self.judged, self.rewards, -np.inf)
+        """Mark the groups whose `Group.has_reward_variance` is True."""
+        rewards = self.rewards.astype(np.float32)
+        least = np.where(self.judged, rewards, np.inf)
+        most = np.where(self.judged, rewards, -np.inf)
         return np.minimum.reduceat(least, self.first) < np.maximum.reduceat(
             most, self.first
         )

@@ -338,6 +338,17 @@ def test_a_group_with_fewer_than_two_verdicts_pulls_at_nothing(places, filtered)
     assert (alone.packed is None) == (not left)
 
 
+def test_rewards_that_are_one_number_in_float32_have_no_variance_anywhere():
+    rewards = 0.1 + 0.2, 0.3
+    assert rewards[0] != rewards[1] and np.float32(rewards[0]) == np.float32(0.3)
+    group = make_group(*(make_rollout(1, each, first=10) for each in rewards))
+    batch = assembled([group], learner_version=0)
+    assert batch.packed is None
+    assert not group.has_reward_variance and batch.num_useful == 0
+    metrics = group_metrics([group], learner_version=0)
+    assert metrics["group/zero_variance_share"] == 1.0
+
+
 def test_a_group_is_rated_by_its_judged_rollouts():
     assert unjudged(FOUR, 2).pass_rate == 2 / 3
     assert np.isnan(unjudged(FOUR, 0, 1, 2, 3).pass_rate)

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 import jax
+import jax.numpy as jnp
 import uvicorn
 from jax.sharding import Mesh
 
@@ -68,7 +69,6 @@ def serve(flags: argparse.Namespace) -> int:
     """
     with contextlib.ExitStack() as held:
         keep_programs(flags.compile_cache)
-        exact_products(flags.dtype)
         held.enter_context(_signals_end_the_process())
         listener = _bind(flags.host, flags.port, held)
         key = find_key(flags.api_key, flags.api_key_file, os.environ)
@@ -147,6 +147,7 @@ def _load(
             placement=lambda arch: param_shardings(arch, meshes(arch)[0]),
             adapter=flags.adapter,
         )
+    exact_products(jnp.dtype(model.dtype).name)  # without --dtype the checkpoint's
     settings = _settings(flags, model)
     params = unstack_layers(model.params, model.arch)
     model = dataclasses.replace(model, params=None)  # its layers are a second copy

@@ -14,6 +14,9 @@ from scalerl_jax.learner.step import init_state
 from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.saving import save_params
 from scalerl_jax.model.weights import load_params
+from scalerl_jax.run.progress import Progress
+from scalerl_jax.serve import server
+from scalerl_jax.serve.__main__ import read_flags
 from scalerl_jax.wiring.learning import make_adamw
 from scalerl_jax.wiring.loading import load_model
 
@@ -147,3 +150,22 @@ def test_a_run_without_a_good_checkpoint_is_named(tmp_path, run):
     (tmp_path / "checkpoints" / "step_00000003").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"manifest\.json is missing"):
         load_model(tmp_path)
+
+
+@pytest.mark.parametrize("flag, dtype", [("", "float32"), ("bfloat16", "bfloat16")])
+def test_products_are_those_of_the_dtype_that_is_served(monkeypatch, flag, dtype):
+    """Without --dtype it is the checkpoint's, known once that is read."""
+    done = []
+
+    class Compiled(Exception):
+        pass
+
+    def compile_now(*_, **__):
+        raise Compiled
+
+    monkeypatch.setattr(server, "exact_products", done.append)
+    monkeypatch.setattr(server, "make_replicas", compile_now)
+    flags = read_flags([f"--checkpoint={BASE}", f"--dtype={flag}", "--tensor=1"])
+    with Progress() as progress, pytest.raises(Compiled):
+        server._load(flags, progress)
+    assert done == [dtype]

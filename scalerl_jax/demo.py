@@ -13,8 +13,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from scalerl_jax.formats.reading import is_remote
 from scalerl_jax.process.ending import Parser, answer
 from scalerl_jax.process.printing import to_stdout
+from scalerl_jax.run.directory import local_directory
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -26,18 +28,18 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument(
         "--workdir",
-        type=Path,
-        default=Path("runs/tiny"),
+        default="runs/tiny",
         help="directory of the run (default: runs/tiny)",
     )
     flags, settings = parser.parse_known_args(argv)
     for word in settings:
         if not word.startswith("--config."):
             parser.error(f"unknown argument {word}; settings are --config.NAME=VALUE")
-    workdir = str(flags.workdir)
+    workdir = flags.workdir
+    here = local_directory(workdir) if is_remote(workdir) else Path(workdir)
     for words in (
         ["train", "--config=tiny", f"--workdir={workdir}", *settings],
-        ["fit", workdir],
+        ["fit", str(here)],
     ):
         to_stdout(f"$ scalerl {shlex.join(words)}\n")
         sys.stdout.flush()
@@ -46,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
         )
         if done.returncode:
             return done.returncode
-    to_stdout(f"the curve is in {flags.workdir / 'fit.png'}\n")
+    to_stdout(f"the curve is in {here / 'fit.png'}\n")
     return 0
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.formats.bounded import MOST_WHOLE, read_bytes
 from scalerl_jax.formats.model_files import local_directory, local_path
+from scalerl_jax.formats.reading import require_local
 from scalerl_jax.model.adapter_files import save_factors
 from scalerl_jax.model.saving import TOKENIZER_FILES, check_place, save_params
 from scalerl_jax.process.ending import Parser, answer
@@ -127,16 +128,16 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if options.adapter and options.dtype:
         parser.error("--dtype is of merged weights; leave it out with --adapter")
-    status = answer(
-        lambda: (
+
+    def write() -> None:
+        require_local(options.out, flag="--out=")
+        if options.adapter:
             export_adapter(options.checkpoint, options.out)
-            if options.adapter
-            else export(options.checkpoint, options.out, dtype=options.dtype)
-        )
-    )
-    if not status:
+        else:
+            export(options.checkpoint, options.out, dtype=options.dtype)
         to_stdout(f"wrote {options.out}\n")
-    return status
+
+    return answer(write)
 
 
 if __name__ == "__main__":

@@ -16,9 +16,11 @@ import small_run
 
 import scalerl_jax
 from scalerl_jax import __main__ as command
+from scalerl_jax import demo
 from scalerl_jax.data import judging
 from scalerl_jax.process.common_flags import QUIET, rewritten
 from scalerl_jax.process.completion import script, words_of
+from scalerl_jax.run.directory import local_directory
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.scaling import __main__ as cli
 
@@ -133,6 +135,44 @@ def test_mistakes_are_said_in_the_words_that_were_typed(
 ):
     status, _, error = ended(capfd, monkeypatch, *words)
     assert status == 2 and said in error and error.count("\n") == 1
+
+
+@pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")
+@pytest.mark.parametrize(
+    "words, flag",
+    [
+        ("export --checkpoint=x", "--out"),
+        ("export --checkpoint=x --adapter", "--out"),
+        ("study status smoke", "--root"),
+        ("study export smoke", "--out"),
+        ("evaluate --config=tiny", "--out"),
+        ("evaluate --rollouts=x.jsonl", "--out"),
+    ],
+)
+def test_a_bucket_is_not_taken_for_a_directory_here(
+    capfd, monkeypatch, tmp_path, words, flag
+):
+    monkeypatch.chdir(tmp_path)
+    if words.startswith("evaluate --config"):
+        words += f" --checkpoint={small_run.ROOT / 'scalerl_jax/assets/tiny_base'}"
+    status, _, error = ended(capfd, monkeypatch, *words.split(), f"{flag}=gs://b/x")
+    assert status == 2 and error.count("\n") == 1
+    assert error.startswith(f"error: {flag}=gs:/") and "is in a bucket" in error
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_demo_of_a_bucket_is_fitted_where_its_files_are(monkeypatch, capsys):
+    ran = []
+
+    def done(words, **_):
+        ran.append(words[3:])
+        return subprocess.CompletedProcess(words, 0)
+
+    monkeypatch.setattr(demo.subprocess, "run", done)
+    assert demo.main(["--workdir=gs://b/x"]) == 0
+    here = str(local_directory("gs://b/x"))
+    assert ran == [["train", "--config=tiny", "--workdir=gs://b/x"], ["fit", here]]
+    assert f"the curve is in {here}/fit.png" in capsys.readouterr().out
 
 
 def test_training_is_a_command_too():

@@ -43,6 +43,7 @@ from scalerl_jax.evaluate.results import (
     write_page,
 )
 from scalerl_jax.formats.paths import inside
+from scalerl_jax.formats.reading import require_local
 from scalerl_jax.process.printing import log_to_stderr, to_stdout
 from scalerl_jax.run.record import git_revision, versions
 from scalerl_jax.types import Prompt
@@ -84,6 +85,7 @@ def run(argv: Sequence[str]) -> int:
 def _view(values: flags.FlagValues) -> int:
     """Make a page of existing rollouts, and return the exit status."""
     rollouts = Path(str(values["rollouts"].value))
+    require_local(values["out"].value or "", flag="--out=")
     out = Path(str(values["out"].value or rollouts.with_suffix(".html").name))
     if out.exists():
         raise ValueError(f"--out={out} already exists; name another")
@@ -101,6 +103,7 @@ def _view(values: flags.FlagValues) -> int:
 
 def _evaluate(options: Options) -> int:
     """Sample and judge every set, and return the exit status."""
+    require_local(options.flags["out"].value or "", flag="--out=")
     config, count = options.config, options.flags["num_prompts"].value
     if count is not None:  # for each task; the size of a data set is fixed
         of_each = dataclasses.replace(config.eval, num_prompts=count)

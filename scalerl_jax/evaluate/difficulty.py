@@ -30,7 +30,7 @@ from scalerl_jax.evaluate.policy import (
     spread,
 )
 from scalerl_jax.formats.bounded import read_lines
-from scalerl_jax.formats.reading import parse_json
+from scalerl_jax.formats.reading import parse_json, require_local
 from scalerl_jax.process.printing import to_stdout
 from scalerl_jax.run.writing import open_to_append
 from scalerl_jax.types import Prompt
@@ -62,6 +62,7 @@ def _measure(options: Options) -> int:
     )
     if not given:
         raise ValueError("--out is missing: a file of JSON lines, which may be begun")
+    require_local(given, flag="--out=")
     config = _with_prompts(options.config, dataset, count)
     own = check_environment(config)
     described = describe(config, options.checkpoint)

@@ -16,12 +16,28 @@ from scalerl_jax.formats.remote import fetch_copy
 
 MAX_DEPTH = 100  # of nested objects and lists
 _MOST_SHOWN = 200  # characters of a value in an error
+_URL = re.compile(r"[a-z][a-z0-9]+:/")  # a Path has one slash only
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 
 
 def is_remote(path: object) -> bool:
     """Return True if a path is a URL, such as one in a bucket."""
     return "://" in str(path)
+
+
+def require_local(path: str | Path, *, flag: str = "") -> None:
+    """Refuse a path in a bucket where a directory of this machine is written.
+
+    `flag` stands before the path in the error ("--out=").
+
+    Raises:
+        ValueError: the path is a URL, or a `Path` made of one.
+    """
+    if _URL.match(str(path)):
+        raise ValueError(
+            f"{flag}{path} is in a bucket; name a directory of this machine, and copy "
+            f"it there"
+        )
 
 
 def local_file(name: str, *, suffixes: tuple[str, ...] | None = None) -> Path:

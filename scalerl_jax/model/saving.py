@@ -19,6 +19,7 @@ from jax.typing import DTypeLike
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
+from scalerl_jax.formats.reading import require_local
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.hugging_face import CONFIG_FILE, config_values
 from scalerl_jax.model.weights import DTYPES, INDEX, SINGLE, StoredParameter, parameters
@@ -67,9 +68,11 @@ def save_params(
         eos_token_id: the EOS ids, for config.json.
 
     Raises:
-        ValueError: `params` do not fit `arch`, or `directory` holds other files.
+        ValueError: `params` do not fit `arch`, or `directory` holds other files or is
+            in a bucket.
         RuntimeError: it cannot be written; its earlier content is unchanged.
     """
+    require_local(directory)
     directory, dtype = Path(directory).absolute(), np.dtype(dtype)
     companions = companions or {}
     assert companions.keys() <= set(COMPANIONS), sorted(companions)
@@ -93,9 +96,10 @@ def check_place(directory: str | Path, *, num_bytes: int = 0) -> None:
     file is left behind.
 
     Raises:
-        ValueError: it holds other files.
+        ValueError: it holds other files, or is in a bucket.
         RuntimeError: it cannot be written, or there is too little space.
     """
+    require_local(directory)
     directory = Path(directory).absolute()
     _check_replaceable(directory)
     there = next(parent for parent in directory.parents if parent.exists())

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from scalerl_jax.formats.reading import require_local
 from scalerl_jax.process.ending import Parser, answer
 from scalerl_jax.process.preemption import INTERRUPTED, PREEMPTED, Preemption
 from scalerl_jax.process.printing import to_stderr, to_stdout
@@ -32,6 +33,8 @@ _MOST_JOBS = 64
 def main(argv: list[str] | None = None) -> int:
     """Do what the command line asks for; return the exit status."""
     flags = _parser().parse_args(argv)
+    for name in ("root", "out"):
+        require_local(getattr(flags, name) or "", flag=f"--{name}=")
     study = read_study(flags.study)
     root = flags.root or Path("runs") / "studies" / Path(flags.study).stem
     if flags.command == "run":

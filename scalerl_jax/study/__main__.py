@@ -25,7 +25,7 @@ from scalerl_jax.scaling import text
 from scalerl_jax.study.design import Study, interleaved, read_study
 from scalerl_jax.study.export import export
 from scalerl_jax.study.report import describe, find, write_report
-from scalerl_jax.study.runs import Runner, State, keep_record, look
+from scalerl_jax.study.runs import Runner, State, keep_record, look, unnamed
 
 _MOST_JOBS = 64
 
@@ -46,6 +46,7 @@ def main(argv: list[str] | None = None) -> int:
         else:
             to_stdout(status_text(study, root))
         return 0
+    to_stderr(text.warned(unnamed(study, root)))
     title = Path(flags.study).stem
     if flags.command == "export":
         out = flags.out or Path("studies") / title

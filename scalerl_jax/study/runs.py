@@ -97,6 +97,20 @@ def _has_enough(study: Study, evaluation: Mapping[str, Any]) -> bool:
     )
 
 
+def unnamed(study: Study, root: Path) -> list[str]:
+    """Return a warning if runs in the study's folder are of no arm and seed of it."""
+    named = {planned.name for planned in interleaved(study)}
+    files = root.glob(f"*/seed*/{EVALS_FILE}")
+    found = sorted(file.parent.relative_to(root).as_posix() for file in files)
+    others = [name for name in found if name not in named]
+    if not others:
+        return []
+    return [
+        f"{root}: {len(others)} of {len(found)} runs are left out, whose arm or seed "
+        f"the study does not name: {', '.join(others)}"
+    ]
+
+
 def _last_row(path: Path) -> dict[str, Any]:
     mend = "repair the file, or move the run's folder away"
     with sound(path, else_unknown="the state of the run", way_out=mend):

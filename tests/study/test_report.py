@@ -18,6 +18,7 @@ from scalerl_jax.scaling.__main__ import main
 from scalerl_jax.scaling.load import load_curves
 from scalerl_jax.scaling.records import CurveError
 from scalerl_jax.study import export as export_module
+from scalerl_jax.study.__main__ import main as study_main
 from scalerl_jax.study.design import Study
 from scalerl_jax.study.export import export
 from scalerl_jax.study.report import describe, find, write_report
@@ -175,6 +176,26 @@ def test_the_commands_of_a_card_work(tmp_path, capsys, axis, seeds, flags):
         assert main([*words[1:], "--paired"]) == 0
         said = capsys.readouterr().out
         assert "2 and 2 runs, paired by seed" in said and "left out: high, 2" in said
+
+
+def test_runs_that_the_study_does_not_name_are_told(tmp_path, capsys):
+    write_runs(tmp_path / "runs", {"low": 0.6, "high": 0.7})
+    keep_record(STUDY, tmp_path / "runs")
+    for seeds in ((0, 1), (0, 1, 2)):  # two seeds are fewer than there are on disk
+        file = tmp_path / "two.py"
+        file.write_text(
+            "from scalerl_jax.study.design import Study\n"
+            "def get_study():\n"
+            f"    return Study(base={STUDY.base!r}, arms={STUDY.arms!r}, "
+            f"seeds={seeds}, steps={STUDY.steps})\n"
+        )
+        flags = [str(file), f"--root={tmp_path / 'runs'}", f"--out={tmp_path / 'out'}"]
+        assert study_main(["export", *flags]) == 0
+        assert len(table(tmp_path / "out/runs.csv")) == 2 * len(seeds)
+        said = capsys.readouterr().err
+        told = "2 of 6 runs are left out, whose arm or seed the study does not name: "
+        assert (f"{told}high/seed2, low/seed2" in said) == (len(seeds) == 2)
+        assert ("left out" in said) == (len(seeds) == 2)
 
 
 def test_an_exported_sweep_has_the_columns_that_its_laws_read(tmp_path, capsys):

@@ -117,25 +117,19 @@ def compare(
 ) -> Comparison:
     """Compare two recipes by their runs, fitted with the sigmoid over the same x.
 
-    A is tested first.  If that does not decide and the means are within the margin, B
-    is tested with A held at the mean of both.  If a run does not identify A, the test
-    is of the curves' rates at the last compute that all reached.  A winner needs two or
-    more runs of each recipe (`difference`), all climbing, over an x not in wall time.
+    A is tested first; if that does not decide and the means are within the margin, B
+    with A held at the mean of both; if a run does not identify A, the rates at the last
+    compute that all reached.  A winner needs two runs or more of each, all climbing.
 
     Args:
         a: the run of the first recipe, or its runs, which differ in their seeds.
         margin: largest difference between the asymptotes of equal recipes.
         run_sd: of A between runs of one recipe, for one run each; by default ScaleRL's.
-        paired: compare runs of one seed with each other (`pair`); those whose seed the
-            other recipe lacks are left out with a warning.
+        paired: compare runs of one seed (`pair`); leave runs without a partner out.
         num_pairs: number of pairs of recipes that are compared and share the error.
-        others: further recipes over the same x, which also estimate the spread between
-            runs of one recipe; if `paired`, those that lack a seed are left out.
+        others: further recipes over the same x, which also estimate the spread.
     """
-    runs, by, notes = _checked(a, b, names), None, ()
-    if paired:
-        found = pair(list(zip(names, runs, strict=True)))
-        runs, by, notes = (found.runs[0], found.runs[1]), found.by, found.warnings
+    runs, by, notes = _checked(a, b, names, paired=paired)
     end = min(fit.x_last for fit in (*runs[0], *runs[1]))
     error = (1.0 - runs[0][0].level) / num_pairs
     test = _test(runs, run_sd, others, paired=paired)
@@ -174,7 +168,10 @@ def compare(
 def _test(
     runs: Runs, run_sd: float | None, others: Sequence["Recipe"], *, paired: bool
 ) -> "_Test":
-    """Return the settings of a pair's test, with the other recipes that it can use."""
+    """Return the settings of a pair's test, with the other recipes that it can use.
+
+    If `paired`, recipes that lack a seed are left out.
+    """
     if paired:
         others = [
             each if fits is each.fits else Recipe(fits)
@@ -313,8 +310,13 @@ def _midpoint_of(fits: Sequence[Fit]) -> float:
     return float(np.exp(np.mean([np.log(fit.midpoint) for fit in fits])))
 
 
-def _checked(a: Fit | Sequence[Fit], b: Fit | Sequence[Fit], names: Names) -> Runs:
-    """Return the runs of both recipes; raise CurveError if they cannot be compared."""
+def _checked(
+    a: Fit | Sequence[Fit], b: Fit | Sequence[Fit], names: Names, *, paired: bool
+) -> tuple[Runs, PairedBy | None, tuple[str, ...]]:
+    """Return the runs of both recipes, what pairs them, and warnings on the pairs.
+
+    Raises CurveError if they cannot be compared.
+    """
     first, second = (
         (each,) if isinstance(each, Fit) else tuple(each) for each in (a, b)
     )
@@ -322,7 +324,10 @@ def _checked(a: Fit | Sequence[Fit], b: Fit | Sequence[Fit], names: Names) -> Ru
         raise CurveError("a recipe without a run cannot be compared; give one at least")
     for fits in itertools.product(first, second):
         require_sigmoids(dict(zip(names, fits, strict=True)))
-    return first, second
+    if not paired:
+        return (first, second), None, ()
+    found = pair(list(zip(names, (first, second), strict=True)))
+    return (found.runs[0], found.runs[1]), found.by, found.warnings
 
 
 def require_sigmoids(fits: Mapping[str, Fit]) -> None:

@@ -3,12 +3,13 @@
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from scalerl_jax.scaling.compare import FEWEST_RECIPES, Recipe
 from scalerl_jax.scaling.differences import RUN_SD, pooled
-from scalerl_jax.scaling.pairing import PairedBy, pair
+from scalerl_jax.scaling.pairing import Paired, PairedBy, pair
 from scalerl_jax.scaling.records import (
     OPEN,
     Array,
@@ -159,21 +160,16 @@ def plan_power(
     fits = [fit for group in recipes.values() for fit in group]
     count = num_recipes or max(len(recipes), FEWEST_RECIPES)
     level = fits[0].level
-    groups, by, notes = [tuple(each) for each in recipes.values()], "seed", ()
-    several = [(name, group) for name, group in recipes.items() if len(group) > 1]
-    if paired and run_sd is None and len(several) >= FEWEST_RECIPES:
-        pairs = pair(several)
-        groups, by, notes = pairs.runs, pairs.by, pairs.warnings
-    quantity, values = _spreading([Recipe(group) for group in groups])
+    found = _measured(recipes, paired=paired and run_sd is None)
+    quantity, values = _spreading([Recipe(group) for group in found.runs])
     run_sd, degrees, source = _spread(run_sd, values, paired=paired)
     at = 1.0 - 0.5 * (1.0 - level) / (count - 1)
+    test: dict[str, Any] = {"level": at, "recipes": count, "paired": paired}
 
     def needed(spread: float | None) -> int | None:
         if spread is None:
             return None
-        return runs_to_decide(
-            true_difference, spread, level=at, recipes=count, paired=paired, power=power
-        )
+        return runs_to_decide(true_difference, spread, power=power, **test)
 
     interval, runs = _interval_of_spread(run_sd, degrees, level), needed(run_sd)
     each = float(np.mean([fit.x_last for fit in fits]))
@@ -186,21 +182,25 @@ def plan_power(
         level=level,
         num_recipes=count,
         paired=paired,
-        paired_by=by,
+        paired_by=found.by,
         power=power,
         runs=runs,
         runs_interval=(needed(interval.low), needed(interval.high)),
         x_name=fits[0].x_name,
         compute_of_a_run=each,
         compute=None if runs is None else runs * count * each,
-        found_by={
-            n: power_of(
-                true_difference, run_sd, n, level=at, recipes=count, paired=paired
-            )
-            for n in SHOWN_RUNS
-        },
-        warnings=notes,
+        found_by={n: power_of(true_difference, run_sd, n, **test) for n in SHOWN_RUNS},
+        warnings=found.warnings,
     )
+
+
+def _measured(recipes: Mapping[str, Sequence[Fit]], *, paired: bool) -> Paired:
+    """Return the runs that the spread is measured on: all, or those with a partner."""
+    several = [(name, group) for name, group in recipes.items() if len(group) > 1]
+    if paired and len(several) >= FEWEST_RECIPES:
+        return pair(several)
+    runs = tuple(tuple(group) for group in recipes.values())
+    return Paired(runs=runs, by="seed", left_out=())
 
 
 def _spread(

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from scalerl_jax.config import PACKAGES, SETTINGS, MathAnswer, RewardConfig
-from scalerl_jax.data.drafts import Malformed, first, maths
+from scalerl_jax.data.drafts import Draft, Malformed, first
 from scalerl_jax.data.files import read_rows
-from scalerl_jax.data.own import ANSWERS, read_reference
+from scalerl_jax.data.own import PARTS
+from scalerl_jax.data.own import read_own as read_question
 from scalerl_jax.data.questions import extract_answer
+from scalerl_jax.data.turns import PICTURES
 from scalerl_jax.environments import packages, sandbox
 from scalerl_jax.environments.judges import code
 from scalerl_jax.environments.own_file import read_own
@@ -30,6 +32,11 @@ from scalerl_jax.formats.reading import parse_json
 from scalerl_jax.process.ending import Parser, answer
 from scalerl_jax.process.printing import to_stderr, to_stdout
 
+_ASKING = PARTS["prompt"]  # columns
+_JUDGED_BY = (
+    *("reference", *PARTS["reference"], *PARTS["choices"]),
+    *("messages", "conversations"),
+)
 _AHEAD = 64  # rows submitted and not judged, for each process
 
 
@@ -303,10 +310,11 @@ def _read_row(place: str, row: dict[str, Any]) -> _Row:
 
 
 def _read_own_row(place: str, row: dict[str, Any]) -> _Row:
-    """Read a row that the user's functions judge."""
-    told = {"answer": first(row, "reference", *ANSWERS)}
-    prompt = str(first(row, "prompt", "question", "problem") or "")
-    return _Row(place, _completion(row), told, prompt)
+    """Read a row that the user's functions judge, as a run reads it."""
+    draft = _draft(row, own=True)
+    prompt = first(row, *_ASKING)
+    shown = prompt if isinstance(prompt, str) or prompt is None else draft.text
+    return _Row(place, _completion(row), draft.reference, shown or "")
 
 
 def _completion(row: dict[str, Any]) -> str:
@@ -316,14 +324,25 @@ def _completion(row: dict[str, Any]) -> str:
     return completion
 
 
+def _draft(row: dict[str, Any], *, own: bool = False) -> Draft:
+    """Read a row as one of prompts, of which it may lack what asks.
+
+    `own`: the row may lack what it is judged by, too.
+    """
+    # The completion is judged, so it is no reference; what was asked with stays aside.
+    aside = ("completion", *PARTS["tools"], *PICTURES)
+    told = {name: each for name, each in row.items() if name not in aside}
+    if first(told, *_ASKING) is None:
+        told["prompt"] = "any"
+    if own and first(told, *_JUDGED_BY) is None:
+        told["reference"] = None
+    return read_question(told)
+
+
 def _reference(row: dict[str, Any]) -> dict[str, Any]:
-    # The completion is judged, so it is no reference.
-    told = {name: each for name, each in row.items() if name != "completion"}
-    verifier, judged_by = read_reference(told)
-    if verifier == "math":
-        return maths("any", judged_by).reference
-    reference = {"verifier": "code", "tests": judged_by}
-    code.read_tests(reference)
+    reference = _draft(row).reference
+    if reference["verifier"] == "code":
+        code.read_tests(reference)
     return reference
 
 

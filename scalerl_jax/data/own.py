@@ -8,13 +8,13 @@ A row asks in turns or a text, and is judged by tests or an answer:
     "reward_model" | "reward_spec": {"ground_truth"}
     "completion" | "solution", or an assistant's turn after the question
 
-or by the user's reward function, which gets its "reference" unchanged, or the user's
-environment ("verifier": "own"), which answers calls of its "tools".  It may also have
-"choices" or "options", "system", "id" or "unique_id", and "verifier".  An answer in the
-form of tests is tests, whatever else the row says.  The answer of a completion, a
-solution or a turn follows its last "####", else is in its last \boxed{}, else is all of
-a short text.  Rows of other tasks are recognised by their content, and dropped with the
-reason.
+or by the user's reward function, which gets its "reference" unchanged, whatever else
+the row is judged by, or the user's environment ("verifier": "own"), which answers calls
+of its "tools".  It may also have "choices" or "options", "system", "id" or "unique_id",
+and "verifier".  An answer in the form of tests is tests, whatever else the row says.
+The answer of a completion, a solution or a turn follows its last "####", else is in its
+last \boxed{}, else is all of a short text.  Rows of other tasks are recognised by their
+content, and dropped with the reason.
 """
 
 import re
@@ -49,6 +49,7 @@ from scalerl_jax.data.turns import PICTURES, has_picture, read_turns
 ANSWERS = ("answer", "final_answer", "ground_truth", "label")
 _REWARDS = ("reward_model", "reward_spec")  # verl's, SkyRL's
 OWN = "own"  # the verifier of rows that the user's reward function judges
+_OF_OWN = ("reference", *ANSWERS)
 _WORKED = ("completion", "solution")
 _CONSTRAINTS = ("instruction_id_list", "constraint", "constraint_type")
 _KINDS = ("ability", "dataset", "data_source", "task_type")  # say what a row asks for
@@ -80,6 +81,14 @@ def read_own(row: Row, columns: Iterable[tuple[str, str]] = ()) -> Draft:
     """Read a row; `columns` are pairs of a part and the column that holds it."""
     row = _with_columns(row, columns)
     _check_task(row)
+    draft = _read(row)
+    mine = row.get("reference")
+    if mine is None or row.get("verifier") or draft.reference["verifier"] == OWN:
+        return draft
+    return draft._replace(reference={**draft.reference, OWN: mine})
+
+
+def _read(row: Row) -> Draft:
     if row.get("test_list") is not None and row.get("code") is not None:
         return read_mbpp(row)
     if row.get("entry_point") and row.get("test") is not None:
@@ -93,7 +102,7 @@ def read_own(row: Row, columns: Iterable[tuple[str, str]] = ()) -> Draft:
     }
     unknown = reward is None and first(row, *TESTS, *ANSWERS, *_WORKED) is None
     if row.get("verifier") == OWN or ("reference" in row and unknown):
-        given: dict[str, Any] = {"verifier": OWN, "answer": row.get("reference")}
+        given: dict[str, Any] = {"verifier": OWN, "answer": first(row, *_OF_OWN)}
         if _is_filled(row.get("tools")):
             given["tools"] = _tools(row["tools"])
         return Draft(text, given, **more)
@@ -121,6 +130,8 @@ def _with_columns(row: Row, columns: Iterable[tuple[str, str]]) -> Row:
             name = "answer" if part == "reference" else part
             value = _value(row, column)
             changed[name] = _marked(value) if part == "reference" else value
+        if part == "reference":
+            changed.pop("reference", None)  # the named column is it
     return changed
 
 

@@ -20,8 +20,9 @@ class Question:
     """A question, and what a verifier needs to judge an answer.
 
     `reference` holds JSON values only.  That of a data set names its "verifier"
-    ("math" or "code"), has the "answer" or the "tests" that this verifier needs, and
-    "id", the data set's own name of the question.  That of a reasoning_gym task has
+    ("math" or "code"), has the "answer" or the "tests" that this verifier needs,
+    perhaps "own", the row's "reference" for a user's function, and "id", the data set's
+    own name of the question.  That of a reasoning_gym task has
     "answer" and "metadata", and is judged by the task.  If its environment answers
     calls of tools, "tools" lists the tools in the form that chat templates take.
     """

@@ -6,6 +6,7 @@ import pytest
 
 from scalerl_jax.data import own
 from scalerl_jax.data.drafts import Malformed, Refused, Unusable
+from scalerl_jax.environments.own import told
 
 STDIN = {"kind": "stdin", "inputs": ["1\n", "4\n"], "outputs": ["2\n", "5\n"]}
 PAIRS = {"inputs": ["1\n", "4\n"], "outputs": ["2\n", "5\n"]}
@@ -344,6 +345,26 @@ def test_tools_come_with_a_question_whose_environment_answers_their_calls(writte
     assert "tools" not in own.read_own(row | {"tools": []}).reference
     with pytest.raises(Malformed, match="field 'tools' is no list of objects"):
         own.read_own(row | {"tools": ["run"]})
+
+
+@pytest.mark.parametrize(
+    "more, judged",
+    [
+        ({"answer": 7}, {"verifier": "math", "answer": "7"}),
+        ({"answer": 1, "choices": ["x", "y"]}, {"verifier": "math", "answer": "B"}),
+        ({"tests": STDIN}, {"verifier": "code", "tests": STDIN}),
+    ],
+)
+def test_a_row_s_reference_is_kept_beside_what_judges_it(more, judged):
+    row = {"question": "2 + 5?", **more}
+    mine = {"keys": [1, None]}
+    found = own.read_own(row | {"reference": mine}).reference
+    assert found == judged | {"own": mine} and told(found) == mine
+    for none in ({"reference": None}, {"reference": 0, "verifier": judged["verifier"]}):
+        assert own.read_own(row | none).reference == judged
+    named = [("reference", "gold"), ("choices", "")]
+    by = own.read_own(row | {"reference": mine, "gold": "8"}, named).reference
+    assert by == {"verifier": "math", "answer": "8"}
 
 
 @pytest.mark.parametrize("tools", [None, [], "", "[]", "null"])

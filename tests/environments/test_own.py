@@ -290,3 +290,33 @@ def test_a_file_is_judged_before_anything_is_trained(file, tmp_path, capfd):
         "reward/score 0.25, reward/score/unjudged_share 0.5, reward/short 0, "
         "reward/short/unjudged_share 0",
     ]
+
+
+SAYING = """
+def score(prompt, completion, reference):
+    return 1.0 if json.dumps([prompt, reference]) == completion else 0.0
+"""
+
+
+@pytest.mark.parametrize(
+    "row, prompt, reference",
+    [
+        ({"prompt": "4?", "answer": 7}, "4?", "7"),
+        ({"prompt": "4?", "answer": "So.\n#### 1,007"}, "4?", "1007"),
+        ({"prompt": "4?", "choices": ["x", "y"], "answerKey": 1}, "4?", "B"),
+        ({"answer": "7", "reference": {"of": [4]}}, "", {"of": [4]}),
+        ({"verifier": "own", "answer": [7]}, "", [7]),
+        ({"prompt": [{"role": "user", "content": "4?"}], "reference": 0}, "4?", 0),
+        ({"question": "4?", "tools": [{"name": "f"}]}, "4?", None),
+        ({}, "", None),
+    ],
+)
+def test_a_row_is_judged_by_the_reference_that_a_run_reads(
+    tmp_path, capfd, row, prompt, reference
+):
+    file, rows = tmp_path / "mine.py", tmp_path / "rows.jsonl"
+    file.write_text(f"import json\n{SAYING}")
+    row = row | {"completion": json.dumps([prompt, reference])}
+    rows.write_text(json.dumps(row))
+    assert judging.main(["judge", f"--environment={file}:score", str(rows)]) == 0
+    assert "line 1  correct" in capfd.readouterr().out

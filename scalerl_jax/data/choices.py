@@ -2,7 +2,7 @@
 
 import re
 import string
-from typing import Any
+from typing import Any, NamedTuple
 
 from scalerl_jax.data.drafts import Unusable, first, from_text
 from scalerl_jax.data.files import Row
@@ -17,28 +17,69 @@ _WHICH = re.compile(r"\bwhich (?:one )?of (?:the following|these)\b", re.IGNOREC
 _MOST_INDEX = 4  # of questions with four or five choices
 
 
-def read_choices(row: Row) -> list[str] | None:
-    """Return the texts of a row's choices in their order, or None without any.
+class Choices(NamedTuple):
+    """The choices of a row in their order."""
 
-    They are a list of texts or numbers, {"A": text, ...}, or ARC's {"label": [...],
-    "text": [...]}; each form may also be a JSON text.
+    texts: list[str]
+    values: list[Any]  # as the row has them: texts or numbers
+    labels: list[str]  # the row's own, in upper case; [] without any
+
+    @property
+    def numbered(self) -> bool:
+        """Whether the row's own labels are numbers, so that a number is one of them."""
+        return bool(self.labels) and all(map(str.isdecimal, self.labels))
+
+
+def read_choices(row: Row) -> Choices | None:
+    """Return a row's choices, or None without any.
+
+    They are a list of texts or numbers, {"A": text, ...} or {"1": text, ...}, or ARC's
+    {"label": [...], "text": [...]}; each form may also be a JSON text.
     """
     given = from_text(first(row, *COLUMNS))
+    labels: list[str] = []
     if isinstance(given, dict):
-        texts = given.get("text")
-        lettered = list(given) == list(_LETTERS[: len(given)])
-        given = texts if isinstance(texts, list) else list(given.values())
-        if not (lettered or isinstance(texts, list)):
-            return None
-    if not isinstance(given, list) or not given:
+        labels, given = _labelled(given)
+    if not isinstance(given, list):
+        return None
+    count = next((n for n in range(len(given), 0, -1) if given[n - 1] is not None), 0)
+    given, labels = given[:count], labels[:count]  # without the empty ones of a table
+    if not given:
         return None
     if not 2 <= len(given) <= len(_LETTERS):
         raise Unusable("the choices are not between 2 and 26")
     if any(isinstance(each, bool | dict | list | None) for each in given):
         raise Unusable("the choices are no texts")
-    return [
+    texts = [
         _bare(str(each), letter) for each, letter in zip(given, _LETTERS, strict=False)
     ]
+    return Choices(texts, given, labels)
+
+
+def _labelled(given: dict[Any, Any]) -> tuple[list[str], list[Any] | None]:
+    """Return the labels of an object of choices, and these; None: it has no choices."""
+    texts, labels = given.get("text"), given.get("label")
+    if isinstance(texts, list):
+        named = [_label(each) for each in labels] if isinstance(labels, list) else []
+        if named and len(named) != len(texts):
+            raise Unusable("the choices and their labels differ in number")
+        return named, texts
+    keys = {str(key).strip().upper(): key for key in given}
+    are_letters = all(re.fullmatch("[A-Z]", key) for key in keys)
+    are_numbers = all(re.fullmatch(r"[0-9]{1,2}", key) for key in keys)
+    if len(keys) == len(given) and (are_letters or are_numbers):
+        order = sorted(keys, key=int if are_numbers else str)
+        return order, [given[keys[key]] for key in order]
+    if any(type(each) in (str, int, float) for each in given.values()):
+        raise Unusable("the choices have names that are no letters or numbers")
+    return [], None  # settings, perhaps
+
+
+def _label(written: Any) -> str:
+    """Return a label without its brackets, in upper case."""
+    text = str(written).strip().upper()
+    found = re.fullmatch(r"\(?(\w+)\s*[).:]?", text)
+    return found[1] if found else text
 
 
 def _bare(choice: str, letter: str) -> str:
@@ -47,29 +88,43 @@ def _bare(choice: str, letter: str) -> str:
     return choice[label.end() :] if label and label.group(1) == letter else choice
 
 
-def letter_of(row: Row, choices: list[str], answer: Any) -> str:
+def letter_of(row: Row, choices: Choices, answer: Any) -> str:
     """Return the letter of the right choice.
 
-    A whole number is an index from 0, as in MMLU; a text is a letter, a label of the
-    row's own, one of the choices, or an index where it cannot be one of the choices.
+    A label of the row's own is one.  Else a whole number is an index from 0 of texts,
+    as in MMLU, and may be one of several numbers; a text is a letter, one of the
+    choices, or an index where it cannot be one of the choices.
     """
+    name = ""
     if answer is None:
-        answer = first(row, "answerKey", "correct", *INDICES)
+        names = ("answerKey", "correct", *INDICES)
+        name = next((each for each in names if row.get(each) is not None), "")
+        answer = row.get(name)
     if answer is None:
         raise Unusable("no answer to the choices")
-    if type(answer) is int and 0 <= answer < len(choices):
-        return _LETTERS[answer]
-    written = str(answer).strip()
+    written, count = str(answer).strip(), len(choices.texts)
+    same = set(_places(written, choices.texts))
+    index = {int(written)} if re.fullmatch(r"[0-9]{1,2}", written) else set()
+    index = {place for place in index if place < count}
+    if name in INDICES and type(answer) is int:
+        return _only(index)
+    if _label(written) in choices.labels:
+        place = choices.labels.index(_label(written))
+        by_text = same if choices.numbered and name != "answerKey" else set()
+        return _only({place} | by_text)
     letter = re.fullmatch(r"\(?([A-Z])\s*[).:]?", written)
-    if letter and letter.group(1) in _LETTERS[: len(choices)]:
-        return letter.group(1)
-    given = from_text(first(row, *COLUMNS))
-    labels = given.get("label") if isinstance(given, dict) else None
-    if isinstance(labels, list) and (found := _places(written, labels)):
-        return _LETTERS[found[0]]
-    places = set(_places(written, choices))
-    if re.fullmatch(r"\d{1,2}", written) and int(written) < len(choices):
-        places.add(int(written))
+    lettered = not choices.labels or choices.numbered  # by us alone
+    if letter and lettered and letter[1] in _LETTERS[:count]:
+        return letter[1]
+    if choices.numbered:
+        return _only(same)
+    if index and type(answer) is int and all(map(_is_text, choices.values)):
+        return _only(index)
+    return _only(same | index)
+
+
+def _only(places: set[int]) -> str:
+    """Return the letter of the only place."""
     if len(places) > 1:
         raise Unusable("the answer may be several of the choices")
     if not places:
@@ -77,16 +132,20 @@ def letter_of(row: Row, choices: list[str], answer: Any) -> str:
     return _LETTERS[places.pop()]
 
 
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
 def _places(written: str, texts: list[Any]) -> list[int]:
     """Return the indices of a text in a list."""
     return [place for place, each in enumerate(texts) if str(each).strip() == written]
 
 
-def show(text: str, choices: list[str]) -> str:
+def show(text: str, choices: Choices) -> str:
     """Return the question with its choices and their letters, unless it has them."""
     if not text.strip():
         raise Unusable("the question is empty")
-    lettered = list(zip(_LETTERS, choices, strict=False))
+    lettered = list(zip(_LETTERS, choices.texts, strict=False))
     shown = all(
         choice.strip() in text and re.search(rf"(?<!\w){letter}\s*[).:]", text)
         for letter, choice in lettered

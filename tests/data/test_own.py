@@ -125,6 +125,31 @@ def test_choices_are_shown_and_the_letter_is_right(choices, answer):
     assert draft.reference == {"verifier": "math", "answer": "B"}
 
 
+ARC = {"label": ["1", "2", "3"], "text": ["1", "14", "1.5"]}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"choices": {"a": "1", "b": "14", "c": "1.5"}, "answer": "b"},
+        {"choices": {"c": "1.5", "a": "1", "b": "14"}, "answer": "(B)"},
+        {"choices": {"1": "1", "2": "14", "3": "1.5"}, "answer": 2},
+        {"choices": {"0": "1", "1": "14", "2": "1.5"}, "answerKey": "1"},
+        {"choices": {"A": "1", "B": "14", "C": "1.5", "D": None}, "answer": "B"},
+        {"choices": ["1", "14", "1.5", None], "answer": "B"},
+        {"choices": ARC, "answerKey": 2},
+        {"choices": ARC, "answer_index": 1},
+        {"choices": ARC, "answer": "B"},
+        {"choices": [1, 14, 1.5], "answer": 14},
+        {"choices": [3, 1, 2], "answer": 1, "shown": "A. 3\nB. 1\nC. 2"},
+    ],
+)
+def test_labels_of_the_row_s_own_come_before_an_index(more):
+    draft = own.read_own({"question": "Which?"} | more)
+    assert more.get("shown", "A. 1\nB. 14\nC. 1.5") in draft.text
+    assert draft.reference == {"verifier": "math", "answer": "B"}
+
+
 def test_choices_that_the_question_shows_are_shown_once():
     text = "Which is even?\n(A) 1\n(B) 14"
     row = {"question": text, "options": ["1", "14"], "answer": "B"}
@@ -138,6 +163,11 @@ def test_choices_that_the_question_shows_are_shown_once():
         ({"choices": ["1", "14"], "answer": 2}, "names none of the choices"),
         ({"choices": ["1", "4"], "answer": "1"}, "several of the choices"),
         ({"choices": ["1", "4"]}, "no answer to the choices"),
+        ({"choices": [1, 4], "answer": 1}, "several of the choices"),
+        ({"choices": {"1": "2", "2": "1"}, "answer": 2}, "several of the choices"),
+        ({"choices": ARC, "answer": 0}, "names none of the choices"),
+        ({"choices": {"B": "x", "C": "y"}, "answer": "A"}, "names none of the choices"),
+        ({"options": {"first": "1", "second": "4"}, "answer": "1"}, "no letters or nu"),
         ({"choices": ["1"], "answer": 0}, "not between 2 and 26"),
         ({"choices": [], "answer": 1}, "index of choices"),
         ({"question": "Which of these is even?", "answer": 1}, "index of choices"),

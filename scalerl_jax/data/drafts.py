@@ -127,7 +127,8 @@ def worked_answer(worked: str) -> str | None:
     r"""Return a solution's answer: after its last "####", else in its last \boxed{}."""
     _, found, answer = worked.rpartition("####")
     if found:
-        return _THOUSANDS.sub("", answer)
+        bracketed = answer.lstrip(" $\\").startswith(("(", "[", "{"))  # (3,125)
+        return answer if bracketed else _THOUSANDS.sub("", answer)
     return last_boxed(worked)
 
 

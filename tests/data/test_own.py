@@ -258,6 +258,15 @@ def test_answers_like_those_of_other_tasks_are_kept(answer):
     }
 
 
+@pytest.mark.parametrize(
+    "written, answer",
+    [("3,125", "3125"), ("(3,125)", "(3,125)"), (r"$\{3,125\}$", r"$\{3,125\}$")],
+)
+def test_a_comma_of_thousands_is_left_out_but_not_that_of_a_point(written, answer):
+    row = {"problem": "?", "answer": f"So.\n#### {written}"}
+    assert own.read_own(row).reference["answer"] == answer
+
+
 TURN = [{"role": "user", "content": "2 + 2?"}]
 
 

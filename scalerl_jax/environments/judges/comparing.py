@@ -62,7 +62,7 @@ def is_readable(answer: str) -> bool:
 
 
 def _is_readable(text: str) -> bool:
-    if _words(text) or _quantity(text) or _is_phrase(text):
+    if _words(text) or _moment(text) or _quantity(text) or _is_phrase(text):
         return True
     around = bracketed(text)
     parts = _listed(around.inside if around else ungrouped(text))
@@ -160,6 +160,47 @@ def _phrase(text: str) -> str:
     """Return a phrase without what separates its words: 1.2, x^{12} and X stay."""
     words = re.sub(r"[.,](?!\d)", " ", _bare(text))
     return re.sub(r"[A-Za-z]{2,}", lambda found: found[0].lower(), squeezed(words))
+
+
+# Dates and clock times: their signs are no operations.
+
+_DATE = re.compile(r"(\d{4})-(\d\d?)-(\d\d?)", re.ASCII)
+_CLOCK = re.compile(
+    r"(\d{1,2})(?::(\d\d)(?::(\d\d))?)?\s*(?:([ap])\.?\s*m\b\.?)?",
+    re.IGNORECASE | re.ASCII,
+)
+_LED_BY_ZERO = re.compile(r"(?<!\d)0\d", re.ASCII)
+
+
+class _Moment(NamedTuple):
+    """A date or a clock time in numbers, and whether it can be nothing else."""
+
+    fields: tuple[int, ...]
+    certain: bool
+
+
+def _moment(text: str) -> _Moment | None:
+    """Return a date or a time; one before or after noon is in hours of the day."""
+    text = _bare(text).strip()
+    if date := _DATE.fullmatch(text):
+        fields = tuple(map(int, date.groups()))
+        return _Moment(fields, bool(_LED_BY_ZERO.search(text)))
+    clock = _CLOCK.fullmatch(text)
+    if not clock or not (clock[2] or clock[4]):
+        return None
+    hour, minute, second = (int(each or 0) for each in clock.groups()[:3])
+    if clock[4]:
+        hour = hour % 12 + 12 * (clock[4] in "pP")
+    certain = bool(clock[2] and (clock[4] or _LED_BY_ZERO.search(text)))
+    fields = (hour, minute, second) if clock[3] else (hour, minute)
+    return _Moment(fields, certain)
+
+
+def _as_moments(expected: str, found: str) -> bool | None:
+    mine, theirs = _moment(expected), _moment(found)
+    if mine and theirs:
+        return mine.fields == theirs.fields
+    return False if any(each and each.certain for each in (mine, theirs)) else None
 
 
 # Options of multiple choice.
@@ -568,6 +609,7 @@ def same_expressions(expected: str, found: str) -> bool | None:
 
 
 _RULES = (
+    _as_moments,
     _as_options,
     _as_reals,
     _as_words,

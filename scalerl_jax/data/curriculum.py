@@ -18,6 +18,7 @@ from scalerl_jax.data.prompts import (
     read_numbers,
     save_numbers,
 )
+from scalerl_jax.data.questions import with_unlike
 from scalerl_jax.formats.bounded import read_lines
 from scalerl_jax.formats.reading import parse_json
 from scalerl_jax.types import Prompt
@@ -156,8 +157,12 @@ def make_streams(
     ]
 
 
-def text_digest(text: str) -> str:
-    """Return the SHA-256 by which a file of pass rates names a prompt's text."""
+def prompt_digest(prompt: Prompt) -> str:
+    """Return the SHA-256 by which a file of pass rates names a prompt.
+
+    It is that of the text, with what tells apart an environment's tasks of one text.
+    """
+    text = with_unlike(prompt.text, prompt.reference)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -168,12 +173,13 @@ def read_pass_rates(path: Path, prompts: Sequence[Prompt]) -> np.ndarray:
         {"sha256": "9f86d081...", "pass_rate": 0.25}
 
     The second form names a prompt by the SHA-256 of its text in UTF-8, template
-    included.  Other keys are ignored, and so are texts that no prompt has.
+    included (`prompt_digest`).  Other keys are ignored, and so are texts that no prompt
+    has.
 
     Raises:
         ValueError: names the invalid line, or the first prompt without a pass rate.
     """
-    by_text = {text_digest(prompt.text): place for place, prompt in enumerate(prompts)}
+    by_text = {prompt_digest(prompt): place for place, prompt in enumerate(prompts)}
     rates = np.full(len(prompts), np.nan)
     for number, line in enumerate(read_lines(path), start=1):
         if not line.strip():

@@ -39,9 +39,14 @@ class Question:
         Questions of an environment may have the same text and yet differ: "unlike" of
         the reference then distinguishes them.
         """
-        known = self.reference.get("answer")
-        unlike = known.get("unlike", "") if isinstance(known, dict) else ""
-        return f"{self.text} {unlike}" if unlike else self.text
+        return with_unlike(self.text, self.reference)
+
+
+def with_unlike(text: str, reference: dict[str, Any]) -> str:
+    """Return a question's or a prompt's text with what "unlike" of a reference says."""
+    known = reference.get("answer")
+    unlike = known.get("unlike", "") if isinstance(known, dict) else ""
+    return f"{text} {unlike}" if unlike else text
 
 
 class LazySequence(Sequence[T]):

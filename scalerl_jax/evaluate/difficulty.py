@@ -19,7 +19,7 @@ import numpy as np
 
 from scalerl_jax.config import Config
 from scalerl_jax.data import tasks
-from scalerl_jax.data.curriculum import text_digest
+from scalerl_jax.data.curriculum import prompt_digest
 from scalerl_jax.evaluate.policy import (
     Flag,
     Options,
@@ -70,7 +70,7 @@ def _measure(options: Options) -> int:
     loaded = load_prompts(config, described.tokenizer)
     check_verifiers(config, loaded.examples)
     prompts = spread(loaded.train, count)
-    names = [text_digest(prompt.text) for prompt in prompts]
+    names = [prompt_digest(prompt) for prompt in prompts]
     conditions = {
         "samples": config.eval.samples_per_prompt,
         "temperature": config.eval.temperature,
@@ -170,7 +170,7 @@ def _append(
                         *(group.prompt.text[:60], group.detail),
                     )
                     continue
-                name = text_digest(group.prompt.text)
+                name = prompt_digest(group.prompt)
                 rates[name] = group.pass_rate
                 row = {"sha256": name, "pass_rate": rates[name], **conditions}
                 row |= {"task": group.prompt.task, "version": policy.policy_version}

@@ -1,5 +1,6 @@
 """Difficulty: its file, the order that it makes, and what is open when."""
 
+import dataclasses
 import hashlib
 import json
 
@@ -12,6 +13,7 @@ from scalerl_jax.data.curriculum import (
     Curriculum,
     CurriculumStream,
     easiest_first,
+    prompt_digest,
     read_pass_rates,
 )
 from scalerl_jax.data.prompts import PromptStream, build_prompts
@@ -161,6 +163,27 @@ def test_a_file_names_prompts_by_number_or_by_their_text(tmp_path):
         '{"prompt_id": 0, "pass_rate": 0.0}',
     )
     assert read_pass_rates(path, prompts).tolist() == [0.0, 1.0, 0.25]
+
+
+def test_tasks_of_one_text_have_a_pass_rate_each(tmp_path):
+    prompts = [
+        dataclasses.replace(
+            prompt, text="Play.", reference={"answer": {"unlike": name}}
+        )
+        for prompt, name in zip(make_prompts(2), "ab", strict=True)
+    ]
+    rows = [
+        {
+            "sha256": hashlib.sha256(f"Play. {name}".encode()).hexdigest(),
+            "pass_rate": rate,
+        }
+        for name, rate in (("b", 0.5), ("a", 0.25))
+    ]
+    path = write(tmp_path, *map(json.dumps, rows))
+    assert read_pass_rates(path, prompts).tolist() == [0.25, 0.5]
+    assert [prompt_digest(each) for each in reversed(prompts)] == [
+        row["sha256"] for row in rows
+    ]
 
 
 @pytest.mark.parametrize(

@@ -31,18 +31,29 @@ _WORDING_SAMPLE = 1000  # questions in which the common wording is searched
 _LEAST_SAMPLE = 20  # fewer questions may share what they ask
 _MATH_MODE = re.compile(r"\\[()\[\]]")
 _WORD = re.compile(r"[^\W_]+")
-# A word, or any other sign that is not punctuation: operators and brackets are not.
-_TOKEN = re.compile(r"[^\W_]+|[^\w\s.,;:!?'\"`“”‘’«»…–—$\\{}\[\]#&~]")
+_NUMBER = r"\d+(?:[.:]\d+)*"
+# A number, a letter or both, as 2n: what a factorial or a derivative is of.
+_OPERAND = rf"(?<![^\W_])(?:{_NUMBER}[^\W\d_]?|[^\W\d_])"
+_TOKEN = re.compile(
+    r"[^\W\d_]{2,}(?![^\W_])"  # most words, at once
+    rf"|!=|(?:{_OPERAND}|\))!+(?!=)"  # 5!, n!, (n + 1)!
+    rf"|(?:(?<!'){_OPERAND}|\))'+(?![^\W\d_])"  # f'(2), but no 'b'
+    r"|[^\W_]+(?:(?<=\d)[.:](?=\d)[^\W_]+)*"  # words and numbers
+    # Any other sign that is not punctuation: operators and brackets are not.
+    r"|[^\w\s.,;:!?'\"`“”‘’«»…–—$\\{}\[\]#&~]"
+)
+_QUOTES = str.maketrans("‘’", "''")
 
 
 def normalized(text: str) -> str:
     """Return a question's text in a form that does not depend on its typesetting.
 
     Unicode's NFKC, lower case; words, operators and round brackets with one space
-    between them, other punctuation left out: "3 + 4" and "3 - 4" stay two questions.
+    between them, other punctuation left out: "3 + 4" and "3 - 4" stay two questions,
+    and so do "5!" and "5", "f'(2)" and "f(2)", "1.5" and "1 5".
     """
     text = _MATH_MODE.sub(" ", unicodedata.normalize("NFKC", text).lower())
-    return " ".join(_TOKEN.findall(text))
+    return " ".join(_TOKEN.findall(text.translate(_QUOTES)))
 
 
 def _hash(key: str) -> int:
@@ -54,8 +65,8 @@ def _hash(key: str) -> int:
 class Asked(NamedTuple):
     """A question in the two forms that are compared with others."""
 
-    whole: str  # normalised
-    core: str  # without the `Wording` of its data set
+    whole: str  # normalised, with its system message
+    core: str  # without the `Wording` of its data set, and without that message
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,19 +94,21 @@ class Wording:
             after="".join(f" {word}" for word in reversed(after)),
         )
 
-    def read(self, text: str) -> Asked:
+    def read(self, text: str, system: str = "") -> Asked:
         """Return a question of the data set in the forms that are compared."""
-        whole = normalized(text)
-        core = whole.removeprefix(self.before).removesuffix(self.after)
-        return Asked(whole, core or whole)
+        alone = normalized(text)
+        whole = normalized(f"{system}\n{text}") if system else alone
+        core = alone.removeprefix(self.before).removesuffix(self.after)
+        return Asked(whole, core or alone)
 
 
 class Overlap:
     """Index of evaluation prompts, to find training prompts that overlap with them.
 
     A training prompt overlaps if it equals an evaluation prompt, where one of the two
-    may be without the wording of its data set (not both: without wordings "What is 3 +
-    1?" and "What is 3 * 1?" may both be "3"), or if they share `ngram` words in a row.
+    may be without the wording of its data set and its system message (not both: without
+    wordings "What is 3 + 1?" and "What is 3 * 1?" may both be "3"), or if they share
+    `ngram` words in a row.
     Phrases do not count: six words in a row that more than three evaluation prompts
     have, and more than 1 % of them, such as "m and n are relatively prime".
     """
@@ -212,7 +225,7 @@ class Sieve:
                 break
             looked_at += 1
             longest = max(longest, tokens)
-            asked = wording.read(question.compared)
+            asked = wording.read(question.compared, question.system)
             if reason := self.reason(asked, tokens):
                 dropped[reason] += 1
                 continue

@@ -102,7 +102,9 @@ class DataSets:
         config = self._config
         if self._training is None:  # once all evaluation sets are open
             asked = [
-                self._wordings.get(question.task, Wording()).read(question.compared)
+                self._wordings.get(question.task, Wording()).read(
+                    question.compared, question.system
+                )
                 for question in held_out
             ]
             overlap = Overlap(asked, ngram=config.data.overlap_ngram)

@@ -47,6 +47,8 @@ def select(texts, *, count=None, order=None, **changes):
         pytest.param("Find $x$, if $x^2=4$.", r"find \(x\) if \(x^2 = 4\)", id="LaTeX"),
         pytest.param("ﬁve ½", "five 1⁄2", id="NFKC"),
         pytest.param("{“a”, 'b'}", "a; b", id="quotes and braces"),
+        pytest.param("f’(2) of O’Neil!", "f'(2) of O'Neil", id="apostrophes"),
+        pytest.param("Go: it's 3.", "go, it’s 3", id="ends"),
     ],
 )
 def test_one_question_typeset_in_two_ways_is_the_same(one, other):
@@ -62,6 +64,14 @@ def test_one_question_typeset_in_two_ways_is_the_same(one, other):
         ("x < 4", "x > 4"),
         ("2 × 3", "2 ÷ 3"),
         ("12 3", "1 23"),
+        ("What is 5!?", "What is 5?"),
+        ("(2n)!", "2n!"),
+        ("(n + 1)! / n!", "(n + 1) / n"),
+        ("f'(2)", "f(2)"),
+        ("y'' + y = 0", "y' + y = 0"),
+        ("1.5 + 2", "1 5 + 2"),
+        ("at 3:45", "at 3, 45"),
+        ("x != y", "x = y"),
     ],
 )
 def test_what_makes_another_problem_is_kept(one, other):
@@ -72,6 +82,23 @@ def test_what_makes_another_problem_is_kept(one, other):
 @settings(max_examples=200, deadline=None)
 def test_normalised_text_stays_as_it_is(text):
     assert normalized(normalized(text)) == normalized(text)
+
+
+def test_a_system_message_tells_questions_apart_but_hides_none_of_an_evaluation():
+    asked = [
+        Question(task="any", text=text, reference={}, system=system)
+        for text, system in (
+            ("Good day", "In French."),
+            ("Good day", "In German."),
+            ("Good day!", "in french"),
+            ("Farewell", "In French."),
+        )
+    ]
+    sieve = {"count_tokens": count_words, "max_tokens": 100, "seen": set()}
+    sieve = Sieve(**sieve, overlap=against(["Farewell"], ngram=0))
+    chosen = sieve.select(asked, np.arange(4), count=None, wording=PLAIN)
+    assert chosen.places.tolist() == [0, 1]
+    assert chosen.dropped == {"duplicate": 1, "equals_evaluation": 1}
 
 
 def test_duplicates_are_counted_and_the_first_is_kept():

@@ -119,7 +119,9 @@ class Batch:
     train_tokens: int  # completion tokens with a weight
     row_tokens: int  # prompt and completion tokens computed, padding left out
     filtered_tokens: int  # completion tokens that were filtered away
-    mean_context: float  # tokens that a position attends to, on average
+    # Tokens that attention reads of the whole sequences, by computed token: a shared
+    # prompt is computed once, and attends to itself in each of its sequences.
+    mean_context: float
     expert_load: dict[str, float] = dataclasses.field(default_factory=dict)
     refilled: Sequence[Group] = ()  # zero-variance groups replaced by refills
 
@@ -128,6 +130,11 @@ class Batch:
         """Return the rollout n * G + g of each prediction; -1 where there is none."""
         assert self.rewards is not None, "no rollout has a gradient"
         return self.rewards.rollout
+
+    @property
+    def sequence_tokens(self) -> int:
+        """Tokens of whole sequences; above `row_tokens` where prompts are shared."""
+        return sum(sequence.row_length for sequence in self.sequences)
 
     @property
     def wasted_tokens(self) -> int:
@@ -178,7 +185,8 @@ class Assembler:
         )
         lengths = np.array([sequence.row_length for sequence in sequences])
         trained = sum(len(sequence.weights) for sequence in sequences)
-        context = (lengths * (lengths + 1)).sum() / max(lengths.sum(), 1) / 2
+        row_tokens = 0 if packed is None else computed_tokens(packed)
+        context = (lengths * (lengths + 1)).sum() / max(row_tokens, 1) / 2
         return Batch(
             groups=groups,
             version=learner_version,
@@ -186,7 +194,7 @@ class Assembler:
             rewards=None if packed is None else self._rewards(groups, rollout),
             sequences=sequences,
             train_tokens=sum(int(sequence.mask.sum()) for sequence in sequences),
-            row_tokens=0 if packed is None else computed_tokens(packed),
+            row_tokens=row_tokens,
             filtered_tokens=_completion_tokens(groups) - trained,
             mean_context=float(context),
             expert_load={} if self.replay is None else self.replay.load(sequences),

@@ -231,10 +231,12 @@ class RunMonitor:
         self._times["time/annotate_s"] = time.monotonic() - started
         for each in window.batches:
             tokens, context = each.row_tokens, each.mean_context
+            # An endpoint gets every sequence whole.
+            asked = each.sequence_tokens if self._config.teacher.endpoint else 0
             run.ledger.count(
                 train_flops=run.flops.annotation(tokens, context),
                 teacher_flops=run.flops.teaching(tokens, context),
-                asked_teacher_tokens=tokens if self._config.teacher.endpoint else 0,
+                asked_teacher_tokens=asked,
             )
         return window
 

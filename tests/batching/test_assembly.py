@@ -19,6 +19,7 @@ from scalerl_jax.algo.regularizers import easy_prompts
 from scalerl_jax.batching.assembly import Assembler, RunningNormalization
 from scalerl_jax.batching.group_metrics import group_metrics
 from scalerl_jax.batching.packing import pack
+from scalerl_jax.batching.stream_packing import StreamShape, pack_shared
 from scalerl_jax.objective.advantages import GroupAdvantages
 from scalerl_jax.types import Group, Prompt, Rollout, Turn
 
@@ -152,6 +153,25 @@ def test_a_batch_by_hand():
     # Position i of a segment sees i + 1 tokens.
     sums = (1 + 2 + 3) + (1 + 2 + 3 + 4) + (1 + 2) + (1 + 2 + 3 + 4 + 5)
     np.testing.assert_allclose(batch.mean_context, sums / 14)
+
+
+def test_a_shared_prompt_is_computed_once_and_attends_in_every_sequence():
+    group = make_group(make_rollout(2, 1.0, first=10), make_rollout(4, -1.0, first=20))
+    prompt = group.prompt.replace(tokens=np.array([1, 2, 3], np.int32))
+    shape = StreamShape(
+        rows=2, row_tokens=12, shared_tokens=4, own_tokens=12, group_size=G
+    )
+    shared = functools.partial(pack_shared, shape=shape, streams=1)
+    found = {
+        pack: assembled([group.replace(prompt=prompt)], learner_version=0, pack=pack)
+        for pack in (packing_as(True), shared)
+    }
+    # Positions 3 + 2 - 1 and 3 + 4 - 1; the first 2 of the prompt are shared.
+    assert [each.row_tokens for each in found.values()] == [4 + 6, 4 + 6 - 2]
+    assert [each.sequence_tokens for each in found.values()] == [4 + 6] * 2
+    for each in found.values():
+        attended = each.row_tokens * each.mean_context
+        assert attended == pytest.approx(4 * 5 / 2 + 6 * 7 / 2)
 
 
 def test_turns_have_advantages_of_their_own_beside_the_episodes():

@@ -142,6 +142,11 @@ class Batch:
         return self.filtered_tokens + _completion_tokens(self.refilled)
 
     @property
+    def carried_tokens(self) -> int:
+        """Completion tokens of the packed rollouts; wasted if no step is applied."""
+        return _carried(self.sequences)
+
+    @property
     def num_useful(self) -> int:
         """Groups of the batch with reward variance."""
         return sum(group.has_reward_variance for group in self.groups)
@@ -184,7 +189,6 @@ class Assembler:
             groups, learner_version=learner_version
         )
         lengths = np.array([sequence.row_length for sequence in sequences])
-        trained = sum(len(sequence.weights) for sequence in sequences)
         row_tokens = 0 if packed is None else computed_tokens(packed)
         context = (lengths * (lengths + 1)).sum() / max(row_tokens, 1) / 2
         return Batch(
@@ -195,7 +199,7 @@ class Assembler:
             sequences=sequences,
             train_tokens=sum(int(sequence.mask.sum()) for sequence in sequences),
             row_tokens=row_tokens,
-            filtered_tokens=_completion_tokens(groups) - trained,
+            filtered_tokens=_completion_tokens(groups) - _carried(sequences),
             mean_context=float(context),
             expert_load={} if self.replay is None else self.replay.load(sequences),
         )
@@ -283,6 +287,10 @@ class Assembler:
         if self.mask_cut_off:
             kept = kept & ~np.array([rollout.cut_off for rollout in rollouts])
         return kept
+
+
+def _carried(sequences: Sequence[TrainSequence]) -> int:
+    return sum(len(sequence.weights) for sequence in sequences)
 
 
 def _completion_tokens(groups: Sequence[Group]) -> int:

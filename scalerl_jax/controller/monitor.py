@@ -112,6 +112,8 @@ class RunMonitor:
         self._dead = 0  # dead experts at the last step
         self._answered = True  # False once the user is warned that no answer is found
         self._skipped_in_row = 0
+        # The batches of the window, by `id`, to which a step has been applied.
+        self._applied: set[int] = set()
         self._pass_rate = float("nan")
         self._last_s = time.monotonic()
         report = run.ledger.report()  # not all 0 in a resumed run
@@ -207,6 +209,7 @@ class RunMonitor:
     def open(self, groups: list[Group], state: State, version: int) -> Window:
         """Return the window of the groups: batches ready for their steps."""
         run, batch = self._run, self._config.batch
+        self._applied = set()
         window = open_window(
             groups,
             num_prompts=batch.num_prompts,
@@ -259,8 +262,12 @@ class RunMonitor:
             train_flops=run.flops.step(assembled.row_tokens, assembled.mean_context),
         )
         if fault:
+            last = each.epoch == self._config.batch.epochs - 1
+            if last and id(each.batch) not in self._applied:
+                run.ledger.count(wasted_tokens=each.batch.carried_tokens)
             self._skip(fault)
             return state, None
+        self._applied.add(id(each.batch))
         self._skipped_in_row = 0
         return state, metrics
 

@@ -326,6 +326,8 @@ def _cosine(config: Config) -> None:
     end, where = optimizer.decay_steps, f"{optimizer.decay_steps = }"
     if not end:
         end, where = train.num_steps, f"{train.num_steps = }"
+        if held := config.held_steps:
+            end, where = end - held, f"{where} less critic.pretrain_steps = {held}"
     if end <= optimizer.warmup_steps:
         raise ValueError(
             f"{where}, where the cosine ends, must be above {optimizer.warmup_steps = }"

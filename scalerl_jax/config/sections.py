@@ -779,7 +779,9 @@ class OptimizerConfig:
         "constant", "the rate after the warm-up", "ScaleRL"
     )
     decay_steps: StepsOr0 = setting(
-        0, "step at which the cosine ends; 0: train.num_steps", needs=_COSINE
+        0,
+        "steps of the policy after which the cosine ends; 0: at train.num_steps",
+        needs=_COSINE,
     )
     final_share: ShareOr0 = setting(
         0.0, "share of learning_rate after the cosine's end", needs=_COSINE
@@ -1058,6 +1060,12 @@ class Config:
     mesh: MeshConfig = MeshConfig()
     generators: GeneratorsConfig = GeneratorsConfig()
     debug: DebugConfig = DebugConfig()
+
+    @property
+    def held_steps(self) -> int:
+        """First steps of the run, which change only the critic; 0 without one."""
+        critic = self.objective.advantage == "critic"
+        return self.critic.pretrain_steps if critic else 0
 
     @property
     def steps_per_window(self) -> int:

@@ -122,8 +122,12 @@ def make_attention(config: Config, arch: Architecture, mesh: Mesh) -> SegmentAtt
 
 
 def make_learning_rates(config: Config) -> optax.Schedule:
-    """Return the policy's schedule: optimizer steps made -> rate of the next step."""
-    return _learning_rates(config, config.optimizer)
+    """Return the policy's schedule: version -> learning rate of the next step.
+
+    It is 0 while only the critic learns, which the optimizer's count leaves out.
+    """
+    rates, held = _learning_rates(config, config.optimizer), config.held_steps
+    return lambda version: rates(version - held) if version >= held else 0.0
 
 
 def _learning_rates(config: Config, settings: OptimizerConfig) -> optax.Schedule:
@@ -134,7 +138,7 @@ def _learning_rates(config: Config, settings: OptimizerConfig) -> optax.Schedule
         rollouts = batch.num_prompts * batch.group_size
         peak *= math.sqrt(rollouts / settings.base_rollouts)
     if settings.schedule == "cosine":
-        decay_steps = settings.decay_steps or config.train.num_steps
+        decay_steps = settings.decay_steps or config.train.num_steps - config.held_steps
     return make_schedule(
         learning_rate=peak,
         warmup_steps=settings.warmup_steps,
@@ -152,15 +156,18 @@ def make_critic_adamw(config: Config) -> optax.GradientTransformation:
     """Return the critic's optimizer: the policy's with another rate and warm-up.
 
     No weight of the critic is frozen.  With a cosine schedule both rates end together:
-    the critic's lasts `minibatches` times as many of its own steps.
+    the critic's lasts `minibatches` times as many of its own steps, and it also makes
+    those that the policy does not.
     """
     critic, policy = config.critic, config.optimizer
-    decay_steps = (policy.decay_steps or config.train.num_steps) * critic.minibatches
+    decay_steps = config.train.num_steps
+    if policy.decay_steps:
+        decay_steps = config.held_steps + policy.decay_steps
     settings = dataclasses.replace(
         policy,
         learning_rate=critic.learning_rate,
         warmup_steps=critic.warmup_steps,
-        decay_steps=decay_steps,
+        decay_steps=decay_steps * critic.minibatches,
     )
     return _adamw(config, settings)
 
@@ -314,7 +321,7 @@ def make_train_step(config: Config, forward: Forward, mesh: Mesh) -> TrainStep:
         make_adamw(config),
         stochastic_rounding=config.optimizer.stochastic_rounding,
         reference_every=config.objective.reference_every,
-        hold_steps=config.critic.pretrain_steps if state.critic is not None else 0,
+        hold_steps=config.held_steps,
         balance=balance,
     )
     accumulate = make_accumulate(forward, make_objective(config), balance=balance)

@@ -10,7 +10,7 @@ import pytest
 import small_run
 
 from scalerl_jax.learner.optimizer import make_optimizer, make_schedule
-from scalerl_jax.wiring.learning import make_learning_rates
+from scalerl_jax.wiring.learning import make_adamw, make_learning_rates
 
 RATE, WARMUP, DECAY = 0.1, 4, 0.3
 BETAS = (0.9, 0.95)
@@ -152,6 +152,33 @@ def test_isocomputes_rate_goes_by_the_root_of_the_batch(rollouts, expected):
         small_run.make_config(changes | batch | {"optimizer.base_rollouts": 1024})
     )
     assert float(rates(0)) == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_rates_of_the_policy_begin_after_the_steps_that_hold_it():
+    """A cosine over the 4 steps that are left of 6: 1, (1 + sqrt(1/2)) / 2, 1/2, ..."""
+    changes = {
+        "objective.advantage": "critic",
+        "objective.zero_variance_filter": False,
+        "critic.pretrain_steps": 2,
+        "optimizer.schedule": "cosine",
+        "optimizer.warmup_steps": 0,
+        "optimizer.learning_rate": RATE,
+        "train.num_steps": 6,
+    }
+    config = small_run.make_config(changes)
+    rates = make_learning_rates(config)
+    found = [float(rates(version)) for version in range(7)]
+    shares = [0, 0, 1, (1 + 0.5**0.5) / 2, 0.5, (1 - 0.5**0.5) / 2, 0]
+    np.testing.assert_allclose(found, RATE * np.array(shares), rtol=1e-6, atol=1e-9)
+    # The optimizer's own count begins at 0 with the first step that it makes.
+    transform, params = make_adamw(config), {"embedding": jnp.zeros(1)}
+    state, sizes = transform.init(params), []
+    for _ in range(4):
+        updates, state = transform.update({"embedding": jnp.ones(1)}, state, params)
+        sizes.append(-float(updates["embedding"][0]))
+    np.testing.assert_allclose(np.array(sizes) / sizes[0], shares[2:6], rtol=1e-3)
+    with pytest.raises(ValueError, match=r"less critic\.pretrain_steps = 2, where the"):
+        small_run.make_config(changes | {"optimizer.warmup_steps": 4})
 
 
 def test_the_clip_is_of_the_norm_of_all_params_together():

@@ -183,7 +183,7 @@ class LocalGenerators:
         found: list[JudgedPrompt] = []
 
         def job() -> list[JudgedPrompt]:
-            with self._ledger.activity("eval", pool=self._pool):
+            with self._ledger.activity("eval", pool=self._pool, beside=beside):
                 for each in steps:
                     found.extend(each)
                     if beside:

@@ -47,7 +47,7 @@ class Ledger:
     (the number of threads in each does not count); a pool without activity is idle.  A
     pool that is idle while another one evaluates or starts up waits for it, and its
     chips count in that category: a pause for an evaluation costs the training axis
-    nothing.
+    nothing.  For one beside the run no pool waits.
 
     `start` starts the clock.  All methods may be called from any thread.
     """
@@ -68,6 +68,7 @@ class Ledger:
         self._lock = threading.Lock()
         self._last: float | None = None  # time of the last update; None: not started
         self._active: dict[str, Counter[str]] = {pool: Counter() for pool in pools}
+        self._awaited: Counter[str] = Counter()  # activities that are not beside
         self._chip_s: dict[str, float] = dict.fromkeys(CATEGORIES, 0.0)
         self._counts: dict[str, float] = dict.fromkeys(COUNTS, 0)
         # Since the last call of `idle_shares`: idle chip-seconds, and total seconds.
@@ -83,10 +84,11 @@ class Ledger:
             self._chip_s["startup"] += sum(self._pools.values()) * startup_s
 
     @contextlib.contextmanager
-    def activity(self, name: str, *, pool: str) -> Iterator[None]:
+    def activity(self, name: str, *, pool: str, beside: bool = False) -> Iterator[None]:
         """Count the time inside the block as `name` on the chips of `pool`.
 
-        Blocks may nest and overlap, in one thread or in many.
+        Blocks may nest and overlap, in one thread or in many.  What goes on `beside`
+        the run holds up no other pool: one that is idle meanwhile is idle.
         """
         if name not in ACTIVITIES:
             raise ValueError(f"activity {name!r}; choose from {sorted(ACTIVITIES)}")
@@ -95,12 +97,14 @@ class Ledger:
         with self._lock:
             self._advance()
             self._active[pool][name] += 1
+            self._awaited[name] += not beside
         try:
             yield
         finally:
             with self._lock:
                 self._advance()
                 self._active[pool][name] -= 1
+                self._awaited[name] -= not beside
 
     def count(self, **amounts: float) -> None:
         """Add amounts to counters of `COUNTS`."""
@@ -183,9 +187,7 @@ class Ledger:
         elapsed_s, self._last = now - self._last, now
         self._total_s += elapsed_s
         active = {pool: _running(names) for pool, names in self._active.items()}
-        waited_for = [
-            name for name in NOT_CHARGED if any(name in on for on in active.values())
-        ]
+        waited_for = [name for name in NOT_CHARGED if self._awaited[name]]
         for pool, chips in self._pools.items():
             chip_s = chips * elapsed_s
             booked = active[pool] or waited_for or ["idle"]

@@ -53,6 +53,18 @@ def test_chips_that_wait_for_an_evaluation_are_its_cost(clock):
     assert ledger.idle_shares() == {"learner": 0.0, "sampler": 0.0}
 
 
+def test_an_evaluation_beside_the_run_costs_only_its_own_pool(clock):
+    ledger = started(clock, learner=4, sampler=2)
+    with ledger.activity("eval", pool="sampler", beside=True):
+        clock.now += 10  # 20 of the sampler; the learner's 40 wait for groups
+        with ledger.activity("generate", pool="sampler"):
+            clock.now += 1  # 1 and 1 of the sampler, 4 of the learner
+        with ledger.activity("eval", pool="sampler"):
+            clock.now += 1  # in the loop as well: 2 and 4
+    assert chip_seconds(ledger) == {"eval": 20 + 1 + 6, "generate": 1, "idle": 44}
+    assert ledger.report()["compute/charged_chip_hours"] == pytest.approx(45 / 3600)
+
+
 def test_a_pool_that_waits_for_two_is_split_between_them(clock):
     ledger = started(clock, a=1, b=1, c=4)
     with ledger.activity("eval", pool="a"), ledger.activity("startup", pool="b"):

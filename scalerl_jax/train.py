@@ -199,12 +199,13 @@ def _stop(run: RunState) -> None:
 def ensure_saved(run: RunState, state: State, version: int) -> None:
     """Return once the checkpoint of a version is on disk.
 
-    A save that is lost with a process of the learner is made again.
+    A save that is lost with a process of the learner is made again, and a damaged one
+    does not count.
     """
 
     def saved() -> bool:
-        with run.activity("checkpoint"):  # steps() waits for the last save
-            return version in run.learner.checkpointer.steps()
+        with run.activity("checkpoint"):  # good() waits for the last save
+            return version in run.learner.checkpointer.good()
 
     while not saved():
         save(run, state, version)

@@ -102,10 +102,11 @@ class WarmStart:
     def ensure_saved(self) -> None:
         """Return once the last checkpoint is on disk.
 
-        A save that is lost with a process of the learner is made again.
+        A save that is lost with a process of the learner is made again, and a damaged
+        one does not count.
         """
-        # steps() waits for the last save.
-        while self.step not in self.learner.checkpointer.steps():
+        # good() waits for the last save.
+        while self.step not in self.learner.checkpointer.good():
             self.save()
 
     def activity(self, name: str) -> contextlib.AbstractContextManager[None]:

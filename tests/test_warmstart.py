@@ -91,7 +91,7 @@ class Lossy:
     def save(self, step, state, *, host, groups):
         self.asked.append((step, state))
 
-    def steps(self):
+    def good(self):
         self.wait()
         return self.kept
 

@@ -314,9 +314,10 @@ class LearnerRank(RoleProcess):
         """Begin to write a checkpoint; rank 0's part has the controller's books."""
         self._learner.save(step, self._state, host=host, groups=groups)
 
-    def await_save(self) -> None:
-        """Return when the checkpoint is written."""
+    def await_save(self) -> set[int]:
+        """Return, when the checkpoint is written, the steps of damaged ones."""
         self._learner.checkpointer.wait()
+        return self._learner.checkpointer.damaged()
 
     def check_save(self) -> None:
         """Raise the error of a save that has failed."""

@@ -78,10 +78,13 @@ class RemoteCheckpoints:
         early = self._learners.leaving or self._learners.kept_too_much()
         return early or self._files.due(step, since=since)
 
-    def steps(self) -> list[int]:
-        """Return the steps of the checkpoints on disk, oldest first."""
-        self.wait()
-        return self._files.steps()
+    def good(self) -> list[int]:
+        """Return the steps of the checkpoints on disk, oldest first.
+
+        Those that a rank has found damaged are left out.
+        """
+        damaged = set().union(*self._learners.call("await_save"))
+        return [step for step in self._files.steps() if step not in damaged]
 
     def complete(self) -> list[int]:
         """Return the steps of the checkpoints that are complete by now."""

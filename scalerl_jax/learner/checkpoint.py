@@ -281,6 +281,22 @@ class Checkpointer:
         self.wait()
         return self._listed()
 
+    def damaged(self) -> set[int]:
+        """Steps of the checkpoints that are known to be damaged."""
+        found = self._place.found()
+        good = {step for step, path in found if path not in self._damaged}
+        return {step for step, _ in found} - good
+
+    def good(self) -> list[int]:
+        """Steps of the checkpoints on disk, oldest first, without `damaged` ones.
+
+        Raises:
+            UnsavedError: the checkpoint under way cannot be written.
+        """
+        steps = self.steps()
+        damaged = self.damaged()
+        return [step for step in steps if step not in damaged]
+
     def _listed(self) -> list[int]:
         return sorted({step for step, _ in self._place.found()})
 

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import threading
 import time
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -151,11 +152,24 @@ def test_a_kill_between_the_two_renames_loses_nothing(two, checkpointer):
 
 def test_a_run_goes_on_over_a_damaged_checkpoint(two, checkpointer):
     (two / "step_00000020" / "host.json").unlink()
+    assert checkpointer.steps() == checkpointer.good() == [10, 20]  # not yet known
     assert checkpointer.restore(abstract(make_state())).step == 10
+    assert checkpointer.good() == [10] and checkpointer.damaged() == {20}
     save(checkpointer, 15)
     assert checkpointer.steps() == [10, 15]  # the damaged one does not count
     save(checkpointer, 20)
+    assert checkpointer.good() == [10, 15, 20]
     assert_restored(checkpointer.restore(abstract(make_state())), 20, make_state(20))
+
+
+@pytest.mark.parametrize(
+    "told, good", [([{20}, set()], [10]), ([set(), set()], [10, 20]), ([], [10, 20])]
+)
+def test_over_processes_what_a_rank_has_found_damaged_does_not_count(told, good):
+    processes = pytest.importorskip("scalerl_jax.cluster.learner_processes")
+    ranks = SimpleNamespace(call={"await_save": told}.__getitem__)
+    files = SimpleNamespace(steps=lambda: [10, 20])
+    assert processes.RemoteCheckpoints(files, ranks).good() == good
 
 
 @contextlib.contextmanager

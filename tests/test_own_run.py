@@ -43,7 +43,8 @@ def test_a_run_from_python_has_its_rows_its_reward_and_its_evaluations(tmp_path,
     assert report["kept"] == 60 - 9, "those of an evaluation are held out"
     # A mended function goes on from where the run is, and the run says so.
     capfd.readouterr()
-    file = tmp_path / "mended.py"
+    file = tmp_path / "mended" / "reward.py"  # the run may find it elsewhere
+    file.parent.mkdir()
     file.write_text(text.replace("MOST = 20", "MOST = 30"))
     longer = make_config(**{"train.num_steps": 2})
     result = run(longer, tmp_path, prompts=ROWS, reward=f"{file}:score")

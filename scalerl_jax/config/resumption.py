@@ -9,7 +9,6 @@ _SECTIONS = ("checkpoint", "debug", "generators", "scaling", "tracking")
 _SETTINGS = (
     "compile_cache",
     "data.directory",
-    "environment",  # its file may have been fixed; the run keeps a copy of it
     "reward.num_workers",
     "reward.max_unjudged_share",
     "train.num_steps",

@@ -15,6 +15,7 @@ _MOST_DIFFERENCES_SHOWN = 5
 _ABSENT = "absent"
 _BEGINNING = b'{"step": '  # of a row; within a text its quotes would be escaped
 _ROW = re.compile(_BEGINNING + rb"(0|[1-9][0-9]{0,17})[,}]")
+_PLACED = "environment"  # FILE.py:FUNCTION, whose file may have moved
 _MEND = "repair the file, or choose another --workdir"
 
 
@@ -54,7 +55,8 @@ def check_record(
     """Return the updated record; None: it is up to date.
 
     `new` is the record that a new run would have.  Settings that are not free may
-    differ from it only if the run has not `begun` to write its files.  A setting that
+    differ from it only if the run has not `begun` to write its files, except for the
+    folder of the file that judges.  A setting that
     the code of the run did not have counts as its default, with which new code does
     what the old code did.
 
@@ -74,7 +76,10 @@ def check_record(
         if was.get(name, _ABSENT) != now.get(name, _ABSENT)
     }
     forbidden = {
-        name: pair for name, pair in changed.items() if name not in free_settings
+        name: pair
+        for name, pair in changed.items()
+        if name not in free_settings
+        and not (name == _PLACED and len(set(map(_unplaced, pair))) == 1)
     }
     if forbidden and not begun:
         return new
@@ -96,6 +101,12 @@ def check_record(
     resume = {"time": new["started"], "changed": changed, **code}
     resumes = [*record.get("resumes", []), resume]
     return {**record, "config": new["config"], "resumes": resumes}
+
+
+def _unplaced(environment: object) -> str:
+    """Return a value of `environment` without the folder of its file."""
+    file, ending, functions = str(environment).rpartition(".py:")
+    return Path(file).name + ending + functions if ending else functions
 
 
 def check_report(file: Path, report: dict[str, dict[str, Any]]) -> None:

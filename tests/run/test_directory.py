@@ -77,6 +77,17 @@ def test_other_settings_are_refused_with_both_values(tmp_path):
     open_it(tmp_path).close()  # the refusal let go of the lock and changed nothing
 
 
+def test_the_file_that_judges_may_move_and_another_judge_is_refused(tmp_path):
+    open_it(tmp_path, changed(environment="here/mine.py:score")).close()
+    (tmp_path / "metrics.jsonl").touch()
+    open_it(tmp_path, changed(environment="/there/mine.py:score")).close()
+    record = json.loads((tmp_path / "config.json").read_text())
+    assert record["config"]["environment"] == "/there/mine.py:score"
+    for other in ("", "tools", "mine.py:other", "/there/their.py:score", "env:mine"):
+        with pytest.raises(ValueError, match=f"mine.py:score' and is now '{other}'"):
+            open_it(tmp_path, changed(environment=other))
+
+
 def test_a_setting_that_is_newer_than_the_run_has_its_default(tmp_path):
     open_it(tmp_path).close()
     (tmp_path / "metrics.jsonl").touch()

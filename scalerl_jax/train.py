@@ -19,6 +19,7 @@ from scalerl_jax.parallel.xla import explained
 from scalerl_jax.process.ending import is_explained
 from scalerl_jax.process.preemption import Preemption
 from scalerl_jax.run import lost_work
+from scalerl_jax.run.directory import end_kept
 from scalerl_jax.run.ledger import kept_on_disk
 from scalerl_jax.run.metrics import MetricsWriter
 from scalerl_jax.run.record import flatten
@@ -61,6 +62,7 @@ def train(config: Config, run: RunState, directory: Path) -> RunOutcome:
         _live_fit(config, run, directory) as live,
         contextlib.ExitStack() as opened,
     ):
+        opened.enter_context(end_kept(directory, lambda: live.stop_reason))
         step = _resume(run, directory)
         writer = MetricsWriter(
             directory,
@@ -91,9 +93,8 @@ def train(config: Config, run: RunState, directory: Path) -> RunOutcome:
                 version = _steps(config, run, monitor, preemption=preemption, live=live)
                 if monitor.lacks_evaluation(version):
                     monitor.require_verdicts()
-        unfinished = version < num_steps or (
-            preemption.requested and monitor.lacks_evaluation(version)
-        )
+        lacking = preemption.requested and monitor.lacks_evaluation(version)
+        unfinished = version < num_steps or lacking
         return RunOutcome(
             policy_version=version,
             preempted=unfinished and live.stop_reason is None,

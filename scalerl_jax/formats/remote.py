@@ -34,7 +34,7 @@ _FIRST_S = 10.0  # timeout of a bucket's first answer to a command, with retries
 ACCESS_S = 180.0  # the same for a process of a run in progress
 # Files that readers of a run need; their sizes do not depend on the model's.
 _FILES_OF_RUN = ("config.json", "data.json", "ledger.json", "status.json")
-_FILES_OF_RUN += ("metrics.jsonl", "evals.jsonl", "trainer_state.json")
+_FILES_OF_RUN += ("metrics.jsonl", "evals.jsonl", "trainer_state.json", "ended.json")
 
 
 def open_path(url: str, *, setting: str, in_run: bool = False) -> "epath.Path":

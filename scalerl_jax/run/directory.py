@@ -14,13 +14,14 @@ import json
 import os
 import platform
 import weakref
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 from scalerl_jax.formats.bounded import read_text
-from scalerl_jax.formats.reading import is_remote
+from scalerl_jax.formats.reading import is_remote, read_json
 from scalerl_jax.formats.remote import copy_of
+from scalerl_jax.process.ending import first_line
 from scalerl_jax.run.files import RunFiles, called
 from scalerl_jax.run.record import new_record
 from scalerl_jax.run.resume import check_record, check_report
@@ -41,6 +42,7 @@ RUN_FILES = (
 )
 ENVIRONMENT_FILE = "environment.py"  # copy of the user's reward functions
 STATUS_FILE = "status.json"  # state of the run's processes
+ENDED_FILE = "ended.json"  # why a run ended before its last step; "": it goes on
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -179,6 +181,33 @@ def _close_if_alive(reference: "weakref.ref[io.FileIO]") -> None:
 
 def _run_files(path: Path) -> list[str]:
     return [name for name in RUN_FILES if (path / name).exists()]
+
+
+def keep_end(directory: Path, why: str) -> None:
+    """Write why a run ended before its last step, or "" where it goes on."""
+    file = directory / ENDED_FILE
+    if why or file.exists():
+        write_json(file, {"why": why})
+
+
+def why_ended(directory: Path) -> str:
+    """Return why a run ended before its last step; "": it goes on, or is unknown."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return str(read_json(directory / ENDED_FILE)["why"])
+    return ""
+
+
+@contextlib.contextmanager
+def end_kept(directory: Path, why: Callable[[], str | None]) -> Iterator[None]:
+    """Write why the run in the block has ended early: what `why` says, or a failure."""
+    keep_end(directory, "")
+    try:
+        yield
+        keep_end(directory, why() or "")
+    except Exception as error:
+        with contextlib.suppress(OSError):  # of a full disk, which `error` may tell
+            keep_end(directory, first_line(error))
+        raise
 
 
 def keep_data_report(directory: Path, report: dict[str, dict[str, Any]]) -> None:

@@ -73,6 +73,7 @@ if TYPE_CHECKING:
 Flags = argparse.Namespace
 Curves = list[tuple[Path, Curve]]
 
+_INTERRUPTED = 130  # exit status
 # Fields of the flags for one curve's fit, and of those that make curves from rows.
 # Laws over sizes do not read the former; laws of loss read neither.
 ONE_RUN_FLAGS = (
@@ -612,8 +613,8 @@ def plan(flags: Flags) -> Answer:
 def watch(flags: Flags) -> int:
     """Follow a run: fit, forecast, and compare each evaluation with its forecast.
 
-    The forecast is made from the first half of the run.  Ends with the run, with
-    status 3 if there was an alarm; with --port at Ctrl-C.
+    The forecast is made from the first half of the run.  Ends with the run, also one
+    that ended early, with status 3 if there was an alarm; with --port at Ctrl-C.
     """
     flags.selection = _from_flags(scaling.Selection, flags)
     try:
@@ -630,8 +631,8 @@ def watch(flags: Flags) -> int:
         elif flags.logdir is None and flags.path.is_dir():
             flags.logdir = flags.path / BOARD_DIRECTORY
         return follow(_from_flags(Watch, flags), every_s=flags.every, once=flags.once)
-    except KeyboardInterrupt:
-        return 0
+    except KeyboardInterrupt:  # nothing is half-made, which `answer` would say
+        return _INTERRUPTED
 
 
 def _watch_on_page(flags: Flags) -> int:

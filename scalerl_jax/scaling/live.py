@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 from scalerl_jax.formats.reading import read_json
 from scalerl_jax.formats.remote import files_of_run
 from scalerl_jax.process.printing import clear_terminal, to_stdout
+from scalerl_jax.run.directory import why_ended
 from scalerl_jax.scaling.checking import (
     DEFAULT_ALARM_LEVEL,
     DEFAULT_PATIENCE,
@@ -56,6 +57,7 @@ class Watch:
     falling: bool = False  # whether any alarm so far was of a fall
     seen: int = 0  # points at the last look
     at_end: bool = False  # the run has made its last step
+    ended: str = ""  # why it has ended before
     board: "EventFile | None" = None  # opened by the first evaluation
 
     def look(self) -> Status | None:
@@ -65,6 +67,7 @@ class Watch:
             CurveError: there is no curve (yet).
         """
         path = files_of_run(self.path)
+        self.ended = why_ended(path)  # before the curve, which is whole then
         curve = load_curve(path, selection=self.selection)
         if curve.x.size == self.seen:
             return None
@@ -145,25 +148,32 @@ def watch(
     waiting = ""
     with contextlib.closing(run):
         while True:
-            try:
-                status = run.look()
-            except CurveError as failure:
-                if once:
-                    raise
-                if str(failure) != waiting:
-                    waiting = str(failure)
-                    to_stdout(f"waiting: {waiting}\n")
-            else:
-                if status is not None:
-                    if not once:
-                        clear_terminal()
-                    to_stdout(to_text(status))
-                    if once and status.waiting is not None:
-                        raise CurveError(status.waiting)
-                if once or run.at_end:
-                    return 3 if run.alarm else 0
+            waiting = _look(run, once=once, waiting=waiting)
+            if run.ended:
+                to_stdout(f"the run has ended: {run.ended}\n")
+            if once or run.at_end or run.ended:
+                return 3 if run.alarm else 0
             sys.stdout.flush()
             clock.wait(every_s)
+
+
+def _look(run: Watch, *, once: bool, waiting: str) -> str:
+    """Print what is new of a run; return what it waits for, told once."""
+    try:
+        status = run.look()
+    except CurveError as failure:
+        if once:
+            raise
+        if str(failure) != waiting:
+            to_stdout(f"waiting: {failure}\n")
+        return str(failure)
+    if status is not None:
+        if not once:
+            clear_terminal()
+        to_stdout(to_text(status))
+        if once and status.waiting is not None:
+            raise CurveError(status.waiting)
+    return waiting
 
 
 class LiveFit:

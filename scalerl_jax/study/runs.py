@@ -26,7 +26,13 @@ from scalerl_jax.formats.bounded import last_lines
 from scalerl_jax.formats.reading import read_json
 from scalerl_jax.process.common_flags import QUIET
 from scalerl_jax.process.preemption import INTERRUPTED, PREEMPTED
-from scalerl_jax.run.directory import EVALS_FILE, METRICS_FILE, lock_directory
+from scalerl_jax.run.directory import (
+    ENDED_FILE,
+    EVALS_FILE,
+    METRICS_FILE,
+    keep_end,
+    lock_directory,
+)
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.run.record import git_revision, versions, with_own_assets
 from scalerl_jax.run.resume import last_row, sound
@@ -294,7 +300,7 @@ class Runner:
     def _start(self, planned: Planned) -> None:
         folder = self._root / planned.name
         folder.mkdir(parents=True, exist_ok=True)
-        for name in (FAILED_FILE, PRUNED_FILE):
+        for name in (FAILED_FILE, PRUNED_FILE, ENDED_FILE):
             (folder / name).unlink(missing_ok=True)
         _await_end(folder)
         held, cores = contextlib.ExitStack(), self._free.pop()
@@ -329,11 +335,15 @@ class Runner:
             self._running.remove(each)
             self._free.append(each.cores)
             name = each.planned.name
+            if each.enough:
+                why = f"it cannot reach {state.behind}" if state.behind else ""
+                keep_end(state.folder, why or "the study's budget is used")
             if status == 0 or each.enough:
                 self._progress.note(f"{name}: {_result(self._study, state)}")
             elif status not in (PREEMPTED, INTERRUPTED):
                 why = _why(state.folder / LOG_FILE, status)
                 write_json(state.folder / FAILED_FILE, {"why": why, "status": status})
+                keep_end(state.folder, why)
                 self._failed[name] = why
                 self._progress.note(f"{name} failed: {why}")
         states = self._states.values()

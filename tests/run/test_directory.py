@@ -10,7 +10,12 @@ import pytest
 
 import scalerl_jax
 from scalerl_jax.run import directory as run_directory
-from scalerl_jax.run.directory import keep_environment, open_run_directory
+from scalerl_jax.run.directory import (
+    end_kept,
+    keep_environment,
+    open_run_directory,
+    why_ended,
+)
 from scalerl_jax.run.record import versions, with_own_assets
 
 SETTINGS = {
@@ -86,6 +91,15 @@ def test_the_file_that_judges_may_move_and_another_judge_is_refused(tmp_path):
     for other in ("", "tools", "mine.py:other", "/there/their.py:score", "env:mine"):
         with pytest.raises(ValueError, match=f"mine.py:score' and is now '{other}'"):
             open_it(tmp_path, changed(environment=other))
+
+
+def test_a_failure_is_kept_as_the_end_until_a_run_goes_on(tmp_path):
+    with pytest.raises(RuntimeError), end_kept(tmp_path, lambda: None):
+        raise RuntimeError("no room\nof any kind")
+    assert why_ended(tmp_path) == "no room"
+    with end_kept(tmp_path, lambda: "scaling.stop"):
+        assert why_ended(tmp_path) == ""
+    assert why_ended(tmp_path) == "scaling.stop"
 
 
 def test_a_setting_that_is_newer_than_the_run_has_its_default(tmp_path):

@@ -12,6 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import scalerl_jax
 from scalerl_jax.config import ScalingConfig
+from scalerl_jax.run.directory import keep_end
 from scalerl_jax.scaling import CurveError, load_curve, make_curve, sigmoid
 from scalerl_jax.scaling.__main__ import main
 from scalerl_jax.scaling.checking import assess, to_text
@@ -124,6 +125,40 @@ def test_watch_follows_a_run_to_its_end(tmp_path, capsys):
     assert said.count("waiting: ") == 1 and said.count("no fit yet") == 1
     assert said.count("evaluations, the last at") == 4
     assert run.at_end and run.falling
+
+
+@pytest.mark.parametrize(
+    "y, count, status", [(CLIMB, 31, 0), (COLLAPSE, 31, 3), (CLIMB, 2, 0)]
+)
+def test_watch_ends_with_a_run_that_ended_early(tmp_path, capsys, y, count, status):
+    write_run(tmp_path, y, count=count, num_steps=900)
+
+    class Clock(threading.Event):
+        waits = 0
+
+        def wait(self, timeout=None):
+            self.waits += 1
+            assert self.waits < 9, "it would go on for ever"
+            keep_end(tmp_path, "of scaling.stop")
+            return False
+
+    clock = Clock()
+    run = Watch(path=tmp_path)
+    assert watch(run, every_s=9.0, once=False, clock=clock) == status
+    said = capsys.readouterr().out
+    assert said.endswith("the run has ended: of scaling.stop\n") and clock.waits == 1
+    keep_end(tmp_path, "")  # as the next start does
+    with pytest.raises(AssertionError, match="for ever"):
+        clock.waits = 8
+        watch(Watch(path=tmp_path), every_s=9.0, once=False, clock=clock)
+
+
+def test_ctrl_c_ends_watch_with_130(tmp_path, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("scalerl_jax.scaling.__main__.follow", interrupted)
+    assert main(["watch", str(tmp_path), "--no-tensorboard"]) == 130
 
 
 def wait_for(condition):

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from scalerl_jax.process.preemption import PREEMPTED
+from scalerl_jax.run.directory import why_ended
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.study import __main__ as command_line
 from scalerl_jax.study.__main__ import status_text
@@ -71,6 +72,7 @@ def test_what_is_finished_is_skipped_and_what_failed_is_tried_again(tmp_path):
     assert failed == {"token/seed1": "data.tasks: no such file"}
     assert "3 of 4 runs finished" in status_text(STUDY, tmp_path)
     assert "failed: data.tasks: no such file" in status_text(STUDY, tmp_path)
+    assert why_ended(tmp_path / "token/seed1") == "data.tasks: no such file"
     assert run(tmp_path, command=training()) == {}
     counts = {"prompt/seed0": 1, "token/seed0": 1, "prompt/seed1": 1, "token/seed1": 2}
     assert starts(tmp_path) == counts
@@ -122,6 +124,7 @@ def test_a_run_ends_with_its_budget_of_tokens(tmp_path):
     study = dataclasses.replace(STUDY, arms=arms, seeds=(0,), steps=100, tokens=35.0)
     assert run(tmp_path, study, command=training(), jobs=2) == {}
     assert "2 of 2 runs finished" in status_text(study, tmp_path)
+    assert why_ended(tmp_path / "slow/seed0") == "the study's budget is used"
 
 
 # A run of twenty evaluations whose plateau is its arm's; it waits for ever at half.

@@ -1,11 +1,13 @@
 """Tracking of a run that `tracking` settings enable: W&B, and a profiler trace."""
 
+import hashlib
 import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from scalerl_jax.formats.reading import read_json
+from scalerl_jax.formats.remote import origin_of
 
 
 class Wandb:
@@ -20,11 +22,14 @@ class Wandb:
         """Start or resume the run at W&B; `settings` are by dotted name."""
         wandb = importlib.import_module("wandb")  # of an extra
         begun = read_json(directory / "config.json")["started"]
+        place = origin_of(directory) or str(directory.absolute())
+        digest = hashlib.sha256(place.encode()).hexdigest()[:8]
+        name = "/".join(directory.absolute().parts[-2:])  # of a study: ARM/seedN
         self._run = wandb.init(
             project=project,
             dir=directory,
-            name=directory.name,
-            id="".join(filter(str.isalnum, f"{directory.name}{begun}")),
+            name=name,
+            id="".join(filter(str.isalnum, f"{name}{begun}{digest}")),
             resume="allow",
             config=dict(settings),
             settings=wandb.Settings(console="off"),

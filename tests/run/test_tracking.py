@@ -1,12 +1,15 @@
 """W&B and the profiler's trace."""
 
+import sys
 import time
+import types
+from unittest import mock
 
 import jax.numpy as jnp
 import pytest
 
 from scalerl_jax.run.metrics import MetricsWriter
-from scalerl_jax.run.tracking import StepProfile
+from scalerl_jax.run.tracking import StepProfile, Wandb
 
 
 def traces(directory):
@@ -23,6 +26,21 @@ def test_a_trace_ends_with_its_last_step_or_with_the_run(tmp_path, last):
     profile.close()
     profile.close()
     assert traces(tmp_path) == 1
+
+
+def test_runs_of_a_study_that_begin_together_are_apart_at_wandb(tmp_path, monkeypatch):
+    begun = []
+    fake = types.SimpleNamespace(
+        init=lambda **given: begun.append(given) or mock.MagicMock(), Settings=dict
+    )
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    for arm in ("one/ab/seed0", "one/b/seed0", "two/b/seed0", "one/b/seed0"):
+        (tmp_path / arm).mkdir(parents=True, exist_ok=True)
+        (tmp_path / arm / "config.json").write_text('{"started": "2026-01-02T03:04"}')
+        Wandb("tests", tmp_path / arm, {})
+    assert [each["name"] for each in begun] == ["ab/seed0", *3 * ["b/seed0"]]
+    ids = [each["id"] for each in begun]
+    assert len(set(ids)) == 3 and ids[1] == ids[3] and "".join(ids).isalnum()
 
 
 def test_numbers_and_settings_go_to_wandb(tmp_path, monkeypatch):

@@ -5,10 +5,10 @@ a monotone sigmoid per run, the upper envelope of the fitted curves, n*(C) where
 curve attains it, a running average, and a sigmoid of log2 n* in log C.  Compute is in
 rollouts, C = B_p * n * M (prompts per step, rollouts per prompt, steps).
 
-The curve of a run counts from its first evaluation to its last.  The envelope ends
-where one of the tested n has no run any more: beyond, the n whose runs were longest
-would win whatever it does.  A run with too few records, such as one that climbs to its
-plateau within a few bins, is fitted to all of its points.
+The curve of a run counts from its first evaluation on, and behind its last one keeps
+its height there: if it were left out, the n whose runs were longest would win whatever
+it does.  A run with too few records, such as one that climbs to its plateau within a
+few bins, is fitted to all of its points.
 
 The paper gives no bin width.  Running maxima of noisy evaluations flatter early points;
 bins wider than the noise reduce that.  There are no intervals: the running average and
@@ -68,7 +68,7 @@ class Allocation(Record):
     prompts_per_step: int  # B_p: the smallest stable one
     steps: int  # M: what is left
     reward: float  # of the frontier at the budget
-    beyond_data: bool  # the budget is larger than those of one n's runs
+    beyond_data: bool  # one of the tested n has no run of this budget
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,6 +87,7 @@ class IsoCompute(Record):
     saturated: bool  # the data reach 2.4 C0, so that n_high can be believed
     warnings: tuple[str, ...]
     smallest_prompts: int  # least B_p of the runs on the frontier
+    shared_end: float  # rollouts up to which every tested n has a run
     grid: Array = dataclasses.field(repr=False)  # [g] rollouts
     fits: list[Fit] = dataclasses.field(repr=False)  # of the runs used
     theta: Array = dataclasses.field(repr=False)  # [4] of the final sigmoid
@@ -126,7 +127,7 @@ class IsoCompute(Record):
             prompts_per_step=prompts,
             steps=steps,
             reward=max(float(fit.predict(budget)) for fit in self.fits),
-            beyond_data=bool(budget > self.grid[-1]),
+            beyond_data=bool(budget > self.shared_end),
         )
 
 
@@ -162,7 +163,8 @@ def fit_isocompute(
     tested = _tested(runs, kept, warnings)
     n = np.array([run.rollouts_per_prompt for run in kept])
     ranges = np.array([_range(run) for run in kept])
-    last = min(ranges[n == each, 1].max() for each in tested)
+    last = ranges[:, 1].max()
+    shared_end = min(ranges[n == each, 1].max() for each in tested)
     grid = np.geomspace(ranges[:, 0].min(), last, GRID_POINTS)
     best = _frontier(fits, ranges, grid)
     heights = _heights(n[best], tested)
@@ -181,6 +183,7 @@ def fit_isocompute(
         saturated=saturated,
         warnings=tuple(warnings),
         smallest_prompts=min(kept[i].prompts_per_step for i in best),
+        shared_end=float(shared_end),
         grid=grid,
         fits=fits,
         theta=theta,
@@ -249,24 +252,15 @@ def _fit_runs(
 def _frontier(fits: Sequence[Fit], ranges: Array, grid: Array) -> Places:
     """Return the run whose curve is highest at each grid point, as an index: [g].
 
-    A curve counts over the range of its run only, [fits, 2].  A grid point outside
-    every range takes the run of the point before it.
+    A curve counts from the start of its run on; `ranges` has their ends, [fits, 2].
     """
-    curves = np.stack(
-        [
-            np.where(
-                (grid >= first * (1 - 1e-9)) & (grid <= last * (1 + 1e-9)),
-                fit.predict(grid),
-                -np.inf,
-            )
-            for fit, (first, last) in zip(fits, ranges, strict=True)
-        ]
-    )
-    best, height = np.argmax(curves, axis=0), np.max(curves, axis=0)
-    for place in range(1, grid.size):
-        if not np.isfinite(height[place]):
-            best[place] = best[place - 1]
-    return best
+    curves = [
+        np.where(
+            grid >= first * (1 - 1e-9), fit.predict(np.minimum(grid, last)), -np.inf
+        )
+        for fit, (first, last) in zip(fits, ranges, strict=True)
+    ]
+    return np.argmax(curves, axis=0)
 
 
 def _heights(n: Array, tested: list[int]) -> Array:

@@ -517,7 +517,7 @@ def isocompute_text(found: IsoCompute, allocations: Sequence[Allocation]) -> str
         + table(("", "value"), rows)
     )
     for plan in allocations:
-        beyond = ", beyond the data" if plan.beyond_data else ""
+        beyond = ", where not every n has a run" if plan.beyond_data else ""
         said += (
             f"{plan.budget:g} rollouts{beyond}: n = {plan.rollouts_per_prompt} "
             f"(n* {amount(plan.optimal)}), "

@@ -142,7 +142,8 @@ def test_a_budget_is_split_by_the_sweep_that_wins_there(tmp_path, capsys):
     assert large["rollouts_per_prompt"] == 128
     assert large["steps"] == 170  # 7e5 / (128 * 32)
     assert main(["plan", str(file), *flags]) == 0
-    assert "700000 rollouts: n = 128" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "700000 rollouts, where not every n has a run: n = 128" in said
 
 
 def test_a_setting_that_changes_within_a_run_is_refused(tmp_path, capsys):

@@ -43,7 +43,7 @@ from scalerl_jax.data.program_tests import (
     read_pytest,
     read_tests,
 )
-from scalerl_jax.data.rows import read_humaneval, read_mbpp
+from scalerl_jax.data.rows import read_checked, read_mbpp
 from scalerl_jax.data.turns import PICTURES, has_picture, read_turns
 
 ANSWERS = ("answer", "final_answer", "ground_truth", "label")
@@ -92,7 +92,7 @@ def _read(row: Row) -> Draft:
     if row.get("test_list") is not None and row.get("code") is not None:
         return read_mbpp(row)
     if row.get("entry_point") and row.get("test") is not None:
-        return read_humaneval(row)
+        return read_checked(row)
     text, system, worked = _question(row)
     reward = _reward(row)
     more = {

@@ -1,9 +1,11 @@
 """Readers of the known data sets: each makes a question of one row in its form."""
 
 import ast
+import re
 
 from scalerl_jax.data.drafts import (
     Draft,
+    Malformed,
     Unusable,
     field,
     first,
@@ -16,6 +18,9 @@ from scalerl_jax.data.drafts import (
 from scalerl_jax.data.files import Row
 from scalerl_jax.data.program_tests import read_tests
 from scalerl_jax.environments.judges.finding import last_boxed
+
+# Columns that state a problem whose `prompt` is code, first what states the most.
+_STATED = ("query", "problem_description", "question", "problem")
 
 
 def read_gsm8k(row: Row) -> Draft:
@@ -50,6 +55,49 @@ def read_humaneval(row: Row) -> Draft:
         {"kind": "asserts", "tests": tests, "entry_point": entry_point},
         identity=field(row, "task_id"),
     )
+
+
+def read_checked(row: Row) -> Draft:
+    """Read a row whose `test` defines check(candidate) for its `entry_point`.
+
+    HumanEval's `prompt` is the head of the function.  That of LeetCodeDataset only has
+    the imports of the tests; the row states the problem elsewhere.
+    """
+    entry_point, prompt = field(row, "entry_point"), row.get("prompt")
+    name = (re.findall(r"\w+", entry_point) or [""])[-1]
+    if not name:
+        raise Unusable("the entry point is no name")
+    if isinstance(prompt, str):
+        if re.search(rf"\b(?:def|class)\s+{name}\b", prompt):
+            return read_humaneval(row)
+    stated = first(row, *_STATED)
+    if stated is None:
+        stated = field(row, "prompt")
+        if _is_code(stated):
+            raise Unusable("the prompt is code without the function or a statement")
+    if not isinstance(stated, str):
+        raise Malformed("the statement of the problem is no text")
+    asked = [stated.strip()]
+    starter = str(row.get("starter_code") or "").strip()
+    if starter and starter not in stated:
+        asked.append(f"Complete this code:\n\n```python\n{starter}\n```")
+    elif not re.search(rf"\b{name}\b", stated):
+        asked.append(f"Define {entry_point}.")
+    asked.append("Answer with one block of Python code that holds all of it.")
+    tests = f"{field(row, 'test')}\n\ncheck({entry_point})\n"
+    return program(
+        "\n\n".join(asked),
+        {"kind": "asserts", "tests": tests, "entry_point": entry_point},
+        identity=identity(row, "task_id", "id"),
+    )
+
+
+def _is_code(text: str) -> bool:
+    """Return whether a text is Python that says nothing in words."""
+    try:
+        return ast.get_docstring(ast.parse(text)) is None
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return False
 
 
 def read_mbpp(row: Row) -> Draft:

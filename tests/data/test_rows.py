@@ -97,6 +97,46 @@ def test_humaneval_asks_for_the_function_and_its_tests_judge_it():
         exec(solution.replace("2 * x", "3 * x") + tests["tests"], {})
 
 
+LEETCODE = {
+    "task_id": "two-sum",
+    "prompt": "import random\nfrom typing import *\n\ninf = float('inf')\n",
+    "entry_point": "Solution().twoSum",
+    "test": "def check(candidate):\n    assert candidate(4) == 8\n",
+    "problem_description": "Sum two numbers of nums.",
+    "starter_code": "class Solution:\n    def twoSum(self, nums: List[int]) -> int:",
+}
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({}, ("Sum two numbers", "def twoSum(self")),
+        ({"query": "Sum. Use:\nclass Solution: def twoSum"}, ("Sum. Use:",)),
+        ({"starter_code": None}, ("Sum two numbers", "Define Solution().twoSum.")),
+        (
+            {"problem_description": None, "prompt": "Write a sum of two numbers."},
+            ("Write a sum of two numbers.", "def twoSum(self"),
+        ),
+    ],
+)
+def test_a_problem_whose_prompt_is_imports_is_asked_by_its_statement(change, words):
+    draft = own.read_own(LEETCODE | change)
+    assert all(each in draft.text for each in words)
+    assert "import random" not in draft.text and draft.identity == "two-sum"
+    tests = draft.reference["tests"]
+    assert tests["entry_point"] == "Solution().twoSum"
+    exec(
+        f"class Solution:\n  def twoSum(self, n): return 2 * n\n{tests['tests']}",
+        {},
+    )
+
+
+def test_a_problem_without_a_statement_is_unusable():
+    with pytest.raises(Unusable, match="code without the function or a statement"):
+        own.read_own(LEETCODE | {"problem_description": None})
+    assert own.read_own(HUMANEVAL) == rows.read_humaneval(HUMANEVAL)
+
+
 def test_mbpp_shows_its_asserts_and_names_the_function_that_they_call():
     draft = rows.read_mbpp(MBPP)
     assert all(each in draft.text for each in MBPP["test_list"])

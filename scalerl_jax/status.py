@@ -21,6 +21,36 @@ from scalerl_jax.run.resume import last_row, sound
 
 _LATE_S = 30.0  # since the last write of a controller, which writes every second
 _CELL = 100  # most characters shown of a cell
+# Lines on the last step: text, metric, form.
+_LINES = (
+    (
+        ("loss {}", "loss", ".4f"),
+        ("{} tokens trained so far", "compute/train_tokens", ",.0f"),
+    ),
+    (
+        ("staleness {}", "staleness/mean", ".1f"),
+        ("in flight {}", "staleness/in_flight_mean", ".1f"),
+        ("queued {}", "staleness/queued_mean", ".1f"),
+        ("max {}", "staleness/max", "g"),
+    ),
+    (
+        ("{} tokens/s generated", "throughput/generated_tokens_per_s", ".0f"),
+        ("{} tokens/s trained", "throughput/trained_tokens_per_s", ".0f"),
+    ),
+    (
+        ("groups dropped {}", "queue/dropped", "g"),
+        ("verifiers restarted {}", "verifier/restarts", "g"),
+    ),
+    (
+        ("replicas lost {}", "replicas/lost", "g"),
+        ("replicas that left {}", "replicas/left", "g"),
+        ("groups started again {}", "replicas/reissued", "g"),
+        ("late groups refused {}", "replicas/late", "g"),
+        ("publications refused {}", "replicas/refused", "g"),
+        ("learner restarted {}", "learner/restarts", "g"),
+    ),
+)
+_IDLE_AFTER = 3  # of these
 _COLUMNS = ("role", "where", "version", "groups", "tokens/s", "idle", "lost")
 
 
@@ -112,31 +142,19 @@ def _measures(step: dict[str, Any]) -> list[str]:
         for name in step
         if name.startswith("idle/")
     )
-    said = [
-        f"staleness {_shown(step, 'staleness/mean', '.1f')} (in flight "
-        f"{_shown(step, 'staleness/in_flight_mean', '.1f')}, queued "
-        f"{_shown(step, 'staleness/queued_mean', '.1f')}, max "
-        f"{_shown(step, 'staleness/max')})",
-        f"{_shown(step, 'throughput/generated_tokens_per_s', '.0f')} tokens/s "
-        f"generated, {_shown(step, 'throughput/trained_tokens_per_s', '.0f')} trained; "
-        f"idle: {idle}",
-        f"groups dropped {_shown(step, 'queue/dropped')}, verifiers restarted "
-        f"{_shown(step, 'verifier/restarts')}",
-    ]
-    failures = {
-        "replicas lost": "replicas/lost",
-        "replicas that left": "replicas/left",
-        "groups started again": "replicas/reissued",
-        "late groups refused": "replicas/late",
-        "publications refused": "replicas/refused",
-        "learner restarted": "learner/restarts",
-    }
-    told = [
-        f"{text} {_shown(step, name)}"
-        for text, name in failures.items()
+    lines = [_told(step, line) for line in _LINES]
+    if idle:
+        lines.insert(_IDLE_AFTER, f"idle: {idle}")
+    return [line for line in lines if line]
+
+
+def _told(step: dict[str, Any], line: tuple[tuple[str, str, str], ...]) -> str:
+    """Return a line of what a row has: a warm start's has nothing of a sampler."""
+    return ", ".join(
+        text.format(_shown(step, name, form))
+        for text, name, form in line
         if name in step
-    ]
-    return said + ([", ".join(told)] if told else [])
+    )
 
 
 def _shown(row: dict[str, Any], name: str, form: str = "g") -> str:

@@ -25,6 +25,21 @@ def test_what_is_no_run_is_named(tmp_path):
         main([str(tmp_path)])
 
 
+def test_a_warm_start_is_told_by_what_its_rows_have(tmp_path, capsys):
+    config = {"config": {"train": {"num_steps": 40}}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    row = {"step": 7, "loss": 0.53125, "compute/train_tokens": 12345}
+    row |= {"throughput/trained_tokens_per_s": 98.0, "idle/learner_share": 0.25}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    assert main([str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines()[:4] == [
+        "step 7 of 40",
+        "loss 0.5312, 12,345 tokens trained so far",
+        "98 tokens/s trained",
+        "idle: learner 25%",
+    ]
+
+
 @pytest.mark.parametrize("torn", [0, 5 * 2**20])
 def test_a_last_row_of_any_length_is_read(tmp_path, capsys, torn):
     """And that before one of which a kill, or a look in its midst, left a part."""

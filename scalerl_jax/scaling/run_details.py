@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from scalerl_jax.formats.bounded import check_regular, open_regular
+from scalerl_jax.formats.bounded import check_regular, last_lines, open_regular
 from scalerl_jax.formats.reading import parse_json, read_json
 from scalerl_jax.run.record import flatten
 from scalerl_jax.scaling.records import DEFAULT_X, Array
@@ -222,17 +222,23 @@ def training_x(x_name: str) -> str:
 def _spread_lines(path: Path) -> Iterator[bytes]:
     """Yield all lines of a file, or up to `MOST_ROWS` at even distances of a long one.
 
+    The last one is always among them.
     The lines between them are not read, so a file of gigabytes costs no more.
     """
     size = path.stat().st_size
-    stride = size // MOST_ROWS
+    stride, latest, end = size // MOST_ROWS, b"", 0
     with open_regular(path) as file:
         while line := file.readline(MOST_BYTES):
             yield line
-            begin = file.tell() - len(line)
+            latest, end = line, file.tell()
+            begin = end - len(line)
             if file.tell() < begin + stride:
                 file.seek(begin + stride)
                 file.readline(MOST_BYTES)  # skip the rest of a line that began before
+    if end < size:
+        last = next(iter(last_lines(path)), latest)
+        if last.strip() != latest.strip():
+            yield last
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

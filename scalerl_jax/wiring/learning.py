@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -127,7 +128,11 @@ def make_learning_rates(config: Config) -> optax.Schedule:
     It is 0 while only the critic learns, which the optimizer's count leaves out.
     """
     rates, held = _learning_rates(config, config.optimizer), config.held_steps
-    return lambda version: rates(version - held) if version >= held else 0.0
+
+    def rate(version: Any) -> Any:
+        return rates(version - held) if version >= held else 0.0
+
+    return rate
 
 
 def _learning_rates(config: Config, settings: OptimizerConfig) -> optax.Schedule:

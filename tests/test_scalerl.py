@@ -161,6 +161,16 @@ def test_a_bucket_is_not_taken_for_a_directory_here(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")
+def test_a_config_of_another_type_is_one_line(capfd, monkeypatch, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("def get_config():\n    return {}\n")
+    words = ("evaluate", f"--config={file}", "--checkpoint=x")
+    status, _, error = ended(capfd, monkeypatch, *words)
+    assert status == 2 and error.count("\n") == 1
+    assert "it must return an ml_collections.ConfigDict" in error
+
+
 def test_the_demo_of_a_bucket_is_fitted_where_its_files_are(monkeypatch, capsys):
     ran = []
 

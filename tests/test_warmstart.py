@@ -358,3 +358,10 @@ def test_what_is_no_answer_is_told(tmp_path, rows, caplog):
     only.write_text('{"prompt": "no more"}\n' * 11)
     with pytest.raises(ValueError, match="11 rows are broken, more than 10; the first"):
         load_sequences(changed(only), tokenizer)
+
+
+def test_a_trace_that_no_warm_start_writes_is_refused(tmp_path):
+    config = small_run.make_config({"tracking.profile_steps": (1, 2)})
+    with pytest.raises(ValueError, match=r"^tracking\.profile_steps = \(1, 2\) is of"):
+        warmstart.warm_start(config, str(tmp_path / "run"))
+    assert not list(tmp_path.iterdir())

@@ -121,6 +121,7 @@ def run_command(
 
 def _resolved(given: Any, values: flags.FlagValues) -> Options:
     """Return the checked settings, as changed by the flags."""
+    config_lib.check(given)
     checkpoint = values["checkpoint"].value
     if checkpoint:  # the config's own checkpoint need not exist
         given.model.checkpoint = checkpoint
@@ -128,7 +129,6 @@ def _resolved(given: Any, values: flags.FlagValues) -> Options:
         given.eval.samples_per_prompt = values["samples"].value
     if "seed" in values and values["seed"].value is not None:
         given.seed = values["seed"].value
-    config_lib.check(given)
     given.objective.allow_sampling_filters = True  # nothing is trained
     config = config_lib.resolve(given)
     samples, temperature = config.eval.samples_per_prompt, values["temperature"].value

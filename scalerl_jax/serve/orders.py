@@ -137,7 +137,13 @@ class BodyReader:
             )
         if fields.tool_choice == "none":
             fields = fields.model_copy(update={"tools": []})
-        asked = fields.max_tokens or fields.max_completion_tokens
+        asked = fields.max_completion_tokens or fields.max_tokens
+        if fields.max_tokens and asked != fields.max_tokens:
+            raise ApiError(
+                f"max_tokens = {fields.max_tokens} and max_completion_tokens = {asked} "
+                f"are two names of one limit; leave the first out",
+                param="max_tokens",
+            )
         return self._order(
             fields,
             (self._prompt(self._write(fields), "messages", self._limit),),

@@ -139,6 +139,12 @@ def _check(said: dict[str, Any]) -> None:
             "one of --topology and --rates is needed: --topology=v5p:4x4x4, or "
             "--rates=rates.json"
         )
+    unread = [name for name in ("picture", "price") if said[name]]
+    if said["sweep"] is not None and unread:
+        raise ValueError(
+            f"--sweep does not read --{' and --'.join(unread)}; leave it out, or "
+            f"simulate one combination, without --sweep"
+        )
     limits = {
         "prompt_tokens": (0, 10_000_000),
         "mean_tokens": (0, 10_000_000),

@@ -270,6 +270,7 @@ MISTAKES = [
     ({"logprobs": 1}, ("logprobs = 1: ", "a valid boolean")),
     ({"max_completion_tokens": 65}, ("max_completion_tokens = 65", "= 64")),
     ({"max_tokens": 65}, ("max_tokens = 65", "= 64")),
+    ({"max_tokens": 8, "max_completion_tokens": 9}, ("max_tokens = 8", "= 9 are two")),
     ({"n": 5}, ("n = 5", "--max_samples = 4")),
     ({"chat_template_kwargs": {"messages": []}}, ("may not hold 'messages'",)),
     ({"prompt": "a"}, ("'prompt' is not a field",)),

@@ -111,6 +111,13 @@ def test_a_sweep_names_the_cheapest_and_what_cannot_be():
     assert "--config.generators.count=4 --config.sampler.slots=64" in said
 
 
+def test_a_sweep_takes_no_flag_that_it_does_not_read():
+    line = f"{TINY} --sweep=queue.max_waiting=1,2 --picture=run.png --price=2"
+    status, said, error = small_commands.outcome(line)
+    assert (status, said) == (2, "") and not Path("run.png").exists()
+    assert error.startswith("error: --sweep does not read --picture and --price;")
+
+
 def test_what_a_config_leaves_open_is_chosen():
     found = json.loads(ask(f"{OPEN} --json --steps=12"))
     poor = json.loads(ask(f"{POD} --json --steps=12"))

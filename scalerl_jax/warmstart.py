@@ -189,11 +189,6 @@ def _prepared(
     config: Config, cluster: "Cluster | None"
 ) -> tuple[Architecture, AnswerRows, "Cluster | None"]:
     """Return the rows, with the settings for these devices, and seats on a cluster."""
-    if steps := config.tracking.profile_steps:
-        raise ValueError(
-            f"tracking.profile_steps = {steps} is of scalerl train, and a warm start "
-            f"writes no profiler's trace; leave it out"
-        )
     arch = wiring.make_architecture(config)
     check_trained(config, arch)
     sequences = load_sequences(config, make_tokenizer(config, arch))

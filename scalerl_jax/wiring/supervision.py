@@ -50,8 +50,14 @@ def supervised(config: Config, *, num_steps: int) -> Config:
     mixture's router needs is kept, and all else that speaks of rollouts is not.
 
     Raises:
-        ValueError: the learning rate's schedule does not fit this many steps.
+        ValueError: the learning rate's schedule does not fit this many steps, or a
+            profiler's trace is asked for.
     """
+    if steps := config.tracking.profile_steps:
+        raise ValueError(
+            f"tracking.profile_steps = {steps} is of scalerl train, and a warm start "
+            f"writes no profiler's trace; leave it out"
+        )
     settings, own = config.warmstart, config.objective
     made = dataclasses.replace(
         config,

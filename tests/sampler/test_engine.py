@@ -219,7 +219,12 @@ def test_integers_for_weights_draw_the_tokens_of_the_rounded_weights(
 ):
     integers = make_bench(weights_dtype="int8", devices=jax.devices()[:devices])
     params, requests = random_params(1), requests_of(bench)[:3]
-    rounded = jax.vmap(lambda weights: quantize(weights, dtype=jnp.float32).whole)
+
+    @jax.vmap
+    def rounded(weights):
+        found = quantize(weights, dtype=jnp.float32)
+        return found.values.astype(jnp.float32) * found.scale
+
     layers = {
         name: rounded(stack) if name in MATRICES else stack
         for name, stack in params["layers"].items()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import inspect
 import re
 import sys
 import typing
@@ -315,6 +316,12 @@ SOURCES = "\n".join(
     path.read_text()
     for path in PACKAGE.rglob("*.py")
     if PACKAGE / "config" not in path.parents
+)
+# What several settings say together.
+SOURCES += "".join(
+    inspect.getsource(each.fget)
+    for each in vars(Config).values()
+    if isinstance(each, property)
 )
 
 

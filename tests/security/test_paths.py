@@ -123,8 +123,8 @@ def test_no_object_of_a_bucket_is_written_outside_its_copy(
 @small_bucket.NEEDS_EXTRA
 def test_a_prepared_data_set_of_a_bucket_stays_in_its_copy(bucket, tmp_path):
     url = "gs://bucket/data"
-    bucket.write("data/gsm8k/test/1.1.0/report.json", b"{}")
-    bucket.write(f"data/gsm8k/test/1.1.0/{OUT}evil", b"x")
+    bucket.write("data/gsm8k/test/1.2.0/report.json", b"{}")
+    bucket.write(f"data/gsm8k/test/1.2.0/{OUT}evil", b"x")
     with pytest.raises(ValueError, match="evil' .*gs://bucket/data/gsm"):
         open_dataset("gsm8k", split="test", directory=url)
     assert not [each for each in tmp_path.rglob("evil")]

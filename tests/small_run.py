@@ -27,7 +27,7 @@ SETTINGS = {
     "batch.group_size": 4,
     "batch.rows_per_microbatch": 8,
     "sampler.slots": 16,
-    "sampler.page_size": 112,  # a whole sequence: a quarter of the programs
+    "sampler.page_size": 112,  # a whole sequence: fewer programs
     "data.train_prompts": 60,
     "optimizer.learning_rate": 3e-4,
     "optimizer.warmup_steps": 2,

@@ -44,6 +44,7 @@ from scalerl_jax.evaluate.results import (
 )
 from scalerl_jax.formats.paths import inside
 from scalerl_jax.formats.reading import require_local
+from scalerl_jax.process.ending import INTERRUPTED
 from scalerl_jax.process.printing import log_to_stderr, to_stdout
 from scalerl_jax.run.record import git_revision, versions
 from scalerl_jax.types import Prompt
@@ -54,7 +55,6 @@ from scalerl_jax.wiring.prompts import (
 )
 from scalerl_jax.wiring.thinking import why_no_answers
 
-_INTERRUPTED = 130  # exit status
 _OVERALL = "overall"
 _FLAGS: tuple[Flag, ...] = (
     (
@@ -124,7 +124,7 @@ def _evaluate(options: Options) -> int:
     with open_results(out.absolute()) as results, open_policy(described, own) as policy:
         outcomes, complete = _sample(described, policy, sets, results)
         if not any(outcomes.values()):
-            return _INTERRUPTED
+            return INTERRUPTED
         everything = [each for group in outcomes.values() for each in group]
         if all(set(each.statuses) == {"no_answer"} for each in everything):
             why = why_no_answers(config)
@@ -151,7 +151,7 @@ def _evaluate(options: Options) -> int:
         to_stdout(json.dumps(summary | {"out": str(out)}) + "\n")
     else:
         to_stdout(f"{_title(policy)}\n{_note(summary)}\n\n{table(shown)}\n{out}\n")
-    return 0 if complete else _INTERRUPTED
+    return 0 if complete else INTERRUPTED
 
 
 def _sample(

@@ -31,13 +31,13 @@ from scalerl_jax.evaluate.policy import (
 )
 from scalerl_jax.formats.bounded import read_lines
 from scalerl_jax.formats.reading import parse_json, require_local
+from scalerl_jax.process.ending import INTERRUPTED
 from scalerl_jax.process.printing import to_stdout
 from scalerl_jax.run.writing import open_to_append
 from scalerl_jax.types import Prompt
 from scalerl_jax.wiring.prompts import check_environment, check_verifiers, load_prompts
 
 _log = logging.getLogger(__name__)
-_INTERRUPTED = 130  # exit status
 _BAR = 40  # letters of the longest bar
 # IsoCompute, https://arxiv.org/abs/2603.12151, which measures with 16 samples.
 EASY, HARD = (0.3, 0.6), (0.0, 0.0625)
@@ -94,7 +94,7 @@ def _measure(options: Options) -> int:
             complete = _append(out, policy, left, conditions, rates, done=done)
     found = [rates[name] for name in names if name in rates]
     to_stdout(f"{histogram(found)}\n{len(found)} of {len(prompts)} in {out}\n")
-    return 0 if complete else _INTERRUPTED
+    return 0 if complete else INTERRUPTED
 
 
 def _with_prompts(config: Config, dataset: str | None, count: int | None) -> Config:

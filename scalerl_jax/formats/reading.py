@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from scalerl_jax.formats.bounded import MOST_JSON, File, read_bytes
-from scalerl_jax.formats.remote import fetch_copy
+from scalerl_jax.formats.remote import URL, fetch_copy
 
 MAX_DEPTH = 100  # of nested objects and lists
 _MOST_SHOWN = 200  # characters of a value in an error
-_URL = re.compile(r"[a-z][a-z0-9]+:/")  # a Path has one slash only
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 
 
@@ -33,7 +32,7 @@ def require_local(path: str | Path, *, flag: str = "") -> None:
     Raises:
         ValueError: the path is a URL, or a `Path` made of one.
     """
-    if _URL.match(str(path)):
+    if URL.match(str(path)):
         raise ValueError(
             f"{flag}{path} is in a bucket; name a directory of this machine, and copy "
             f"it there"

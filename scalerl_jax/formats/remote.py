@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from etils import epath
 
 _SCHEME = "gs://"
+URL = re.compile(r"([a-z][a-z0-9]+):/+")  # its beginning; a Path has one slash only
 _ANSWER_S = 120.0  # timeout of one request, without retries
 _FIRST_S = 10.0  # timeout of a bucket's first answer to a command, with retries
 ACCESS_S = 180.0  # the same for a process of a run in progress
@@ -292,7 +293,7 @@ def files_of_run(path: str | Path) -> Path:
         ValueError: the bucket does not have it, or cannot be used.
         TimeoutError: the bucket does not answer in time.
     """
-    parted = re.match(r"([a-z][a-z0-9]+):/+", str(path))  # a Path has one slash only
+    parted = URL.match(str(path))
     if parted is None:
         return Path(path)
     url = f"{parted[1]}://{str(path)[parted.end() :]}".rstrip("/")

@@ -293,9 +293,9 @@ class Checkpointer:
         Raises:
             UnsavedError: the checkpoint under way cannot be written.
         """
-        steps = self.steps()
-        damaged = self.damaged()
-        return [step for step in steps if step not in damaged]
+        self.wait()
+        found = self._place.found()
+        return sorted({step for step, path in found if path not in self._damaged})
 
     def _listed(self) -> list[int]:
         return sorted({step for step, _ in self._place.found()})

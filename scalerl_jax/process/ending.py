@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 from scalerl_jax.process import full_disk
 from scalerl_jax.process.printing import guard_terminal, shown, to_stderr
 
-_MISTAKE, _FAILURE, _INTERRUPTED = 2, 1, 130  # exit statuses
+_MISTAKE, _FAILURE = 2, 1  # exit statuses
+INTERRUPTED = 130  # a shell's status for Ctrl-C
 
 
 class Parser(argparse.ArgumentParser):
@@ -102,7 +103,7 @@ def answer(command: Callable[[], int | None]) -> int:
         raise
     except KeyboardInterrupt:
         to_stderr("interrupted; nothing half-made was left\n")
-        return _INTERRUPTED
+        return INTERRUPTED
 
 
 def _drop_output() -> None:

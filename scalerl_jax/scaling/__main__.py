@@ -21,7 +21,7 @@ import numpy as np
 
 from scalerl_jax import scaling
 from scalerl_jax.formats.remote import files_of_run, send_back
-from scalerl_jax.process.ending import Parser, answer
+from scalerl_jax.process.ending import INTERRUPTED, Parser, answer
 from scalerl_jax.process.full_disk import naming
 from scalerl_jax.process.printing import shown, to_stderr, to_stdout
 from scalerl_jax.run.writing import replace_file
@@ -73,7 +73,6 @@ if TYPE_CHECKING:
 Flags = argparse.Namespace
 Curves = list[tuple[Path, Curve]]
 
-_INTERRUPTED = 130  # exit status
 # Fields of the flags for one curve's fit, and of those that make curves from rows.
 # Laws over sizes do not read the former; laws of loss read neither.
 ONE_RUN_FLAGS = (
@@ -632,7 +631,7 @@ def watch(flags: Flags) -> int:
             flags.logdir = flags.path / BOARD_DIRECTORY
         return follow(_from_flags(Watch, flags), every_s=flags.every, once=flags.once)
     except KeyboardInterrupt:  # nothing is half-made, which `answer` would say
-        return _INTERRUPTED
+        return INTERRUPTED
 
 
 def _watch_on_page(flags: Flags) -> int:

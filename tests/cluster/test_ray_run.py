@@ -214,10 +214,11 @@ def test_status_says_how_it_stood(killed):
 
 
 @pytest.mark.slow
-def test_its_checkpoint_goes_on_in_one_process_without_slices(killed):
+def test_its_checkpoint_goes_on_in_one_process_without_slices(killed, tmp_path):
     directory, *_ = killed
     before = small_run.books(directory)["assembler"]
     changes = SEVERAL | {"train.num_steps": STEPS + 1, "generators.count": 1}
+    changes |= vanishing(tmp_path)  # the same reward, in another folder
     changes |= {"mesh.slices": 1, "mesh.processes": 1}
     process = small_run.start(
         "-m",

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import logging
 import math
@@ -11,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from absl import flags
 from jax.sharding import Mesh
@@ -28,7 +28,7 @@ from scalerl_jax.environments.verdict import OwnReward
 from scalerl_jax.evaluate.metrics import MAX_SAMPLES
 from scalerl_jax.generation.evaluation import Evaluator, JudgedPrompt
 from scalerl_jax.model.architecture import Architecture, sampler_mesh, sampler_shardings
-from scalerl_jax.model.transformer import lay_out_params
+from scalerl_jax.model.transformer import make_lay_out
 from scalerl_jax.parallel.xla import exact_products, explained, keep_programs
 from scalerl_jax.process.ending import answer
 from scalerl_jax.run.progress import Progress
@@ -297,12 +297,12 @@ def spread(prompts: Sequence[Any], count: int | None) -> Sequence[Any]:
 def _placed(params: PyTree, config: Config, arch: Architecture, mesh: Mesh) -> PyTree:
     """Return the params in the layout of `learner.publish`, for the same programs."""
     form = weights_format(config)
-    laid_out = jax.jit(functools.partial(lay_out_params, arch=arch, **form))(params)
+    laid_out = make_lay_out(arch, **form)(params)
     shardings = sampler_shardings(arch, mesh, form["weights_dtype"])
     return jax.device_put(laid_out, shardings)
 
 
 def _fingerprint(params: PyTree) -> str:
     """Return 16 digits of SHA-256 over the checksums of the params, by their bits."""
-    sums = np.asarray(checksums(params, np.int32(0)))
+    sums = np.concatenate(jax.device_get(checksums(params, jnp.int32(0))))
     return hashlib.sha256(sums.tobytes()).hexdigest()[:16]

@@ -4,9 +4,10 @@
 process of the learner sends its own shards of a snapshot (`make_snapshot`,
 `weights.sending`); a replica takes what its devices hold (`weights.receiving`).
 
-One program on the learner's mesh casts the params, cuts them into the sampler's own
-shards and sums them up; the shards then go from device to device.  The sampler sums
-them up again before it uses them, so that a version is wholly there or not there.
+Programs on the learner's mesh, one for all layers, cast the params, cut them into the
+sampler's own shards and sum them up; the shards then go from device to device.  The
+sampler sums them up again before it uses them, so that a version is wholly there or not
+there.
 """
 
 import functools
@@ -29,11 +30,11 @@ from scalerl_jax.model.architecture import (
     sampler_shardings,
 )
 from scalerl_jax.model.lora import Factors, join
-from scalerl_jax.model.transformer import lay_out_params
+from scalerl_jax.model.transformer import make_lay_out, make_lay_out_parts
 from scalerl_jax.parallel.mesh import AXES, SLICES
 from scalerl_jax.parallel.xla import is_full
 from scalerl_jax.types import PyTree
-from scalerl_jax.weights.publication import Published, checksums
+from scalerl_jax.weights.publication import Published, leaf_checksums, parts_of
 
 _log = logging.getLogger(__name__)
 # Axes that carry the cut over heads, in this order: the learner's own comes first.
@@ -65,11 +66,11 @@ def make_snapshot(
             ),
             out_shardings=jax.tree.map(lambda leaf: leaf.sharding, trained),
         )
-    return jax.jit(
-        functools.partial(
-            lay_out_params, arch=arch, dtype=dtype, weights_dtype=weights_dtype
-        ),
-        out_shardings=layered_shardings(arch, learner_mesh, weights_dtype),
+    return make_lay_out(
+        arch,
+        dtype=dtype,
+        weights_dtype=weights_dtype,
+        shardings=layered_shardings(arch, learner_mesh, weights_dtype),
     )
 
 
@@ -95,13 +96,13 @@ def make_completion(
 
     `frozen` stays on the devices of `sampler_mesh`, beside what is made.
     """
-    complete = jax.jit(
-        lambda trained, frozen: lay_out_params(
-            join(trained, frozen), arch, dtype=dtype, weights_dtype=weights_dtype
-        ),
-        out_shardings=sampler_shardings(arch, sampler_mesh, weights_dtype),
+    lay_out = make_lay_out(
+        arch,
+        dtype=dtype,
+        weights_dtype=weights_dtype,
+        shardings=sampler_shardings(arch, sampler_mesh, weights_dtype),
     )
-    return lambda trained: jax.block_until_ready(complete(trained, frozen))
+    return lambda trained: jax.block_until_ready(lay_out(join(trained, frozen)))
 
 
 Publish = Callable[[PyTree, Int[Array, ""]], Published]
@@ -154,7 +155,7 @@ def _make_stage(
     destination: PyTree,
     weights_dtype: str,
 ) -> Callable[[PyTree, Array], Published]:
-    """Make the program on the learner's mesh; it gives a list of arrays for each leaf.
+    """Make the function on the learner's mesh; it gives a list of arrays for each leaf.
 
     With N devices of the learner and T shards of the sampler, an array can be cut
     gcd(N, T) ways on the learner.  Where that is less than T, each of T / gcd arrays
@@ -185,25 +186,38 @@ def _make_stage(
         spec = PartitionSpec(*(None,) * cut.dimension, axes)
         return [NamedSharding(mesh, spec)] * cut.split(devices)
 
-    layout = Published(
-        params=jax.tree.map(shard, layered_table(arch, weights_dtype), destination),
-        policy_version=everywhere,
-        checksums=everywhere,
+    shards = jax.tree.map(shard, layered_table(arch, weights_dtype), destination)
+    first, layer, *_ = parts_of(shards)
+    to_first, to_layer, *_ = parts_of(destination)
+
+    def finish(
+        to: PyTree, copies: PyTree, policy_version: Array
+    ) -> tuple[PyTree, Array]:
+        cut = jax.tree.map(lambda leaf, to: _split(leaf, _cut(to), devices), copies, to)
+        return cut, leaf_checksums(copies, policy_version)
+
+    stage_parts = make_lay_out_parts(
+        arch,
+        (functools.partial(finish, to_first), functools.partial(finish, to_layer)),
+        dtype=dtype,
+        weights_dtype=weights_dtype,
+        shardings=((first, everywhere), (layer, everywhere)),
+    )
+
+    copy = jax.jit(
+        lambda number: jnp.array(number, copy=True), out_shardings=everywhere
     )
 
     def stage(params: PyTree, policy_version: Array) -> Published:
-        copies = lay_out_params(params, arch, dtype=dtype, weights_dtype=weights_dtype)
+        staged, sums = zip(*stage_parts(params, policy_version), strict=True)
+        others, *layers = staged
         return Published(
-            params=jax.tree.map(
-                lambda leaf, to: _split(leaf, _cut(to), devices),
-                copies,
-                destination,
-            ),
-            policy_version=jnp.array(policy_version, copy=True),
-            checksums=checksums(copies, policy_version),
+            params=others | {"layers": tuple(layers)},
+            policy_version=copy(policy_version),
+            checksums=sums,
         )
 
-    return jax.jit(stage, out_shardings=layout)
+    return stage
 
 
 def _cut_mesh(mesh: Mesh, cuts: int) -> tuple[Mesh, tuple[str, ...]]:

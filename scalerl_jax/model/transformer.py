@@ -74,32 +74,68 @@ def abstract_params(arch: Architecture, *, dtype: DTypeLike) -> PyTree:
 
 
 def unstack_layers(params: PyTree, arch: Architecture) -> PyTree:
-    """Return the parameters in the tree of `architecture.layered_table`.
+    """Return the parameters in the tree of `architecture.layered_table`."""
+    layers = (_layer_of(params, arch, index) for index in range(arch.num_layers))
+    return params | {"layers": tuple(layers)}
+
+
+def _layer_of(params: PyTree, arch: Architecture, index: int | Array) -> PyTree:
+    """Return the parameters of a layer.
 
     Factors are merged with a layer's weight at a time: the float32 product of a whole
     stack would take twice the memory of its weights.
     """
 
-    def one(leaf: Any, spec: ParamSpec, layer: int) -> AnyArray:
-        own = jax.tree.map(lambda stack: stack[layer], leaf)
+    def one(leaf: Any, spec: ParamSpec) -> AnyArray:
+        own = jax.tree.map(lambda stack: stack[index], leaf)
         return (own.merged() if isinstance(own, Adapted) else own).reshape(spec.shape)
 
-    layers = tuple(
-        jax.tree.map(
-            functools.partial(one, layer=index),
-            params["layers"],
-            layer,
-            is_leaf=lambda leaf: isinstance(leaf, Adapted),
-        )
-        for index, layer in enumerate(layered_table(arch)["layers"])
+    return jax.tree.map(
+        one,
+        params["layers"],
+        layered_table(arch)["layers"][0],
+        is_leaf=lambda leaf: isinstance(leaf, Adapted),
     )
-    return params | {"layers": layers}
 
 
-def lay_out_params(
-    params: PyTree, arch: Architecture, *, dtype: DTypeLike, weights_dtype: str
-) -> PyTree:
-    """Return a cast copy of the parameters in the tree of `layered_table`."""
+def make_lay_out(
+    arch: Architecture,
+    *,
+    dtype: DTypeLike,
+    weights_dtype: str,
+    shardings: PyTree | None = None,
+) -> Callable[[PyTree], PyTree]:
+    """Make a function from parameters to a cast copy in the tree of `layered_table`."""
+    by_parts = make_lay_out_parts(
+        arch,
+        (lambda others: others, lambda layer: layer),
+        dtype=dtype,
+        weights_dtype=weights_dtype,
+        shardings=shardings and (_others(shardings), shardings["layers"][0]),
+    )
+
+    def lay_out(params: PyTree) -> PyTree:
+        others, *layers = by_parts(params)
+        return others | {"layers": tuple(layers)}
+
+    return lay_out
+
+
+def make_lay_out_parts(
+    arch: Architecture,
+    finish: tuple[Callable[..., Any], Callable[..., Any]],
+    *,
+    dtype: DTypeLike,
+    weights_dtype: str,
+    shardings: tuple[PyTree, PyTree] | None = None,
+) -> Callable[..., list[Any]]:
+    """Make a function from parameters to what `finish` makes of them, part by part.
+
+    The first one of `finish` gets a cast copy of what no layer has, the second one that
+    of each layer in the form of `layered_table`; both get what the function gets
+    besides the parameters.  There is one program for all layers: a program of all of
+    them takes a compiler as many times as long.  `shardings` are those of the results.
+    """
 
     def is_quantized(leaf: Any) -> bool:
         return isinstance(leaf, Quantized)
@@ -110,8 +146,35 @@ def lay_out_params(
         return jnp.array(leaf, dtype=dtype, copy=True)
 
     table = layered_table(arch, weights_dtype)
-    unstacked = unstack_layers(params, arch)
-    return jax.tree.map(cast, table, unstacked, is_leaf=is_quantized)
+
+    # The number of the next layer stays on the devices.
+    def of_others(others: PyTree, *more: Any) -> tuple[Any, Array]:
+        cast_others = jax.tree.map(cast, _others(table), others)
+        return finish[0](cast_others, *more), jnp.int32(0)
+
+    def of_layer(layers: PyTree, index: Array, *more: Any) -> tuple[Any, Array]:
+        layer = _layer_of({"layers": layers}, arch, index)
+        cast_layer = jax.tree.map(cast, table["layers"][0], layer, is_leaf=is_quantized)
+        return finish[1](cast_layer, *more), index + 1
+
+    first, each = shardings or (None, None)
+    others_program = jax.jit(of_others, out_shardings=(first, None))
+    layer_program = jax.jit(of_layer, out_shardings=(each, None))
+
+    def by_parts(params: PyTree, *more: Any) -> list[Any]:
+        part, index = others_program(_others(params), *more)
+        parts = [part]
+        for _ in range(arch.num_layers):
+            part, index = layer_program(params["layers"], index, *more)
+            parts.append(part)
+        return parts
+
+    return by_parts
+
+
+def _others(params: PyTree) -> PyTree:
+    """Return the parameters that no layer has."""
+    return {name: leaf for name, leaf in params.items() if name != "layers"}
 
 
 # (queries, keys, values) of a layer's new tokens -> attention's output.

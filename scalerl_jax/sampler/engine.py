@@ -23,7 +23,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Int, UInt
 
-from scalerl_jax.model.transformer import abstract_params, lay_out_params
+from scalerl_jax.model.transformer import abstract_params, make_lay_out
 from scalerl_jax.parallel.mesh import compiler_options
 from scalerl_jax.sampler.attention import CachedAttention, Chunk, GatheredAttention
 from scalerl_jax.sampler.decoding import (
@@ -87,7 +87,7 @@ class Engine:
         steps = attention.width_steps
         self.table_widths = _ladder(first, last, steps=steps) if steps else (last,)
         self.chunk_sizes = _ladder(64, settings.prefill_tokens)
-        self._lay_out = jax.jit(_lay_out(settings))
+        self._lay_out = _lay_out(settings)
         self._loaded: tuple[PyTree, PyTree] | None = None  # (as given, as used)
         self.traces = 0  # of programs; constant after everything is compiled
 
@@ -278,11 +278,8 @@ def _expected_table(
 
 def _lay_out(settings: EngineSettings) -> Callable[[PyTree], PyTree]:
     """Return the function from stacked params to those of the programs."""
-    return functools.partial(
-        lay_out_params,
-        arch=settings.arch,
-        dtype=settings.dtype,
-        weights_dtype=settings.weights_dtype,
+    return make_lay_out(
+        settings.arch, dtype=settings.dtype, weights_dtype=settings.weights_dtype
     )
 
 

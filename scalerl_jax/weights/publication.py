@@ -11,6 +11,7 @@ import json
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jaxtyping import Array, Int, UInt32
 
@@ -24,7 +25,7 @@ class Published:
     params: PyTree  # laid out by `architecture.layered_table`
     policy_version: Int[Array, ""]  # optimizer steps behind the params
     # Result of `checksums` on the learner's mesh; None: the shards have been checked.
-    checksums: UInt32[Array, " leaves"] | None
+    checksums: tuple[UInt32[Array, " leaves"], ...] | None
 
     def for_replica(self, number: int, held_version: int) -> "Published":
         """Return itself: replicas that share the devices use the same arrays."""
@@ -44,8 +45,23 @@ class PublishedToEach:
         return self.copies[number]
 
 
+def parts_of(params: PyTree) -> list[PyTree]:
+    """Return what no layer has, then each layer's params."""
+    others = {name: leaf for name, leaf in params.items() if name != "layers"}
+    return [others, *params.get("layers", ())]
+
+
+def checksums(
+    params: PyTree, policy_version: Int[Array, ""]
+) -> tuple[UInt32[Array, " leaves"], ...]:
+    """Return `leaf_checksums` of each of `parts_of`; layers share a program."""
+    return tuple(leaf_checksums(part, policy_version) for part in parts_of(params))
+
+
 @jax.jit
-def checksums(params: PyTree, policy_version: Int[Array, ""]) -> UInt32[Array, " n"]:
+def leaf_checksums(
+    params: PyTree, policy_version: Int[Array, ""]
+) -> UInt32[Array, " leaves"]:
     """Return a checksum of each leaf's bits, which does not depend on the sharding.
 
         checksum = mix(version) + sum_i mix(bits[i] ^ (i * golden))   mod 2^32
@@ -60,14 +76,13 @@ def checksums(params: PyTree, policy_version: Int[Array, ""]) -> UInt32[Array, "
 
 
 def digest_of(frozen: PyTree | None) -> str:
-    """Return the SHA-256 of the params' names, dtypes, shapes and `checksums`.
+    """Return the SHA-256 of the params' names, dtypes, shapes and `leaf_checksums`.
 
     It does not depend on the sharding; without params it is "".
     """
     if frozen is None:
         return ""
-    # Compiled: one operation after the other would need a leaf's size several times.
-    sums = jax.device_get(jax.jit(checksums)(frozen, jnp.int32(0))).tolist()
+    sums = jax.device_get(leaf_checksums(frozen, jnp.int32(0))).tolist()
     leaves = jax.tree_util.tree_leaves_with_path(frozen)
     told = [
         (jax.tree_util.keystr(path), str(leaf.dtype), list(leaf.shape), number)
@@ -113,13 +128,15 @@ def receive(published: Published, *, policy_version: int) -> PyTree:
             published.checksums,
         )
     )
+    others, *layers = parts_of(published.params)
     names = [
-        jax.tree_util.keystr(path, simple=True, separator="/")
-        for path, _ in jax.tree_util.tree_leaves_with_path(published.params)
+        jax.tree_util.keystr(path[1:], simple=True, separator="/")
+        for path, _ in jax.tree_util.tree_leaves_with_path((others, {"layers": layers}))
     ]
+    sums = (np.concatenate(each) for each in (found, sent))
     wrong = [
         f"{name} has checksum {here:#010x}, sent was {there:#010x}"
-        for name, here, there in zip(names, found, sent, strict=True)
+        for name, here, there in zip(names, *sums, strict=True)
         if here != there
     ]
     if wrong:

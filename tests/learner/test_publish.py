@@ -23,7 +23,7 @@ from scalerl_jax.model.architecture import (
 from scalerl_jax.model.quantized import MATRICES, quantize
 from scalerl_jax.model.transformer import abstract_params, unstack_layers
 from scalerl_jax.parallel.mesh import make_mesh
-from scalerl_jax.weights.publication import checksums, receive
+from scalerl_jax.weights.publication import leaf_checksums, receive
 
 # Eight heads of each kind: they can be cut over all eight devices.
 ARCH = small_architecture(family="qwen2", num_heads=8, num_kv_heads=8, head_dim=4)
@@ -313,7 +313,7 @@ def test_a_checksum_does_not_depend_on_the_cut(dtype, cut):
         array, NamedSharding(make(0, 4, data=2, tensor=2), PartitionSpec(*cut))
     )
     expected = [checksum(array, 7), checksum(array[0, 0], 7)]
-    assert checksums([placed, array[0, 0]], jnp.int32(7)).tolist() == expected
+    assert leaf_checksums([placed, array[0, 0]], jnp.int32(7)).tolist() == expected
 
 
 def replaced(published, name, leaf):

@@ -23,7 +23,7 @@ from small_weights import (
 
 from scalerl_jax.learner.publish import make_snapshot
 from scalerl_jax.model.architecture import sampler_layout
-from scalerl_jax.model.transformer import lay_out_params
+from scalerl_jax.model.transformer import make_lay_out
 from scalerl_jax.weights.channels import (
     DirectoryChannel,
     FullChannelError,
@@ -125,7 +125,7 @@ def test_matrices_in_int8_arrive_and_follow_as_deltas():
         part = published(sender.send(shards, policy_version=version))
         params = receiver.receive(part, timeout_s=10.0)
         own = jax.tree.map(jnp.asarray, small_weights.host_params(version))
-        expected = lay_out_params(own, ARCH, **form)
+        expected = make_lay_out(ARCH, **form)(own)
         jax.tree.map(np.testing.assert_array_equal, params, expected)
         assert params["layers"][0]["query"].values.dtype == np.int8
     assert sender.report.base_version == 0

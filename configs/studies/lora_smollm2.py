@@ -9,8 +9,8 @@ it ends.  The factors' learning rate is ten times that of the weights, as in `lo
 The prompts of an evaluation cost most, and further samples of each little: so there are
 half as many as in the base, with twice the samples.
 
-Not yet run: 12 runs, by arithmetic two hours on two idle cores.  The first two steps of
-rank 8 took 58 seconds of processor time together, of two busy cores of a Xeon.
+By arithmetic two hours on two idle cores: the first two steps of rank 8 took 58 seconds
+of processor time together, of two busy cores of a Xeon.
 """
 
 from scalerl_jax.study.design import Study

@@ -26,8 +26,11 @@ from scalerl_jax.types import PackedBatch, PyTree
 
 # Leaves of a layer, in the order in which the backward pass reaches them.
 _BACKWARD: Sequence[str] = (
-    "down gate up ffn_norm output value value_bias key key_norm key_bias query "
-    "query_norm query_bias attention_norm"
+    "ffn_out_norm down_bias down gate_bias gate up_bias up shared_down shared_gate "
+    "shared_up expert_down_bias expert_down expert_gate_up_bias expert_gate_up "
+    "router_bias router_logit_bias router ffn_norm attention_out_norm output_bias "
+    "output sinks value_bias value key_norm key_bias key query_norm query_bias query "
+    "attention_norm"
 ).split()
 _OTHERS_S = 600.0  # the wait for what the other processes have found
 
@@ -256,9 +259,13 @@ def _forward_order(place: tuple[str, int]) -> tuple[int, ...]:
 
 
 def _backward_order(place: tuple[str, int]) -> tuple[int, ...]:
-    """Head, final norm, the layers from the last to the first, embedding."""
+    """Head, final norm, the layers from the last to the first, embedding.
+
+    A leaf whose place in its layer is not known comes after the layer's others.
+    """
     leaf, layer = place
-    within = _BACKWARD.index(leaf.partition(".")[0]) if layer >= 0 else 0
+    name = leaf.partition(".")[0]
+    within = _BACKWARD.index(name) if name in _BACKWARD else len(_BACKWARD)
     return {"head": 0, "final_norm": 1, "embedding": 3}.get(leaf, 2), -layer, within
 
 

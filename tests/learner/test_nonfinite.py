@@ -1,5 +1,6 @@
 """A number that is not finite, put into one place: the diagnosis must name it."""
 
+import dataclasses
 import functools
 
 import jax
@@ -12,9 +13,10 @@ from small_model import small_architecture
 
 from scalerl_jax.algo.losses import cispo_loss
 from scalerl_jax.batching.packing import TrainSequence, abstract_microbatch, pack
+from scalerl_jax.config import LoraConfig
 from scalerl_jax.learner.forward import Forward
 from scalerl_jax.learner.head import Head
-from scalerl_jax.learner.nonfinite import Diagnosis
+from scalerl_jax.learner.nonfinite import Diagnosis, _backward_order, _not_finite
 from scalerl_jax.learner.step import (
     TrainStep,
     init_state,
@@ -22,7 +24,8 @@ from scalerl_jax.learner.step import (
     make_update,
     state_layout,
 )
-from scalerl_jax.model.architecture import param_shardings
+from scalerl_jax.model.architecture import Experts, param_shardings, parameter_table
+from scalerl_jax.model.lora import factor_table
 from scalerl_jax.model.transformer import abstract_params
 from scalerl_jax.objective.loss import Objective
 from scalerl_jax.parallel.mesh import make_mesh
@@ -237,6 +240,37 @@ def test_a_gradient_of_one_layer_on_down_is_named():
     said, skipped = diagnose(change, make_batch(), make_diagnosis())
     assert skipped
     assert "only the gradient is not, from gate of layer 1 on down" in said, said
+
+
+def with_all(kind, **changes):
+    """Fields of an instance, with every part that can be switched on."""
+    on = {each.name: True for each in dataclasses.fields(kind) if each.type is bool}
+    return on | changes
+
+
+MIXTURE = Experts(**with_all(Experts, count=4, top_k=2, gate="softmax"))
+DENSE = dataclasses.replace(
+    ARCH, **with_all(type(ARCH), norms="both", whole_qk_norm=False)
+)
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["weights", "factors"])
+@pytest.mark.parametrize("experts", [None, MIXTURE], ids=["dense", "mixture"])
+def test_every_leaf_of_every_family_has_its_place(experts, lora):
+    """An unknown leaf is the last of its layer, and no leaf of a family is unknown."""
+    arch = dataclasses.replace(DENSE, experts=experts)
+    made = factor_table(arch, LoraConfig(rank=2)) if lora else parameter_table(arch)
+    layers = jax.tree.map(lambda _: np.full(2, np.nan), made["layers"])
+    found = _not_finite(
+        {"layers": {"a new one": np.full(2, np.nan)} | layers}, order=_backward_order
+    )
+    count = len(jax.tree.leaves(layers))
+    assert len(found) == 2 * (count + 1)
+    assert found[count] == "a new one of layer 1"
+    assert found[-1] == "a new one of layer 0"
+    names = [each.partition(" ")[0].partition(".")[0] for each in found[:count]]
+    output = "shared_down" if experts else "down"
+    assert names.index(output) < names.index("output") < names.index("query")
 
 
 def test_a_norm_that_overflows_is_told_from_its_entries():

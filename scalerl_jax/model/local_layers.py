@@ -38,8 +38,9 @@ def chunked(segment_ids: Int[Array, "R S"], chunk: int) -> Int[Array, "R S"]:
     """Return ids of the rows' segments, divided into chunks of `chunk` tokens.
 
     Chunks are counted from a segment's first token.  The ids in a row are distinct, but
-    not 1, 2, ...
+    not 1, 2, ...  A row of at most `chunk` tokens keeps its ids, since cuDNN's
+    attention looks for 1, 2, ..., and for 0 on padding.
     """
     length = segment_ids.shape[1]
     places = jnp.arange(length)[None] - segment_starts(segment_ids)
-    return segment_ids * (length // chunk + 1) + places // chunk
+    return segment_ids * -(-length // chunk) + places // chunk

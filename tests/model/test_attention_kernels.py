@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import small_run
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from small_mesh import mesh_of
@@ -29,6 +29,7 @@ from scalerl_jax.model.attention_kernels import (
     needed_blocks,
     segment_places,
 )
+from scalerl_jax.model.local_layers import chunked
 from scalerl_jax.objective.assembly import make_pack
 from scalerl_jax.sampler.requests import Completion
 from scalerl_jax.types import Prompt
@@ -111,6 +112,20 @@ def test_places_of_segments_by_hand():
         [0, *none],
         [0, 2, 3, 4, 5, -1],
     ]
+
+
+@given(seed=st.integers(0, 2**32 - 1), chunk=st.integers(1, 20))
+@example(seed=0, chunk=8)
+@settings(max_examples=50)
+def test_tokens_share_a_chunk_where_they_share_a_segment_and_its_part(seed, chunk):
+    ids = dense_attention.rows_of_segments(np.random.default_rng(seed), 3, 8)
+    found = np.asarray(chunked(jnp.asarray(ids), chunk))
+    for row, own in zip(ids, found, strict=True):
+        parts = (np.arange(8) - [list(row).index(each) for each in row]) // chunk
+        together = (row == row[:, None]) & (parts == parts[:, None])
+        assert ((own == own[:, None]) == together).all()
+    # cuDNN, which takes rows of at most a chunk, looks for the segments' own ids.
+    assert chunk < 8 or (found == ids).all()
 
 
 @given(st.integers(0, 2**32 - 1))

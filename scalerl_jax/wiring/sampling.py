@@ -88,16 +88,20 @@ def make_checked_tokenizer(config: Config, arch: Architecture) -> Tokenizer:
     return tokenizer
 
 
-def _check_positions(config: Config, arch: Architecture) -> None:
-    """Refuse sequences beyond the positions up to which a dynamic rope is constant."""
+def check_positions(
+    config: Config, arch: Architecture, *, of: str = "the model"
+) -> None:
+    """Refuse sequences beyond the positions up to which a dynamic rope is constant.
+
+    `of` names the model in the message.
+    """
     sampler = config.sampler
     longest = sampler.max_prompt_tokens + sampler.max_completion_tokens
     if isinstance(arch.rope_scaling, DynamicScaling) and longest > arch.max_positions:
         raise ValueError(
             f"sampler.max_prompt_tokens + sampler.max_completion_tokens = {longest} is "
-            f"more than the {arch.max_positions} positions of the model, beyond which "
-            f"its rope of type 'dynamic' would change with every token; lower one of "
-            f"them"
+            f"more than the {arch.max_positions} positions of {of}, beyond which its "
+            f"rope of type 'dynamic' would change with every token; lower one of them"
         )
 
 
@@ -134,7 +138,7 @@ def make_engine(
         ValueError: a phrase leaves no room, or sequences are too long for the model.
     """
     sampler, interruption = config.sampler, config.interruption
-    _check_positions(config, arch)
+    check_positions(config, arch)
     phrase: tuple[int, ...] = ()
     end: Marker | None = None
     if interruption.enabled:

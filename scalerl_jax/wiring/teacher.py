@@ -19,6 +19,7 @@ from scalerl_jax.model.weights import load_params
 from scalerl_jax.parallel import multihost
 from scalerl_jax.types import PackedBatch, PyTree
 from scalerl_jax.weights.publication import digest_of
+from scalerl_jax.wiring.sampling import check_positions
 
 # Parts of a `tokenizer.json` that determine the ids of a text.
 _OF_IDS = ("model", "added_tokens", "normalizer", "pre_tokenizer")
@@ -35,11 +36,12 @@ def read_teacher(config: Config) -> Architecture:
 
 
 def check_teacher(config: Config, arch: Architecture, tokenizer: Tokenizer) -> None:
-    """Refuse a teacher whose tokens differ from the policy's, those of `tokenizer`.
+    """Refuse a teacher that cannot score the policy's tokens, those of `tokenizer`.
 
     Raises:
         ValueError: its checkpoint or endpoint cannot be read, its tokenizer gives other
-            ids, or its vocabulary is smaller than the policy's.
+            ids, its vocabulary is smaller than the policy's, or sequences are too long
+            for it.
     """
     if config.teacher.endpoint:
         make_endpoint(config.teacher).check(tokenizer)
@@ -60,6 +62,7 @@ def check_teacher(config: Config, arch: Architecture, tokenizer: Tokenizer) -> N
             f"and the policy {arch.vocab_size:,}: it has no log-probability of some "
             f"tokens of the policy; choose one with as many"
         )
+    check_positions(config, teacher, of=f"teacher.checkpoint = {source!r}")
 
 
 def ids_digest(tokenizer: Tokenizer) -> str:

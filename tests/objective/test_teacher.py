@@ -1,6 +1,7 @@
 """What a teacher gives to the advantages of tokens, and which teachers are refused."""
 
 import dataclasses
+import json
 import shutil
 from pathlib import Path
 
@@ -109,6 +110,22 @@ def test_a_teacher_that_reads_other_tokens_is_refused(tmp_path):
     config.write_text(config.read_text().replace('_size": 72', '_size": 71'))
     with pytest.raises(ValueError, match="71 embeddings and the policy 72"):
         check(fewer)
+
+
+def test_a_teacher_whose_rope_changes_within_a_sequence_is_refused(tmp_path):
+    changing = shutil.copytree(ASSETS / "tiny_base", tmp_path / "changing")
+    fields = json.loads((changing / "config.json").read_text())
+    sampler = small_run.make_config({}).sampler
+    longest = sampler.max_prompt_tokens + sampler.max_completion_tokens
+    fields |= {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
+    for room in (0, 1):
+        fields["max_position_embeddings"] = longest - room
+        (changing / "config.json").write_text(json.dumps(fields))
+        if not room:
+            check(changing)
+    words = rf"= {longest} is more than the {longest - 1} positions of teacher\.check"
+    with pytest.raises(ValueError, match=words):
+        check(changing)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,9 @@ from scalerl_jax.learner.critic import PairedStep
 from scalerl_jax.learner.step import TrainStep
 from scalerl_jax.objective.assembly import make_pack
 from scalerl_jax.objective.terms import needs_of, with_scores
+from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.wiring import devices, learning
+from scalerl_jax.wiring.supervision import supervised
 
 PPO = {
     "objective.advantage": "critic",
@@ -42,6 +44,7 @@ PPO = {
 
 
 ALONE = {"objective.advantage": "critic", "objective.zero_variance_filter": False}
+BESIDE_FACTORS = ALONE | {"model.lora.rank": 2, "model.param_dtype": "bfloat16"}
 
 
 @pytest.mark.parametrize(
@@ -97,6 +100,15 @@ ALONE = {"objective.advantage": "critic", "objective.zero_variance_filter": Fals
             ("batch.group_size = 1", "objective.advantage = 'critic'"),
             id="one rollout without a critic",
         ),
+        pytest.param(
+            BESIDE_FACTORS,
+            (
+                "model.param_dtype = 'bfloat16' with model.lora.rank = 2",
+                "set optimizer.stochastic_rounding = True, or",
+                "model.param_dtype = 'float32'",
+            ),
+            id="weights that ignore small updates",
+        ),
     ],
 )
 def test_what_cannot_go_with_a_critic_is_refused(changes, words):
@@ -104,6 +116,19 @@ def test_what_cannot_go_with_a_critic_is_refused(changes, words):
         small_run.make_config(changes)
     for word in words:
         assert word in str(refusal.value)
+
+
+def test_a_critic_beside_factors_is_rounded_at_random():
+    """A warm start with the same settings has the factors alone, which are not."""
+    rounded = {"optimizer.stochastic_rounding": True}
+    config = small_run.make_config(BESIDE_FACTORS | rounded)
+    arch, mesh = learning.make_architecture(config), make_mesh(jax.devices()[:1])
+    state = learning.abstract_state(config, arch, mesh)
+    trunk = state.critic.params["layers"]
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(trunk)} == {"bfloat16"}
+    assert all(leaf.dtype == "float32" for leaf in jax.tree.leaves(state.params))
+    warm = supervised(config, num_steps=2)
+    assert warm.model.lora.rank == 2 and not warm.optimizer.stochastic_rounding
 
 
 @pytest.mark.parametrize(

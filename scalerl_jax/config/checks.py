@@ -110,7 +110,10 @@ def _model(config: Config) -> None:
 
 
 def _lora(config: Config) -> None:
-    """Refuse settings that have no effect if only low-rank factors are trained."""
+    """Refuse settings that have no effect if a policy's low-rank factors are trained.
+
+    A critic beside it is trained in full.
+    """
     rank, objective = config.model.lora.rank, config.objective
     if config.model.frozen:
         raise ValueError(
@@ -118,10 +121,20 @@ def _lora(config: Config) -> None:
             f"and with model.lora.rank = {rank} all the model's own are frozen; leave "
             f"out model.frozen, and choose with model.lora.targets what changes"
         )
-    if config.optimizer.stochastic_rounding:
+    critic = objective.advantage == "critic"
+    rounded, dtype = config.optimizer.stochastic_rounding, config.model.param_dtype
+    if rounded and not critic:
         raise ValueError(
             f"optimizer.stochastic_rounding = True rounds trained params of bfloat16, "
             f"and with model.lora.rank = {rank} these are float32 factors; leave it off"
+        )
+    if critic and dtype != "float32" and not rounded:
+        # This dtype is chosen for weights that are frozen, and a critic's are not.
+        raise ValueError(
+            f"model.param_dtype = {dtype!r} with model.lora.rank = {rank} and "
+            f"objective.advantage = 'critic': the critic's weights are trained, and in "
+            f"this dtype they ignore updates below 1/256 of them; set "
+            f"optimizer.stochastic_rounding = True, or model.param_dtype = 'float32'"
         )
     if objective.expert_bias_rate:
         raise ValueError(

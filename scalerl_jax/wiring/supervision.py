@@ -59,6 +59,7 @@ def supervised(config: Config, *, num_steps: int) -> Config:
             f"writes no profiler's trace; leave it out"
         )
     settings, own = config.warmstart, config.objective
+    rounded = config.optimizer.stochastic_rounding
     made = dataclasses.replace(
         config,
         objective=ObjectiveConfig(
@@ -83,6 +84,8 @@ def supervised(config: Config, *, num_steps: int) -> Config:
             learning_rate=settings.learning_rate,
             warmup_steps=settings.warmup_steps,
             base_rollouts=0,
+            # Beside factors it is a critic's, and here is none.
+            stochastic_rounding=rounded and not config.model.lora.rank,
         ),
         generators=GeneratorsConfig(
             placement="shared",

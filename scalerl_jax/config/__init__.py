@@ -67,8 +67,10 @@ def to_json(config: Config) -> dict[str, Any]:
     return json.loads(json.dumps(dataclasses.asdict(config)))
 
 
-def resolve(config: ml_collections.ConfigDict) -> Config:
+def resolve(config: ml_collections.ConfigDict, *, trained: bool = True) -> Config:
     """Return the settings of a file and the command line, checked and frozen.
+
+    Without `trained` a policy is only sampled, and any sampling filter will do.
 
     Raises:
         ValueError: names the setting, its value, the limit and the way out.
@@ -76,7 +78,7 @@ def resolve(config: ml_collections.ConfigDict) -> Config:
     check(config)
     resolved = build(Config, config.to_dict())
     resolved = _of_environment(resolved)
-    validate(resolved)
+    validate(resolved, trained=trained)
     return resolved
 
 

@@ -14,8 +14,10 @@ from collections.abc import Callable
 from scalerl_jax.config.sections import LOSSES, PACKAGES, SETTINGS, Config
 
 
-def validate(config: Config) -> None:
+def validate(config: Config, *, trained: bool = True) -> None:
     """Refuse values and combinations that cannot work.
+
+    What sampling filters do to an objective matters only if a policy is `trained`.
 
     Raises:
         ValueError: names the setting, its value, the limit and the way out.
@@ -45,7 +47,8 @@ def validate(config: Config) -> None:
     ):
         check(config)
     for part in _parts(config):
-        CHECKS[part](config)
+        if trained or part not in _OF_TRAINING:
+            CHECKS[part](config)
 
 
 def _parts(config: Config) -> list[str]:
@@ -65,6 +68,7 @@ def _parts(config: Config) -> list[str]:
         "cosine": config.optimizer.schedule == "cosine",
         "clips": loss.clips,
         "anchor": objective.anchor != "behavior" or loss.anchor or cap,
+        "filtered_kl": sampler.filters,
         "filters": sampler.filters and not objective.allow_sampling_filters,
         "regularizers": objective.kl_coefficient or objective.regularize != "all",
         "overlong": objective.overlong_cache_tokens,
@@ -505,6 +509,35 @@ def _alone(config: Config) -> None:
         )
 
 
+def _filtered_kl(config: Config) -> None:
+    """Refuse a KL to the filtered distribution in an advantage.
+
+    The log-probability ratio of another model over the sampler is then, at equal
+    params, the log of the probability of the kept tokens, not 0: a policy that is equal
+    to its teacher or reference would be moved away from it.
+    """
+    objective, teacher = config.objective, config.teacher
+    if teacher.on:
+        source = "checkpoint" if teacher.checkpoint else "endpoint"
+        what = f"teacher.{source} = {getattr(teacher, source)!r}"
+        out = "or leave the teacher out"
+    elif objective.kl_coefficient and objective.kl_in == "reward":
+        what, out = f"{objective.kl_in = }", "or set objective.kl_in = 'loss'"
+    else:
+        return
+    raise ValueError(
+        f"{_named_filters(config)} with {what}: its KL is estimated over the log-"
+        f"probabilities of the filtered distribution, so that a policy would be moved "
+        f"away from a model that it is equal to; turn the filter off, {out}"
+    )
+
+
+def _named_filters(config: Config) -> str:
+    sampler = config.sampler
+    filters = (f"sampler.{name} = {getattr(sampler, name)}" for name in sampler.filters)
+    return ", ".join(filters)
+
+
 def _filters(config: Config) -> None:
     """Refuse a ratio of the whole distribution over the filtered one.
 
@@ -512,9 +545,8 @@ def _filters(config: Config) -> None:
     keeps, and the learner's over all.  At equal params their ratio is the probability
     of the kept tokens: below 1, and smallest where the policy is least certain.
     """
-    sampler, objective = config.sampler, config.objective
+    objective = config.objective
     loss = LOSSES[objective.loss]
-    filters = [f"sampler.{name} = {getattr(sampler, name)}" for name in sampler.filters]
     if loss.anchor == "recomputed" or objective.correction_cap:
         effect = "the correction for the sampler weakens the tokens it is least sure of"
     elif objective.anchor == "recomputed" or loss.ratio == "none":
@@ -526,7 +558,7 @@ def _filters(config: Config) -> None:
     else:
         effect = "it weakens the tokens that the policy is least sure of"
     raise ValueError(
-        f"{', '.join(filters)} with {objective.loss = }: its ratio is over the "
+        f"{_named_filters(config)} with {objective.loss = }: its ratio is over the "
         f"log-probabilities of the filtered distribution and hence below 1 at equal "
         f"params, so that {effect}; turn the filter off, set objective.anchor = "
         f"'recomputed' without a correction, or objective.allow_sampling_filters = True"
@@ -702,6 +734,9 @@ def _tracking(config: Config) -> None:
         )
 
 
+# Checks of what a filter, harmless by itself, does to what is trained.
+_OF_TRAINING = ("filtered_kl", "filters")
+
 CHECKS: dict[str, Callable[[Config], None]] = {
     "sharing": _sharing,
     "stages": _stages,
@@ -714,6 +749,7 @@ CHECKS: dict[str, Callable[[Config], None]] = {
     "cosine": _cosine,
     "clips": _clips,
     "anchor": _anchor,
+    "filtered_kl": _filtered_kl,
     "filters": _filters,
     "regularizers": _regularizers,
     "overlong": _overlong,

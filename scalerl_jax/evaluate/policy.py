@@ -129,8 +129,7 @@ def _resolved(given: Any, values: flags.FlagValues) -> Options:
         given.eval.samples_per_prompt = values["samples"].value
     if "seed" in values and values["seed"].value is not None:
         given.seed = values["seed"].value
-    given.objective.allow_sampling_filters = True  # nothing is trained
-    config = config_lib.resolve(given)
+    config = config_lib.resolve(given, trained=False)
     samples, temperature = config.eval.samples_per_prompt, values["temperature"].value
     if samples > MAX_SAMPLES:
         raise ValueError(f"--samples={samples} must be {MAX_SAMPLES} at most")

@@ -81,6 +81,40 @@ def test_a_filter_under_a_ratio_over_the_sampler_is_refused(objective, on):
     assert resolved(objective | {"allow_sampling_filters": True}, more)
 
 
+TAUGHT = {"teacher.checkpoint": "theirs"}
+IN_REWARD = KL | {"kl_in": "reward", "allow_sampling_filters": True}
+
+
+@pytest.mark.parametrize("on", FILTERS, ids=str)
+@pytest.mark.parametrize(
+    "objective, more, words",
+    [
+        ({}, TAUGHT, "teacher.checkpoint = 'theirs'"),
+        (
+            {"loss": "reinforce"},
+            {"teacher.endpoint": "http://a/v1"},
+            "teacher.endpoint = 'http://a/v1'",
+        ),
+        ({"allow_sampling_filters": True}, TAUGHT, "teacher.checkpoint = 'theirs'"),
+        (IN_REWARD, {}, "objective.kl_in = 'reward'"),
+        (
+            RECOMPUTED | IN_REWARD,
+            {"batch.epochs": 2},
+            "objective.kl_in = 'reward'",
+        ),
+    ],
+)
+def test_a_filter_under_a_kl_of_the_advantages_is_refused(objective, more, words, on):
+    """Whatever the loss: the sampler's log-probabilities are in the advantages."""
+    ((name, value),) = on.items()
+    filtered = more | {f"sampler.{name}": value}
+    with pytest.raises(ValueError, match=f"^sampler.{name} = {value} with {words}"):
+        resolved(objective, filtered)
+    assert resolved(objective, more)
+    if more.keys() <= {"batch.epochs"}:
+        assert resolved(objective | {"kl_in": "loss"}, filtered)
+
+
 @pytest.mark.parametrize(
     "objective, more",
     [

@@ -161,32 +161,17 @@ def _make_stage(
     gcd(N, T) ways on the learner.  Where that is less than T, each of T / gcd arrays
     holds every T / gcd-th shard.
     """
-    devices = learner_mesh.devices.size
-    replica = jax.tree.leaves(destination)[0].mesh.size
+    devices, replica = _devices(learner_mesh, destination)
     if devices % replica:
         _log.info(
             "publishing holds 1/%d of the params on every learner device, not 1/%d: "
             "generators.devices = %d does not divide the %d devices of the learner",
             *(math.gcd(devices, replica), replica, replica, devices),
         )
-
-    everywhere: Any = NamedSharding(learner_mesh, PartitionSpec())
-
-    def shard(spec: Any, sharding: NamedSharding) -> list[NamedSharding]:
-        cut = _cut(sharding)
-        if cut.shards == 1:
-            return [everywhere]
-        if spec.shape[cut.dimension] % cut.shards:
-            raise ValueError(
-                f"generators.devices = {replica} does not divide "
-                f"{spec.axes[cut.dimension]} = {spec.shape[cut.dimension]} of the "
-                f"model; set it to a divisor"
-            )
-        mesh, axes = _cut_mesh(learner_mesh, math.gcd(devices, cut.shards))
-        spec = PartitionSpec(*(None,) * cut.dimension, axes)
-        return [NamedSharding(mesh, spec)] * cut.split(devices)
-
-    shards = jax.tree.map(shard, layered_table(arch, weights_dtype), destination)
+    everywhere = NamedSharding(learner_mesh, PartitionSpec())
+    shards = _staged_shardings(
+        layered_table(arch, weights_dtype), learner_mesh, destination
+    )
     first, layer, *_ = parts_of(shards)
     to_first, to_layer, *_ = parts_of(destination)
 
@@ -218,6 +203,36 @@ def _make_stage(
         )
 
     return stage
+
+
+def _devices(learner_mesh: Mesh, destination: PyTree) -> tuple[int, int]:
+    """Return the number of devices of the learner, and of the sampler."""
+    return learner_mesh.devices.size, jax.tree.leaves(destination)[0].mesh.size
+
+
+def _staged_shardings(table: PyTree, learner_mesh: Mesh, destination: PyTree) -> PyTree:
+    """Return the shardings on the learner's mesh of the arrays of each leaf.
+
+    Raises:
+        ValueError: the shards of the sampler do not divide a leaf.
+    """
+    devices, replica = _devices(learner_mesh, destination)
+
+    def shard(spec: Any, sharding: NamedSharding) -> list[NamedSharding]:
+        cut = _cut(sharding)
+        if cut.shards == 1:
+            return [NamedSharding(learner_mesh, PartitionSpec())]
+        if spec.shape[cut.dimension] % cut.shards:
+            raise ValueError(
+                f"generators.devices = {replica} does not divide "
+                f"{spec.axes[cut.dimension]} = {spec.shape[cut.dimension]} of the "
+                f"model; set it to a divisor"
+            )
+        mesh, axes = _cut_mesh(learner_mesh, math.gcd(devices, cut.shards))
+        spec = PartitionSpec(*(None,) * cut.dimension, axes)
+        return [NamedSharding(mesh, spec)] * cut.split(devices)
+
+    return jax.tree.map(shard, table, destination)
 
 
 def _cut_mesh(mesh: Mesh, cuts: int) -> tuple[Mesh, tuple[str, ...]]:

@@ -159,7 +159,8 @@ class MixtureStream:
             for place, stream in enumerate(self._streams)
             if stream.num_retired < stream.num_prompts
         ]
-        while with_prompts and with_prompts[0] >= self._open:
+        last = len(self._streams)
+        while with_prompts and self._open < last and self._open - 1 not in with_prompts:
             self._open_next()
         # None left: the first stream raises, naming the setting at fault.
         left = [place for place in with_prompts if place < self._open] or [0]

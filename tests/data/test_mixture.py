@@ -121,6 +121,16 @@ def test_a_level_opens_where_the_one_before_it_has_no_prompt_left():
     assert stream.figures == {"data/retired_prompts": 1, "data/open_tasks": 2}
 
 
+def test_a_level_opens_although_an_earlier_one_has_prompts_left():
+    """The second level runs out of prompts before it has enough results."""
+    levels = Levels(pass_rate=0.5, num_prompts=2)
+    stream = make_stream([3, 1, 2], (1, 1, 1), levels=levels)
+    for passed in (5, 5, 5, 10):
+        stream.record(stream.next().prompt_id, passed, 10)
+    assert stream.figures == {"data/retired_prompts": 1, "data/open_tasks": 2}
+    assert tasks_of(stream, 4) == ["task0", "task2"] * 2
+
+
 def test_results_go_to_the_history_of_their_task():
     stream = make_stream([2, 2], (1, 1))
     stream.record(3, 5, 10)

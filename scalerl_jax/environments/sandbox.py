@@ -12,6 +12,7 @@ As another user it needs user namespaces that the machine allows.
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import select
 import shutil
@@ -209,15 +210,19 @@ class Sandbox:
             for descriptor in (theirs_in, theirs_out, *passed[len(shared) :]):
                 os.close(descriptor)
 
-    def await_ready(self) -> None:
+    def await_ready(self, *, deadline: float = math.inf) -> None:
         """Wait until the sandbox has set its limits and reads.
 
         Raises:
+            OutOfTime: the deadline has passed, and the sandbox may be only slow.
             SandboxError: it could not be set up; has bubblewrap's message.
         """
+        longest = time.monotonic() + _START_S
         try:
-            ready = self.channel.receive(deadline=time.monotonic() + _START_S)
+            ready = self.channel.receive(deadline=min(deadline, longest))
         except (EOFError, OutOfTime) as error:
+            if isinstance(error, OutOfTime) and deadline < longest:
+                raise
             self._kill()
             self._stderr.seek(0)
             said = self._stderr.read().decode(errors="replace").strip()

@@ -8,6 +8,7 @@ call is the whole turn.  A turn without a call is the answer.  No JAX here.
 """
 
 import ast
+import contextvars
 import math
 import operator
 import signal
@@ -30,9 +31,12 @@ _MOST_CALLS = 8  # in a turn
 _MOST_CALL = 20_000  # characters
 _MOST_RESULT = 4000  # characters of a tool's result; the rest is cut
 _MOST_EXPRESSION, _MOST_DIGITS = 400, 200
-_CPU_SHARE, _WALL_SHARE = 0.4, 0.6  # of reward.timeout_s, for a program
+# Of reward.timeout_s: a program's CPU time, and the time of all programs of a turn.
+_CPU_SHARE, _WALL_SHARE = 0.4, 0.6
 _MEMORY_MIB = 512
 _MOST_OUTPUT = 2**20  # bytes of a program's output as JSON
+# When the turn began whose calls are answered; time.monotonic().
+_TURN_BEGAN = contextvars.ContextVar[float | None]("_TURN_BEGAN", default=None)
 
 
 class Tool(NamedTuple):
@@ -150,7 +154,11 @@ class Tools:
         calls = find_calls(completion)
         if not calls:
             return self._judge(self._prompt, completion, self._reference)
-        answers = [answer(call, self._tools) for call in calls]
+        began = _TURN_BEGAN.set(time.monotonic())
+        try:
+            answers = [answer(call, self._tools) for call in calls]
+        finally:
+            _TURN_BEGAN.reset(began)
         return More("\n".join(answers), role="tool")
 
     def cut(self) -> float | Done | Verdict:
@@ -314,6 +322,8 @@ _run({last!r})
 def run_cells(cells: Sequence[str], *, timeout_s: float) -> str:
     """Run programs in one namespace of a new sandbox; return what the last one prints.
 
+    The calls of a turn share their time, or the pool would end the whole process.
+
     Raises:
         ValueError: it takes more than its time or memory.
         SandboxError: no sandbox can be made; nothing was run.
@@ -322,10 +332,13 @@ def run_cells(cells: Sequence[str], *, timeout_s: float) -> str:
         cpu_s=max(1, int(_CPU_SHARE * timeout_s)), memory_mib=_MEMORY_MIB
     )
     source = _CELLS.format(before=list(cells[:-1]), last=cells[-1])
+    now = time.monotonic()
+    end = (_TURN_BEGAN.get() or now) + _WALL_SHARE * timeout_s
+    if now >= end:
+        raise ValueError("the program took too long, with those before it in the turn")
     opened = Sandbox("solution", limits)
     try:
-        opened.await_ready()
-        end = time.monotonic() + _WALL_SHARE * timeout_s
+        opened.await_ready(deadline=end)
         channel = opened.channel
         if "unreadable" in channel.ask({"source": source}, deadline=end):
             raise ValueError("the program cannot be read")

@@ -165,3 +165,14 @@ def test_programs_run_alone_or_in_an_interpreter():
     assert alone.call("1 / 0") == "ZeroDivisionError: division by zero"
     with pytest.raises(ValueError, match="took too long"):
         find_tool("python", timeout_s=3.0).call("while True: pass")
+
+
+@sandboxed
+def test_the_programs_of_a_turn_share_their_time():
+    environment = Tools([find_tool("python", timeout_s=8.0)], lambda *_: 1.0)
+    environment.begin("a", None)
+    sleeping = qwen("python", code="import time; time.sleep(100)")
+    printing = qwen("python", code="print(1)")
+    both = environment.step(sleeping + printing)
+    assert isinstance(both, More) and both.text.count("took too long") == 2
+    assert environment.step(printing) == More("1", "tool")

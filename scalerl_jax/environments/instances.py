@@ -52,9 +52,16 @@ class Environments:
     """The instances of a user's environment in this process, by episode."""
 
     def __init__(
-        self, make: Callable[..., Any], file: OwnFile, setup: Setup, verify: "OwnVerify"
+        self,
+        make: Callable[..., Any],
+        file: OwnFile,
+        setup: Setup,
+        verify: "OwnVerify",
+        replayed: Callable[[], None],
     ) -> None:
         """Make an instance, to check it.
+
+        `replayed` is called after each turn that an instance is given again.
 
         Raises:
             ValueError: it cannot be made, or lacks a method.
@@ -62,6 +69,7 @@ class Environments:
         assert setup.own is not None, "it is named there"
         self._make, self._file, self._own = make, file, setup.own
         self._passed_at, self._verify = setup.passed_at, verify
+        self._replayed = replayed
         self._call = Calls(file, setup.own, timeout_s=setup.timeout_s)
         self._runner = asyncio.Runner()
         self._instances: dict[Any, tuple[Environment, int]] = {}  # and turns taken
@@ -154,9 +162,11 @@ class Environments:
         )
         if opening != work.step.opened:
             return otherwise
+        self._replayed()
         for completion, observation in work.step.turns:
             said = await self._call(self._read, made.step, completion)
             if said == observation:
+                self._replayed()  # each turn has a time limit of its own
                 continue
             if isinstance(said, Verdict) and said.detail:
                 return said
@@ -326,8 +336,12 @@ class OwnVerify:
         )
 
 
-def load_own(setup: Setup, verify: OwnVerify) -> Rewards | Environments:
+def load_own(
+    setup: Setup, verify: OwnVerify, replayed: Callable[[], None]
+) -> Rewards | Environments:
     """Execute a user's file: its reward functions, or its environment.
+
+    `replayed` is called after each turn that an environment is given again.
 
     Raises:
         ValueError: the file raises, or has no such functions.
@@ -344,5 +358,5 @@ def load_own(setup: Setup, verify: OwnVerify) -> Rewards | Environments:
             if takes(make, **asked) and not takes(make, "", "", None):
                 if "verify" in asked:
                     verify.preload()
-                return Environments(make, file, setup, verify)
+                return Environments(make, file, setup, verify, replayed)
     return Rewards(file, own, setup)

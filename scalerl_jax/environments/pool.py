@@ -27,6 +27,7 @@ from scalerl_jax.environments.verdict import (
     Kind,
     Loaded,
     OwnReward,
+    Replayed,
     Said,
     Setup,
     Share,
@@ -365,9 +366,13 @@ class VerifierPool:
             return False
         return True
 
-    def _receive(self, worker: VerifierProcess, message: Loaded | JudgedAnswer) -> None:
+    def _receive(
+        self, worker: VerifierProcess, message: Loaded | Replayed | JudgedAnswer
+    ) -> None:
         worker.begun_cpu_s = message.cpu_s
         worker.deadline = time.monotonic() + self._setup.limit_s  # of the next answer
+        if isinstance(message, Replayed):
+            return
         if isinstance(message, Loaded):
             if not message.failure:
                 worker.loaded.add(message.verifier)

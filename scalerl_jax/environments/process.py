@@ -21,6 +21,7 @@ from scalerl_jax.environments.verdict import (
     JudgedAnswer,
     Kind,
     Loaded,
+    Replayed,
     Said,
     ScoreFunction,
     Setup,
@@ -71,8 +72,13 @@ def _serve_own(
     """Judge by a user's functions until the pipe closes, which raises EOFError."""
     assert setup.own is not None, "the caller has looked"
     adopt()  # children of these functions stay below this process, and end with it
+
+    def replayed() -> None:
+        alarm()
+        pipe.send(Replayed(time.process_time()))
+
     try:
-        own = load_own(setup, OwnVerify(setup, find_verifier, judge_by))
+        own = load_own(setup, OwnVerify(setup, find_verifier, judge_by), replayed)
     except ValueError as error:  # raised again by poll() and wait()
         pipe.send(Loaded(setup.preload, str(error)))
         sys.exit(1)

@@ -272,6 +272,12 @@ class JudgedAnswer(NamedTuple):
     share: int = 0  # index among the shares that the process got together
 
 
+class Replayed(NamedTuple):
+    """A message that an environment was given an earlier turn again."""
+
+    cpu_s: float  # of the process so far
+
+
 # The pool's side.
 
 

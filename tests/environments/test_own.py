@@ -14,7 +14,7 @@ from scalerl_jax.config import RewardConfig
 from scalerl_jax.data import judging
 from scalerl_jax.environments.own_file import read_own
 from scalerl_jax.environments.run_verifiers import check_own, make_pool
-from scalerl_jax.environments.verdict import Verdict, figures_of_parts
+from scalerl_jax.environments.verdict import More, Step, Verdict, figures_of_parts
 
 SOURCE = """
     import asyncio, os, sys, time
@@ -81,6 +81,18 @@ SOURCE = """
 
     def two(prompt, completion):
         return 1.0
+"""
+SLOW = """
+    import time
+    from scalerl_jax.environments.verdict import More
+
+    class Slow:
+        def begin(self, prompt, reference):
+            pass
+
+        def step(self, completion):
+            time.sleep(0.7)
+            return More("on")
 """
 FAST = RewardConfig(timeout_s=30.0, num_workers=1)
 
@@ -180,6 +192,21 @@ def test_one_that_hangs_is_ended_whatever_it_computes(file, hang):
     found = judge(file, "hostile", ["good", hang, "good"], short)
     statuses = [verdict.status for verdict in found]
     assert statuses == ["correct", "verifier_timeout", "correct"]
+
+
+def test_turns_of_a_lost_process_have_a_time_limit_each(tmp_path):
+    """Five turns take longer than the limit of one."""
+    file = tmp_path / "slow.py"
+    file.write_text(textwrap.dedent(SLOW))
+    reward = RewardConfig(timeout_s=2.0, num_workers=1)
+    own = read_own(f"{file}:Slow", reward)
+    turns = (("a", More("on")),) * 4
+    with contextlib.closing(make_pool(reward, unnamed="math", own=own)) as pool:
+        assert pool.kind.by_turns
+        pool.submit(0, "any", ["a"], {"answer": None}, step=Step("first", turns))
+        pool.wait(60.0)
+        ((_, said),) = pool.poll()
+    assert said == [More("on")]
 
 
 def test_async_calls_run_beside_each_other_up_to_a_limit(file):

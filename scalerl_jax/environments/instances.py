@@ -336,6 +336,13 @@ class OwnVerify:
         )
 
 
+def _is_environment(make: Callable[..., Any]) -> bool:
+    """Return whether it is a class of environments, whatever it may be made with."""
+    return isinstance(make, type) and all(
+        callable(getattr(make, name, None)) for name in ("begin", "step")
+    )
+
+
 def load_own(
     setup: Setup, verify: OwnVerify, replayed: Callable[[], None]
 ) -> Rewards | Environments:
@@ -355,7 +362,8 @@ def load_own(
         with contextlib.suppress(ValueError):  # it has no known signature
             known = inspect.signature(make).parameters
             asked = {name: None for name in known if name in given}
-            if takes(make, **asked) and not takes(make, "", "", None):
+            is_reward = takes(make, "", "", None) and not _is_environment(make)
+            if takes(make, **asked) and not is_reward:
                 if "verify" in asked:
                     verify.preload()
                 return Environments(make, file, setup, verify, replayed)

@@ -209,6 +209,22 @@ def test_turns_of_a_lost_process_have_a_time_limit_each(tmp_path):
     assert said == [More("on")]
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param("lives=3, guesses=0, hints=()", id="three defaults"),
+        pytest.param("*others, **named", id="anything"),
+    ],
+)
+def test_a_class_with_begin_and_step_is_an_environment_whatever_it_may_take(
+    tmp_path, fields
+):
+    file = tmp_path / "slow.py"
+    made = textwrap.dedent(SLOW)
+    file.write_text(f"{made}\n    def __init__(self, {fields}):\n        pass\n")
+    assert check_own(read_own(f"{file}:Slow", FAST), FAST)
+
+
 def test_async_calls_run_beside_each_other_up_to_a_limit(file):
     limited = RewardConfig(timeout_s=2.0, num_workers=1, max_concurrent=3)
     *found, late = judge(file, "crowd", ["a"] * 8 + ["late"], limited)

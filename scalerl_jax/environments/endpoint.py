@@ -17,6 +17,7 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,9 @@ from scalerl_jax.formats.http_json import SCHEMES, AskError, ask, pause_s
 
 _MOST_BYTES = 2**22  # of a reply
 _SHOWN = 120  # characters of a reply in an error
+# The loop's own are as few as the cores, and a call that waits for one loses its time.
+# Each takes address space, of which a process has reward.memory_mib.
+_THREADS = ThreadPoolExecutor(256, thread_name_prefix="judge")  # started when needed
 _BARE = r"\d+(?:\.\d+)?"
 # A number that ends the reply, as "7.5", "**7**.", "7/10" or "7 out of 10".
 _SCORE = (
@@ -122,7 +126,8 @@ class Judge:
         """Ask until there is an answer, or `retries` are used up."""
         for tries in range(1, self.retries + 2):
             try:
-                return await asyncio.to_thread(self._ask, body)
+                loop = asyncio.get_running_loop()
+                return await loop.run_in_executor(_THREADS, self._ask, body)
             except AskError as error:
                 if not error.passing:
                     raise JudgeError(f"the judge at {self.url} {error}") from error

@@ -173,6 +173,27 @@ def test_a_rubric_is_a_weighted_mean_and_its_scores_are_parts(server):
     assert done == Done((1.0 * 0.2 + 3.0 * 1.0) / 4.0, {"short": 0.2, "clear": 1.0})
 
 
+class Together(Handler):
+    """Answers nobody before everybody has asked."""
+
+    def do_POST(self):
+        self.server.everybody.wait(30.0)
+        super().do_POST()
+
+
+def test_a_judge_is_asked_by_all_that_wait_for_it():
+    """By 40 at once, of which the threads of an event loop are 32 at most."""
+    everybody = threading.Barrier(40)
+    known = {"replies": [(200, said("5"))], "asked": [], "everybody": everybody}
+
+    async def all_of_them(judge):
+        return await asyncio.gather(*(judge(completion=str(i)) for i in range(40)))
+
+    with small_server.answering(Together, **known) as server:
+        judge = make_judge(server, retries=0, timeout_s=20.0)
+        assert asyncio.run(all_of_them(judge)) == [0.5] * 40
+
+
 JUDGING = """
 from scalerl_jax.environments.endpoint import Judge
 

@@ -12,7 +12,6 @@ from typing import Any
 from scalerl_jax.formats.reading import parse_json
 
 SCHEMES = ("http://", "https://")
-_AGAIN = frozenset((408, 409, 429, 500, 502, 503, 504))  # statuses that may pass
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0  # before a retry; doubled for each
 _SHOWN = 120  # characters of a reply in an error
 
@@ -77,7 +76,7 @@ def ask(
         except (OSError, http.client.HTTPException):
             said = ""
         error.close()
-        if error.code in _AGAIN:
+        if _may_pass(error.code):
             after_s = float(after) if after.isdigit() else 0.0
             why = f"status {error.code}"
             raise AskError(why, passing=True, after_s=after_s) from error
@@ -92,6 +91,11 @@ def ask(
         return parse_json(content)
     except ValueError as error:
         raise AskError(f"answered with no JSON: {content[:_SHOWN]!r}") from error
+
+
+def _may_pass(status: int) -> bool:
+    """Return whether another try may end otherwise; 501 is "not implemented"."""
+    return status in (408, 409, 429) or (status >= 500 and status != 501)
 
 
 def pause_s(tries: int, error: AskError) -> float:

@@ -115,9 +115,9 @@ def test_a_pattern_may_be_the_users(server):
 
 
 def test_what_may_pass_is_tried_again(server):
-    server.replies = [(429, b""), (503, b""), (200, said("4"))]
+    server.replies = [(429, b""), (503, b""), (529, b""), (200, said("4"))]
     assert ask(make_judge(server)) == 0.4
-    assert len(server.asked) == 3
+    assert len(server.asked) == 4
 
 
 @pytest.mark.parametrize(
@@ -125,6 +125,7 @@ def test_what_may_pass_is_tried_again(server):
     [
         ((429, b""), 3, "failed 3 times: status 429"),
         ((401, b""), 1, "answered with status 401"),
+        ((501, b""), 1, "answered with status 501"),
         ((302, b""), 1, "answered with status 302"),
         ((200, b"<html>"), 1, "answered with no JSON: b'<html>'"),
         ((200, b"[]"), 1, "answered what is no completion"),

@@ -253,7 +253,7 @@ def calculate(expression: str) -> str:
         raise ValueError("division by zero") from None
     except (SyntaxError, OverflowError, MemoryError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}") from None
-    if isinstance(value, complex) or not math.isfinite(value):
+    if not math.isfinite(value):
         raise ValueError("no finite number")
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         value = int(value)
@@ -275,6 +275,8 @@ def _value(node: ast.expr) -> Any:
             found = _BINARY[type(op)](first, second)
         case _:
             raise ValueError("only numbers, + - * / // % ** and brackets")
+    if isinstance(found, complex):  # a root of a negative number
+        raise ValueError("no finite number")
     if isinstance(found, int) and found.bit_length() > 4 * _MOST_DIGITS:
         raise ValueError(f"more than {_MOST_DIGITS} digits")
     return found

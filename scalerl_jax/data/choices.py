@@ -93,7 +93,8 @@ def letter_of(row: Row, choices: Choices, answer: Any) -> str:
 
     A label of the row's own is one.  Else a whole number is an index from 0 of texts,
     as in MMLU, and may be one of several numbers; a text is a letter, one of the
-    choices, or an index where it cannot be one of the choices.
+    choices, or an index where it cannot be one of the choices.  A letter that is also
+    the text of another choice may be either.
     """
     name = ""
     if answer is None:
@@ -115,7 +116,8 @@ def letter_of(row: Row, choices: Choices, answer: Any) -> str:
     letter = re.fullmatch(r"\(?([A-Z])\s*[).:]?", written)
     lettered = not choices.labels or choices.numbered  # by us alone
     if letter and lettered and letter[1] in _LETTERS[:count]:
-        return letter[1]
+        by_text = same if name != "answerKey" else set()
+        return _only({_LETTERS.index(letter[1])} | by_text)
     if choices.numbered:
         return _only(same)
     if index and type(answer) is int and all(map(_is_text, choices.values)):

@@ -150,6 +150,14 @@ def test_labels_of_the_row_s_own_come_before_an_index(more):
     assert draft.reference == {"verifier": "math", "answer": "B"}
 
 
+def test_a_letter_that_is_a_choice_is_right_where_both_say_the_same():
+    for answer, right in (("A", "A"), ("K", "D"), ("(C)", "C")):
+        row = {"question": "Vitamin?", "choices": [*"ACDK"], "answer": answer}
+        assert own.read_own(row).reference["answer"] == right
+    row = {"question": "Vitamin?", "choices": [*"ACDK"], "answerKey": "C"}
+    assert own.read_own(row).reference["answer"] == "C"
+
+
 def test_choices_that_the_question_shows_are_shown_once():
     text = "Which is even?\n(A) 1\n(B) 14"
     row = {"question": text, "options": ["1", "14"], "answer": "B"}
@@ -162,6 +170,7 @@ def test_choices_that_the_question_shows_are_shown_once():
     [
         ({"choices": ["1", "14"], "answer": 2}, "names none of the choices"),
         ({"choices": ["1", "4"], "answer": "1"}, "several of the choices"),
+        ({"choices": ["A", "C", "D"], "answer": "C"}, "several of the choices"),
         ({"choices": ["1", "4"]}, "no answer to the choices"),
         ({"choices": [1, 4], "answer": 1}, "several of the choices"),
         ({"choices": {"1": "2", "2": "1"}, "answer": 2}, "several of the choices"),

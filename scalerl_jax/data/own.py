@@ -9,12 +9,12 @@ A row asks in turns or a text, and is judged by tests or an answer:
     "completion" | "solution", or an assistant's turn after the question
 
 or by the user's reward function, which gets its "reference" unchanged, whatever else
-the row is judged by, or the user's environment ("verifier": "own"), which answers calls
-of its "tools".  It may also have "choices" or "options", "system", "id" or "unique_id",
-and "verifier".  An answer in the form of tests is tests, whatever else the row says.
-The answer of a completion, a solution or a turn follows its last "####", else is in its
-last \boxed{}, else is all of a short text.  Rows of other tasks are recognised by their
-content, and dropped with the reason.
+the row is judged by, or cannot be; or the user's environment ("verifier": "own"), which
+answers calls of its "tools".  It may also have "choices" or "options", "system", "id"
+or "unique_id", and "verifier".  An answer in the form of tests is tests, whatever else
+the row says.  The answer of a completion, a solution or a turn follows its last "####",
+else is in its last \boxed{}, else is all of a short text.  Rows of other tasks are
+recognised by their content, and dropped with the reason.
 """
 
 import re
@@ -81,9 +81,16 @@ def read_own(row: Row, columns: Iterable[tuple[str, str]] = ()) -> Draft:
     """Read a row; `columns` are pairs of a part and the column that holds it."""
     row = _with_columns(row, columns)
     _check_task(row)
-    draft = _read(row)
     mine = row.get("reference")
-    if mine is None or row.get("verifier") or draft.reference["verifier"] == OWN:
+    if mine is None or row.get("verifier"):
+        return _read(row)
+    try:
+        draft = _read(row)
+    except (Malformed, Unusable):  # of what else the row has, perhaps
+        draft = _read({**row, "verifier": OWN})
+        if not draft.text.strip():
+            raise
+    if draft.reference["verifier"] == OWN:
         return draft
     return draft._replace(reference={**draft.reference, OWN: mine})
 

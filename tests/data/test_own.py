@@ -415,6 +415,26 @@ def test_a_row_s_reference_is_kept_beside_what_judges_it(more, judged):
     assert by == {"verifier": "math", "answer": "8"}
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"solution": "of\nseveral lines"},
+        {"answer": {"of": "another form"}},
+        {"label": True},
+        {"answer": 9, "choices": ["x", "y"]},
+    ],
+)
+def test_a_reference_is_enough_whatever_else_cannot_be_read(more):
+    row = {"question": "2 + 5?", **more}
+    for none in ({}, {"reference": None}, {"reference": 7, "verifier": "math"}):
+        with pytest.raises((Malformed, Unusable)):
+            own.read_own(row | none)
+    found = own.read_own(row | {"reference": 7})
+    assert found == ("2 + 5?", {"verifier": "own", "answer": 7}, "", "")
+    with pytest.raises(Unusable, match="the question is empty"):
+        own.read_own({"question": " ", "reference": 7, "answer": 1})
+
+
 @pytest.mark.parametrize("tools", [None, [], "", "[]", "null"])
 def test_a_column_of_no_tools_is_well(tools):
     row = {"question": "2 + 2?", "answer": "4", "tools": tools}

@@ -302,7 +302,7 @@ class EpisodeConfig:
     )
     tools: tuple[str, ...] = setting(
         ("calculator",),
-        "tools of environment = tools: calculator, python, search; "
+        "tools of environment = tools: calculator, python, interpreter, search; "
         "docs/environments.md",
     )
     documents: str = setting("", "directory of text files for the tool search")

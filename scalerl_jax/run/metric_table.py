@@ -112,6 +112,7 @@ queue/running | groups | groups that are sampled or judged
 queue/dropped | groups | groups given up since the start
 queue/bad_groups | groups | groups refused since the start, and sampled again
 data/retired_prompts | prompts | prompts that are not sampled again
+data/open_tasks | tasks | levels that are open; with `data.next_task_at`
 """
     ),
     "Time and throughput": _metrics(

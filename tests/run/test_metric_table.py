@@ -9,11 +9,13 @@ import pytest
 
 import scalerl_jax
 from scalerl_jax.batching.replay import load_metrics
+from scalerl_jax.data.mixture import Levels, MixtureStream
 from scalerl_jax.generation.evaluation import Evaluation
 from scalerl_jax.run import ledger, metric_table
 from scalerl_jax.run.directory import EVALS_FILE, METRICS_FILE
 from scalerl_jax.sampler.requests import SamplerStats
 
+LEVELS = Levels(pass_rate=0.5, num_prompts=1)
 PACKAGE = Path(scalerl_jax.__file__).parent
 SOURCE = "\n".join(
     path.read_text()
@@ -34,6 +36,7 @@ def test_what_is_counted_is_in_the_table():
         *(f"idle/{pool}_share" for pool in books.idle_shares()),
         *SamplerStats().metrics(),
         *load_metrics(np.ones((2, 3))),
+        *MixtureStream([], weights=[], levels=LEVELS).figures,
     }
     found = {each.name for each in metric_table.TABLES[METRICS_FILE]}
     assert {name.replace("idle/all", "idle/POOL") for name in names} <= found

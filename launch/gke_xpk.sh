@@ -4,7 +4,9 @@
 #
 #   launch/gke_xpk.sh --name=NAME --project=PROJECT --zone=ZONE --cluster=CLUSTER \
 #     --topology=v6e:4x4 --bucket=gs://BUCKET --storage=STORAGE --image=IMAGE \
-#     --config=configs/8b.py --price-per-chip-hour=PRICE [-- FLAGS OF THE RUN ...]
+#     --config=configs/8b.py --price-per-chip-hour=PRICE \
+#     -- --config.data.directory=gs://BUCKET/data \
+#     --config.model.checkpoint=gs://BUCKET/models/Llama-3.1-8B [FLAGS OF THE RUN ...]
 #
 # STORAGE is the bucket's name in `xpk storage attach`, at /mnt/scalerl_jax; IMAGE is
 # what launch/Dockerfile makes.

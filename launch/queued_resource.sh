@@ -4,7 +4,8 @@
 #
 #   launch/queued_resource.sh --name=NAME --project=PROJECT --zone=ZONE \
 #     --topology=v6e:4x4 --bucket=gs://BUCKET/runs --config=configs/8b.py [--spot] \
-#     --price-per-chip-hour=PRICE [-- FLAGS OF THE RUN ...]
+#     --price-per-chip-hour=PRICE -- --config.data.directory=gs://BUCKET/data \
+#     --config.model.checkpoint=gs://BUCKET/models/Llama-3.1-8B [FLAGS OF THE RUN ...]
 #
 # Makes:   one queued resource NAME with its TPU VM NAME; objects under the bucket.
 # Costs:   chips x price an hour while it is ACTIVE; v6e:4x4 is 16 chips.

@@ -4,7 +4,8 @@
 #
 #   launch/ray_tpu.sh --name=NAME --project=PROJECT --zone=ZONE \
 #     --topology='2*v6e:4x4' --bucket=gs://BUCKET/runs --config=configs/8b.py [--spot] \
-#     --price-per-chip-hour=PRICE [-- FLAGS OF THE RUN ...]
+#     --price-per-chip-hour=PRICE -- --config.data.directory=gs://BUCKET/data \
+#     --config.model.checkpoint=gs://BUCKET/models/Llama-3.1-8B [FLAGS OF THE RUN ...]
 #
 # Makes:   the machine NAME-head, queued resources NAME-0, NAME-1, ...; objects.
 # Costs:   chips x price an hour while slices are ACTIVE, 32 chips for 2*v6e:4x4, and

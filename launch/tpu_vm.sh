@@ -2,8 +2,9 @@
 # A run on one TPU VM of one host, made again after a preemption.
 #
 #   launch/tpu_vm.sh --name=NAME --project=PROJECT --zone=ZONE --topology=v6e:2x4 \
-#     --bucket=gs://BUCKET/runs --config=configs/smollm2.py [--spot] \
-#     --price-per-chip-hour=PRICE [-- FLAGS OF THE RUN ...]
+#     --bucket=gs://BUCKET/runs --price-per-chip-hour=PRICE [--spot] \
+#     --config=configs/smollm2.py:HuggingFaceTB/SmolLM2-135M-Instruct \
+#     [-- FLAGS OF THE RUN ...]
 #
 # Makes:   the TPU VM NAME; objects under the bucket.
 # Costs:   chips x price an hour while it is there; v6e:2x4 is 8 chips.

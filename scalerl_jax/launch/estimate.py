@@ -15,7 +15,7 @@ from typing import Any
 from absl import flags
 
 from scalerl_jax import config as config_lib
-from scalerl_jax.formats.reading import parse_json
+from scalerl_jax.formats.reading import is_remote, parse_json
 from scalerl_jax.launch.job import Job
 from scalerl_jax.launch.place import Machines
 from scalerl_jax.launch.watching import last_rows
@@ -136,6 +136,38 @@ def resolve_config(job: Job, more: Sequence[str]) -> config_lib.Config:
     return config_lib.resolve(given.value)
 
 
+def check_files(job: Job, settings: config_lib.Config, more: Sequence[str]) -> None:
+    """Check that the run's machines can have its checkpoint and tokenizer.
+
+    An absolute path of this machine is on no machine that is made for the run, except
+    below the mount of the bucket; images of `gke` may hold any path.
+
+    Raises:
+        ValueError: there is neither, or a flag names a file of this machine alone.
+    """
+    way_out = "gs://BUCKET/PATH or OWNER/NAME of the hub"
+    if not (settings.model.checkpoint or settings.data.tokenizer):
+        raise ValueError(
+            f"{job.config} has neither model.checkpoint nor data.tokenizer, and a run "
+            f"needs a tokenizer; add -- --config.model.checkpoint={way_out}"
+        )
+    given = {each.partition("=")[2] for each in settings_flags(more)}
+    given.add(job.config.partition(":")[2])
+    for setting, value in (
+        ("model.checkpoint", settings.model.checkpoint),
+        ("data.tokenizer", settings.data.tokenizer),
+    ):
+        # A relative path may be an id of the hub there, or a file of the code.
+        path = Path(value).expanduser()
+        mounted = path.is_relative_to(job.mount)
+        made = job.place != "gke" and not mounted and not is_remote(value)
+        if made and value in given and path.is_absolute() and path.exists():
+            raise ValueError(
+                f"{setting} = {value!r} is on this machine, and not on those that are "
+                f"made for the run; copy it to the bucket, and name {way_out}"
+            )
+
+
 def preflight_command(job: Job, more: Sequence[str]) -> list[str]:
     """Return the command that checks whether the run fits its machines."""
     count, slice = job.slices
@@ -159,7 +191,10 @@ def make_estimate(job: Job, more: Sequence[str]) -> RunEstimate:
         chips=job.chips,
         price=job.price_per_chip_hour,
     )
-    if job.place == "local" or job.preflight == "skip":
+    if job.place == "local":
+        return known
+    check_files(job, settings, more)
+    if job.preflight == "skip":
         return known
     done = subprocess.run(
         preflight_command(job, more), capture_output=True, text=True, timeout=_LIMIT_S

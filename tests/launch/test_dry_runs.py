@@ -13,12 +13,17 @@ from scalerl_jax.launch import __main__ as launch
 
 PAGE = Path(__file__).parents[2] / "docs" / "dry-runs.md"
 COMMON = "--name=run-1 --project=project --zone=us-east5-b"
+FILES = (
+    "-- --config.model.checkpoint=gs://bucket/models/Llama-3.1-8B "
+    "--config.data.directory=gs://bucket/data"
+)
 PLACES = {
-    "tpu_vm": "--topology=v6e:2x4 --config=configs/smollm2.py",
-    "queued_resource": "--topology=v6e:4x4 --config=configs/8b.py --spot",
-    "ray_tpu": "--topology=2*v6e:4x4 --config=configs/8b.py --spot",
+    "tpu_vm": "--topology=v6e:2x4 "
+    "--config=configs/smollm2.py:HuggingFaceTB/SmolLM2-135M-Instruct",
+    "queued_resource": f"--topology=v6e:4x4 --config=configs/8b.py --spot {FILES}",
+    "ray_tpu": f"--topology=2*v6e:4x4 --config=configs/8b.py --spot {FILES}",
     "gke": "--topology=v6e:4x4 --config=configs/8b.py --cluster=c --image=image "
-    "--storage=runs",
+    f"--storage=runs {FILES}",
 }
 HEAD = """# Dry runs
 

@@ -1,5 +1,6 @@
 """What a run will cost and has cost, and what ends it before it costs anything."""
 
+import dataclasses
 import datetime
 import json
 
@@ -23,6 +24,7 @@ JOB = make_job(
         "price_per_chip_hour": 2.5,
     }
 )
+MODEL = "--config.model.checkpoint=gs://bucket/models/Llama-3.1-8B"
 KNOWN = estimate.RunEstimate(num_steps=1000, chips=16, price=2.5)
 
 
@@ -70,7 +72,29 @@ def test_a_preflight_that_fails_is_told_with_the_way_around(monkeypatch):
         lambda *_: ["bash", "-c", "echo 'error: no compiler' >&2; exit 2"],
     )
     with pytest.raises(ValueError, match="fails: no compiler; --preflight=skip"):
-        estimate.make_estimate(JOB, [])
+        estimate.make_estimate(JOB, [MODEL])
+
+
+@pytest.mark.filterwarnings("ignore:the load_module")  # ml_collections'
+def test_a_model_or_tokenizer_that_hosts_lack_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(small_run.ROOT)
+    job = dataclasses.replace(JOB, preflight="skip")
+    with pytest.raises(ValueError, match="8b.py has neither model.checkpoint nor data"):
+        estimate.make_estimate(job, [])
+    own = f"--config.data.tokenizer={tmp_path}"
+    with pytest.raises(ValueError, match=f"data.tokenizer = '{tmp_path}' is on this"):
+        estimate.make_estimate(job, [MODEL, own])
+    smollm2 = f"configs/smollm2.py:{tmp_path}"
+    with pytest.raises(ValueError, match=f"model.checkpoint = '{tmp_path}' is on this"):
+        estimate.make_estimate(dataclasses.replace(job, config=smollm2), [])
+    # What hosts may have: an image's file, the bucket's mount, what is not here.
+    mounted = dataclasses.replace(job, mount=str(tmp_path))
+    image = dataclasses.replace(job, place="gke")
+    nowhere = f"--config.data.tokenizer={tmp_path}/none"
+    for each, more in ((job, nowhere), (mounted, own), (image, own)):
+        assert estimate.make_estimate(each, [MODEL, more]).chips == 16
+    tiny = dataclasses.replace(job, config="tiny")  # its file is of the package
+    assert estimate.make_estimate(tiny, []).chips == 16
 
 
 def test_the_cost_so_far(tmp_path):

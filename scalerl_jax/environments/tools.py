@@ -7,16 +7,14 @@ The first form is Qwen3's: a turn may have several calls.  The second is Llama 3
 call is the whole turn.  A turn without a call is the answer.  No JAX here.
 """
 
-import ast
 import contextvars
-import math
-import operator
 import signal
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from scalerl_jax.environments import sandbox
+from scalerl_jax.environments.calculator import calculate
 from scalerl_jax.environments.sandbox import (
     OutOfTime,
     Sandbox,
@@ -30,7 +28,6 @@ _BEGIN, _END = "<tool_call>", "</tool_call>"  # Qwen3's
 _MOST_CALLS = 8  # in a turn
 _MOST_CALL = 20_000  # characters
 _MOST_RESULT = 4000  # characters of a tool's result; the rest is cut
-_MOST_EXPRESSION, _MOST_DIGITS = 400, 200
 # Of reward.timeout_s: a program's CPU time, and the time of all programs of a turn.
 _CPU_SHARE, _WALL_SHARE = 0.4, 0.6
 _MEMORY_MIB = 512
@@ -226,67 +223,6 @@ def schemas(tools: Sequence[Tool]) -> list[dict[str, Any]]:
 
 
 # The calculator.
-
-_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
-}
-
-
-def calculate(expression: str) -> str:
-    """Return the value of an expression of numbers, + - * / // % ** and brackets.
-
-    Raises:
-        ValueError: it is something else, or too large.
-    """
-    if len(expression) > _MOST_EXPRESSION:
-        raise ValueError(f"more than {_MOST_EXPRESSION} characters")
-    try:
-        tree = ast.parse(expression.strip(), mode="eval")
-        value = _value(tree.body)
-    except ZeroDivisionError:
-        raise ValueError("division by zero") from None
-    except (SyntaxError, OverflowError, MemoryError, RecursionError) as error:
-        raise ValueError(f"{type(error).__name__}") from None
-    if not math.isfinite(value):
-        raise ValueError("no finite number")
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
-        value = int(value)
-    return str(value)
-
-
-def _value(node: ast.expr) -> Any:
-    match node:
-        case ast.Constant(value=int() | float() as number) if type(number) is not bool:
-            found = number
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            found = -_value(operand)
-        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
-            found = _value(operand)
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
-            first, second = _value(left), _value(right)
-            if isinstance(op, ast.Pow):
-                _check_power(first, second)
-            found = _BINARY[type(op)](first, second)
-        case _:
-            raise ValueError("only numbers, + - * / // % ** and brackets")
-    if isinstance(found, complex):  # a root of a negative number
-        raise ValueError("no finite number")
-    if isinstance(found, int) and found.bit_length() > 4 * _MOST_DIGITS:
-        raise ValueError(f"more than {_MOST_DIGITS} digits")
-    return found
-
-
-def _check_power(base: Any, exponent: Any) -> None:
-    whole = isinstance(base, int) and isinstance(exponent, int)
-    if whole and abs(exponent) * base.bit_length() > 4 * _MOST_DIGITS:
-        raise ValueError(f"more than {_MOST_DIGITS} digits")
-
 
 CALCULATOR = Tool(
     "calculator",

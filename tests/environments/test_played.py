@@ -222,7 +222,7 @@ SUMS = '''
 
 import verifiers.v1 as vf
 
-from scalerl_jax.environments.tools import calculate
+from scalerl_jax.environments.calculator import calculate
 
 __all__ = ["SumsTaskset"]
 

@@ -5,12 +5,12 @@ import json
 import pytest
 from small_sandbox import sandboxed
 
+from scalerl_jax.environments.calculator import calculate
 from scalerl_jax.environments.search import Search
 from scalerl_jax.environments.tools import (
     CALCULATOR,
     Call,
     Tools,
-    calculate,
     find_calls,
     find_tool,
     schemas,

@@ -84,7 +84,7 @@ def supervised(config: Config, *, num_steps: int) -> Config:
             learning_rate=settings.learning_rate,
             warmup_steps=settings.warmup_steps,
             base_rollouts=0,
-            # Beside factors it is a critic's, and here is none.
+            # Beside factors it is for a critic, which a warm start does not have.
             stochastic_rounding=rounded and not config.model.lora.rank,
         ),
         generators=GeneratorsConfig(

@@ -146,7 +146,7 @@ class Dispatcher:
                 return
             if self._ordering:
                 self._deal()
-            self._jobs.hand_out(self.replicas)
+            self._jobs.hand_out(self.replicas, self._clock())
             for replica in self.replicas:
                 self._send(replica)
 
@@ -246,7 +246,7 @@ class Dispatcher:
                 )
             elif result.without_params:
                 refused.append(result.without_params)
-            self._jobs.end(result)
+            self._jobs.end(result, replica, self._clock())
         if refused:
             self._refused(replica, refused[0])
         elif replica.used_version == self._version:

@@ -3,6 +3,7 @@
 A job is a part of an evaluation, or a probe; one replica does it.
 """
 
+import collections
 import dataclasses
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
@@ -16,6 +17,11 @@ from scalerl_jax.contract import (
     ReplicaJob,
     ReplicaReport,
 )
+
+# A replica that lacks the params of a job beside the run gets it again after a pause,
+# each time twice as long: over 10 minutes in all, in which a learner starts again.
+_MOST_LACKS = 7
+_PAUSE_S = 10.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,6 +75,11 @@ class KnownReplica:
     def where(self) -> str:
         """Return the replica's host, for messages."""
         return self.link.where if self.link else "no host yet"
+
+    @property
+    def life(self) -> tuple[int, int]:
+        """Return what tells it from those under this number before and after it."""
+        return self.number, self.losses
 
     @property
     def up(self) -> bool:
@@ -130,6 +141,44 @@ class _Wanted:
     number: int | None
     result: Future[Any]
     taken: bool = False  # a replica has it
+    # By replica (`life`): how often it lacked the params, and when it may try again.
+    lacks: collections.Counter[tuple[int, int]] = dataclasses.field(
+        default_factory=collections.Counter
+    )
+    again_s: dict[tuple[int, int], float] = dataclasses.field(default_factory=dict)
+    reason: str = ""  # why params were lacking the last time
+
+    def lack(self, replica: KnownReplica, reason: str, now_s: float) -> None:
+        """Record that a replica lacked the params."""
+        life = replica.life
+        self.again_s[life] = now_s + _PAUSE_S * 2 ** self.lacks[life]
+        self.lacks[life] += 1
+        self.reason = reason
+
+    def able(self, replicas: Iterable[KnownReplica]) -> list[KnownReplica]:
+        """Return the replicas that may do the job, busy or not."""
+        return [
+            each
+            for each in replicas
+            if each.up
+            and self.number in (None, each.number)
+            and (each.used_version >= 0 or not self.job.beside)
+        ]
+
+    def next(self, able: Iterable[KnownReplica], now_s: float) -> KnownReplica | None:
+        """Return the replica without a job that has lacked the params least often."""
+        free = [
+            each
+            for each in able
+            if not each.jobs
+            and self.lacks[each.life] < _MOST_LACKS
+            and now_s >= self.again_s.get(each.life, now_s)
+        ]
+        return min(free, key=lambda each: self.lacks[each.life], default=None)
+
+    def lacking_everywhere(self, able: Sequence[KnownReplica]) -> bool:
+        """Return whether none of these replicas may try again."""
+        return bool(able) and all(self.lacks[each.life] >= _MOST_LACKS for each in able)
 
 
 class JobBoard:
@@ -156,24 +205,25 @@ class JobBoard:
             replica.jobs -= gone
             replica.abandoned += sorted(numbers)  # a replica may hold params for them
 
-    def hand_out(self, replicas: Sequence[KnownReplica]) -> None:
-        """Assign each waiting job to a replica without a job."""
-        for wanted in self._wanted:
-            able = [
-                each
-                for each in replicas
-                if each.up
-                and not each.jobs
-                and wanted.number in (None, each.number)
-                and (each.used_version >= 0 or not wanted.job.beside)
-            ]
-            if not able or wanted.taken:
+    def hand_out(self, replicas: Sequence[KnownReplica], now_s: float) -> None:
+        """Assign each waiting job to a replica without a job.
+
+        A job whose params all replicas have lacked too often ends with the reason.
+        """
+        for wanted in [each for each in self._wanted if not each.taken]:
+            able = wanted.able(replicas)
+            if wanted.lacking_everywhere(able):
+                self._wanted.remove(wanted)
+                wanted.result.set_exception(_never_there(wanted, able))
                 continue
-            job, held = wanted.job, able[0].sent_version
-            own = job.publication.for_replica(able[0].number, held)
+            replica = wanted.next(able, now_s)
+            if replica is None:
+                continue
+            job = wanted.job
+            own = job.publication.for_replica(replica.number, replica.sent_version)
             if own is not None:
                 wanted.taken = True
-                able[0].give_job(dataclasses.replace(job, publication=own))
+                replica.give_job(dataclasses.replace(job, publication=own))
 
     def give_back(self, numbers: Iterable[int]) -> None:
         """Make the jobs of a replica available to another replica again."""
@@ -190,9 +240,12 @@ class JobBoard:
             wanted.job.number == number and wanted.job.beside for wanted in self._wanted
         )
 
-    def end(self, result: JobResult) -> None:
+    def end(self, result: JobResult, replica: KnownReplica, now_s: float) -> None:
         """Deliver a job's result; a job that lacked its params goes to any replica."""
         if result.without_params:
+            for wanted in self._wanted:
+                if wanted.job.number == result.number and wanted.job.beside:
+                    wanted.lack(replica, result.without_params, now_s)
             self.give_back([result.number])
             return
         for wanted in [w for w in self._wanted if w.job.number == result.number]:
@@ -201,3 +254,14 @@ class JobBoard:
                 wanted.result.set_exception(result.error)
             else:
                 wanted.result.set_result(result.value)
+
+
+def _never_there(wanted: _Wanted, able: Sequence[KnownReplica]) -> RuntimeError:
+    names = ", ".join(f"{each.number} on {each.where}" for each in able[:4])
+    names += ", ..." * (len(able) > 4)
+    return RuntimeError(
+        f"the evaluation at version {wanted.job.policy_version} beside the run cannot "
+        f"be made: each replica ({names}) has lacked its params {_MOST_LACKS} times, "
+        f"the last time: {wanted.reason}; eval.concurrent=off evaluates in the loop, "
+        f"without other params beside those of the sampling"
+    )

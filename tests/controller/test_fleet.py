@@ -81,6 +81,7 @@ def test_no_schedule_loses_or_doubles_a_prompt_or_stops_the_learner(kind, events
         world.evaluate()
     version, *_ = world.evaluation
     for _ in range(2 * kind["replicas"] + 2):
+        world.now += 250.0  # what lacked its params is tried again
         world.calm()
     world.evaluate()
     assert world.evaluations[-1] == version
@@ -214,6 +215,39 @@ def test_a_job_whose_params_do_not_arrive_is_done_again_with_whole_ones():
     world.links[holder.number].replica.orders.finish(JobResult(number=5, value="done"))
     hear(world, world.links[holder.number])
     assert result.result(0) == "done"
+
+
+def test_an_evaluation_whose_params_fit_nowhere_goes_to_every_replica_and_then_ends():
+    world = calm_world()
+    for _ in range(2):
+        deliver(world)
+    result = world.dispatcher.submit(
+        ReplicaJob(
+            number=5,
+            kind="evaluate",
+            publication=Params(0),
+            policy_version=0,
+            beside=True,
+        )
+    )
+    tried = []
+    for _ in range(400):
+        world.now += 5.0
+        for link in world.links.values():
+            hear(world, link)
+            if link.replica.jobs:
+                tried.append((world.now, link.where))
+                link.replica.work(5, arrived=False)
+                hear(world, link)
+    first, second, *_ = [where for _, where in tried]
+    assert {first, second} == {"host 0", "host 1"}
+    assert len(tried) <= 20  # in half an hour
+    assert tried[-1][0] - tried[0][0] > 600.0  # a learner may start again meanwhile
+    with pytest.raises(
+        RuntimeError, match="version 0 beside .*0 on host 0, 1 .*: torn; "
+    ):
+        result.result(0)
+    assert world.dispatcher.events["lost"] == world.dispatcher.events["refused"] == 0
 
 
 def test_replicas_that_are_lost_again_and_again_end_the_run():

@@ -45,6 +45,7 @@ from scalerl_jax.parallel.signed_lines import new_secret
 from scalerl_jax.parallel.xla import exact_products, is_broken_off, keep_programs
 from scalerl_jax.planning.memory import publishes_part
 from scalerl_jax.process.ending import first_line
+from scalerl_jax.run.files import WEIGHTS_FOLDER
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.sampler.lockstep import EngineCall
 from scalerl_jax.types import Group, PackedBatch, Prompt, Scores
@@ -57,7 +58,6 @@ from scalerl_jax.wiring.replicas import make_follower, make_remote_replica
 # What a follower does beside the calls of its engine, which it makes one by one.
 FOLLOWER_GROUPS = {"params": 1, "watch": 1}
 _PARAMS_TIMEOUT_S = 900.0  # a fetch gives up after 600
-WEIGHTS_FOLDER = "weights"  # of a run's directory: what is published
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

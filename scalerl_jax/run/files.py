@@ -1,4 +1,4 @@
-"""Files of a run whose directory is in a bucket, apart from its checkpoints.
+"""Files of a run whose directory is in a bucket, but not its checkpoints or weights.
 
 A bucket cannot append to an object.  So the run writes its files to a local directory,
 like any run, and a thread uploads changed files, whole, every `UPLOAD_S` seconds (files
@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 UPLOAD_S = 30.0
 _PACE = 20.0  # pause of a file after an upload, in multiples of its duration
 _LAST_S = 600.0  # for an upload in progress at the end
-_CHECKPOINTS = "checkpoints"  # written to the bucket directly
+_CHECKPOINTS = "checkpoints"
+WEIGHTS_FOLDER = "weights"  # what a learner of several processes publishes
+_DIRECT = (_CHECKPOINTS, WEIGHTS_FOLDER)  # written to the bucket directly
 LOCK_FILE = ".lock"
 SPEAK_EVERY_S = 60.0
 STALE_S = 300.0
@@ -112,7 +114,7 @@ class RunFiles(contextlib.AbstractContextManager["RunFiles"]):
         names = [
             name
             for name in remote.entries(self.remote)
-            if name and not name.startswith(f"{_CHECKPOINTS}/") and name != LOCK_FILE
+            if name not in ("", LOCK_FILE) and name.partition("/")[0] not in _DIRECT
         ]
         for name, file in remote.places(self.remote, names, self.path).items():
             file.parent.mkdir(parents=True, exist_ok=True)

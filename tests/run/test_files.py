@@ -55,11 +55,13 @@ def test_another_machine_goes_on_with_what_is_in_the_bucket(bucket):
         for step in (1, 2):
             writer.write_step(step, {"loss": float(step)})
     bucket.write("runs/x/checkpoints/step_00000001/state/big", b"not fetched")
+    bucket.write("runs/x/weights/rank0-v00000040-0-abc", b"not fetched, either")
     stale = local_directory(URL) / "left-behind"
     stale.write_text("of this machine")
     with open_it() as run:
         assert not stale.exists()
         assert not (run.path / "checkpoints").exists()
+        assert not (run.path / "weights").exists()
         MetricsWriter(run.path, after=1).close()
     rows = content(bucket, "metrics.jsonl").splitlines()
     assert [json.loads(row)["step"] for row in rows] == [1]

@@ -43,6 +43,7 @@ SPEAK_EVERY_S = 60.0
 STALE_S = 300.0
 _TRIES = 5  # attempts, if others take the lock over at the same moment
 _BOOT = Path("/proc/sys/kernel/random/boot_id")  # Linux; a new id after each boot
+_PIDS = Path("/proc/self/ns/pid")  # Linux; containers of one machine may differ in it
 
 _log = logging.getLogger(__name__)
 
@@ -189,9 +190,8 @@ class BucketLock:
         self._directory = directory
         self._path = directory / LOCK_FILE
         self._me = {
-            "host": platform.node(),
+            **_here(),
             "pid": os.getpid(),
-            "boot": _boot(),
             "token": uuid.uuid4().hex,
         }
         self._lost = ""
@@ -302,14 +302,22 @@ def _who(holder: dict[str, Any]) -> str:
     return f"process {holder.get('pid')} on {holder.get('host')}"
 
 
-def _boot() -> str:
-    return _BOOT.read_text().strip() if _BOOT.exists() else ""
+def _here() -> dict[str, str]:
+    """Return what says where a process id is valid; "": not known."""
+    try:
+        boot, pids = _BOOT.read_text().strip(), os.readlink(_PIDS)
+    except OSError:  # another system
+        boot = pids = ""
+    return {"host": platform.node(), "boot": boot, "pids": pids}
 
 
 def _is_gone(holder: dict[str, Any]) -> bool:
-    """Return True if a lock's holder is a process of this machine that has ended."""
-    mine = (platform.node(), _boot())
-    if not mine[1] or (holder.get("host"), holder.get("boot")) != mine:
+    """Return True if a lock's holder is a process of this machine that has ended.
+
+    Processes of another container do not count: their ids are not seen here.
+    """
+    here = _here()
+    if not here["boot"] or any(holder.get(name) != here[name] for name in here):
         return False
     pid = holder.get("pid")
     return isinstance(pid, int) and not Path(f"/proc/{pid}").exists()

@@ -278,9 +278,10 @@ def _below(folder: Path, url: str) -> Path:
 
 def origin_of(path: Path) -> str:
     """Return the URL of which a path is the local copy; "" if it is no copy."""
-    if not path.is_relative_to(copies()) or path == copies():
-        return ""
-    return f"gs://{path.relative_to(copies()).as_posix()}"
+    for folder in (copies(), _fetched()):
+        if path.is_relative_to(folder) and path != folder:
+            return f"gs://{path.relative_to(folder).as_posix()}"
+    return ""
 
 
 def files_of_run(path: str | Path) -> Path:
@@ -322,12 +323,19 @@ def send_back(file: Path) -> str:
 def fetch_copy(url: str, *, suffixes: tuple[str, ...] | None) -> Path:
     """Fetch changed files of a path in a bucket; return the path of the local copy.
 
+    The copy is separate from the one that a run on this machine writes (`copy_of`).
+
     Raises:
         ValueError: the bucket does not have it, or cannot be used.
         TimeoutError: the bucket does not answer in time.
     """
-    fetch(url, copy_of(url), setting="", suffixes=suffixes)
-    return copy_of(url)
+    copy = _below(_fetched(), url)
+    fetch(url, copy, setting="", suffixes=suffixes)
+    return copy
+
+
+def _fetched() -> Path:
+    return copies().with_name("fetched")
 
 
 def _looked_at() -> Path:

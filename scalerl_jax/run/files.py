@@ -139,10 +139,14 @@ class RunFiles(contextlib.AbstractContextManager["RunFiles"]):
             for file in self._changed():
                 if not at_once and time.monotonic() < self._next.get(file, 0.0):
                     continue
-                begun, version = time.monotonic(), _version(file)
+                begun = time.monotonic()
+                try:
+                    version, data = _version(file), file.read_bytes()
+                except FileNotFoundError:  # gone since it was listed
+                    continue
                 with _explained(self.remote):
                     name = file.relative_to(self.path).as_posix()
-                    remote.write(self.remote / name, file.read_bytes())
+                    remote.write(self.remote / name, data)
                 self._uploaded[file] = version
                 ended = time.monotonic()
                 self._next[file] = ended + _PACE * (ended - begun)
@@ -150,16 +154,27 @@ class RunFiles(contextlib.AbstractContextManager["RunFiles"]):
     def _changed(self) -> list[Path]:
         """Return the files that have changed since their last upload.
 
-        Hidden files and links are never uploaded; the target of a link may be any file.
+        What is hidden, or written to the bucket directly, is never uploaded, and links
+        are not: the target of one may be any file.
         """
-        return [
-            file
-            for file in sorted(self.path.rglob("*"))
-            if file.is_file()
-            and not file.is_symlink()
-            and not file.name.startswith(".")
-            and self._uploaded.get(file) != _version(file)
-        ]
+        changed = []
+        for folder, folders, names in os.walk(self.path):
+            top = Path(folder) == self.path
+            folders[:] = [
+                name
+                for name in folders
+                if not name.startswith(".") and not (top and name in _DIRECT)
+            ]
+            for file in (Path(folder, name) for name in names):
+                with contextlib.suppress(FileNotFoundError):  # gone since it was listed
+                    if (
+                        file.is_file()
+                        and not file.is_symlink()
+                        and not file.name.startswith(".")
+                        and self._uploaded.get(file) != _version(file)
+                    ):
+                        changed.append(file)
+        return sorted(changed)
 
 
 def _version(file: Path) -> tuple[int, int]:

@@ -81,7 +81,7 @@ def test_a_copy_is_fetched_once_and_again_when_it_has_changed(bucket, tmp_path):
     written("model/config.json", b"{}", day=1)
     written("model/weights.bin", b"no", day=1)
     copy = local_file("gs://bucket/model", suffixes=(".json",))
-    assert copy == tmp_path / ".cache/scalerl_jax/buckets/bucket/model"
+    assert copy == tmp_path / ".cache/scalerl_jax/fetched/bucket/model"
     assert [path.name for path in copy.iterdir()] == ["config.json"]
     (copy / "config.json").write_text("[]")  # as large, but of another time
     local_file("gs://bucket/model", suffixes=(".json",))

@@ -5,6 +5,8 @@ import time
 import pytest
 import small_bucket
 
+from scalerl_jax.formats.reading import local_file
+from scalerl_jax.formats.remote import origin_of
 from scalerl_jax.run import files as run_files
 from scalerl_jax.run.directory import local_directory, open_run_directory
 from scalerl_jax.run.files import RunFiles
@@ -73,6 +75,41 @@ def test_other_settings_are_refused_by_the_bucket_s_name(bucket):
     with pytest.raises(ValueError, match="^gs://bucket/runs/x "):
         open_it(seed=8)
     open_it().close()  # the refusal gave the lock back
+
+
+def test_a_run_is_not_disturbed_by_a_reader_of_its_checkpoints_here(bucket):
+    saved = "runs/x/checkpoints/step_00000001/state/big"
+    bucket.write(saved, b"1")
+    with open_it() as run:
+        bucket.write("runs/x/metrics.jsonl", b"of the last upload")
+        (run.path / "metrics.jsonl").write_bytes(b"newer")
+        copy = local_file(URL)  # as `scalerl evaluate` does
+        assert (copy / "checkpoints/step_00000001/state/big").read_bytes() == b"1"
+        assert (run.path / "metrics.jsonl").read_bytes() == b"newer"
+        assert not (run.path / "checkpoints").exists()
+        assert origin_of(copy) == origin_of(run.path) == URL
+
+
+def test_what_is_hidden_or_goes_to_the_bucket_directly_is_not_uploaded(
+    bucket, monkeypatch
+):
+    with RunFiles(URL) as files:
+        for name in ("checkpoints/a", "weights/b", ".part/c", "wandb/checkpoints/d"):
+            file = files.path / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(b"1")
+        version = run_files._version
+
+        def vanished(file):
+            if file.name == "gone":
+                file.unlink(missing_ok=True)
+            return version(file)
+
+        monkeypatch.setattr(run_files, "_version", vanished)
+        (files.path / "gone").touch()
+        bucket.written.clear()
+        files.flush()
+        assert bucket.written == ["runs/x/wandb/checkpoints/d"]
 
 
 def test_a_thread_uploads_what_has_changed(bucket, monkeypatch):

@@ -226,7 +226,8 @@ class Dispatcher:
             raise ReplicaLost(
                 f"{type(report.failure).__name__}: {first_line(report.failure)}"
             ) from report.failure
-        replica.used_version = max(replica.used_version, report.used_version)
+        if report.used_version > replica.used_version:
+            replica.used_version, replica.refusals = report.used_version, 0
         replica.capacity = report.capacity
         replica.metrics = dict(report.metrics)
         replica.hang = report.hang

@@ -78,6 +78,8 @@ class Sender:
         self._shards: tuple[Shard, ...] = ()  # of `_last`, the base of the next version
         self._since_anchor = 0
         self._anchor: list[Reference] = []
+        # The one before, if this or that was sent again: a newcomer may be fetching it.
+        self._anchor_before: list[Reference] = []
         self._pinned: list[Reference] = []
         self._recent: list[list[Reference]] = []
         self._stored: set[Reference] = set()  # all objects in the channel
@@ -94,7 +96,8 @@ class Sender:
 
         Their values are kept as the base of the next version: do not change them.
         Objects of older versions are discarded, except the last `_KEPT` versions, the
-        anchor, and the last `pinned` one.  A pinned version is sent in full.
+        anchor (see `send_again`), and the last `pinned` one.  A pinned version is sent
+        in full.
 
         Raises:
             ValueError: the version is not after the last one.
@@ -117,7 +120,10 @@ class Sender:
         manifest = self._put(coded, policy_version, None if full else last)
         references = list(manifest.objects)
         self._since_anchor = 0 if full else self._since_anchor + 1
-        self._anchor = references if full else self._anchor
+        if full:
+            again = list(self._again.objects) if self._again else []
+            self._anchor_before = self._anchor if self._anchor == again else []
+            self._anchor = references
         self._pinned = references if pinned else self._pinned
         self._recent.append(references)
         self._discard(keep=_KEPT)
@@ -138,8 +144,8 @@ class Sender:
     def send_again(self) -> Manifest:
         """Publish the last version again in full, for replicas without its base.
 
-        Other replicas are not affected.  Call it on all ranks.  The version replaces
-        the anchor.
+        Other replicas are not affected.  Call it on all ranks.  The version becomes
+        the anchor; the one before is kept until the next, for who still fetches it.
         """
         last = self._last
         assert last is not None, "no version was sent"
@@ -148,7 +154,7 @@ class Sender:
         if self._again is None or self._again.policy_version != last.policy_version:
             coded = self._code(self._shards, {})
             self._again = self._put(coded, last.policy_version, None)
-            self._anchor = list(self._again.objects)
+            self._anchor_before, self._anchor = self._anchor, list(self._again.objects)
             self._discard(keep=_KEPT)
         return self._again
 
@@ -194,9 +200,10 @@ class Sender:
         )
 
     def _discard(self, *, keep: int) -> None:
-        """Discard all but the last `keep` publications, the anchor and a pinned one."""
+        """Discard all but the last `keep` publications, anchors and a pinned one."""
         self._recent = self._recent[-keep:]
-        kept = {*self._anchor, *self._pinned}.union(*self._recent)
+        full = (self._anchor, self._anchor_before, self._pinned)
+        kept = set[Reference]().union(*full, *self._recent)
         for reference in self._stored - kept:
             self._channel.discard(reference)
         self._stored &= kept

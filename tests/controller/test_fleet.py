@@ -308,6 +308,26 @@ def test_params_that_are_refused_are_sent_again():
     assert "is lost (3 publications in a row refused)" in world.notes[-1]
 
 
+def test_a_replica_that_is_always_behind_but_goes_on_is_not_lost():
+    world = calm_world()
+    deliver(world)
+    link = world.links[0]
+    for version in range(1, 6):
+        world.dispatcher.turn()
+        while link.calls:
+            link.arrive()
+        link.swap()
+        link.replica.orders.admit(link.replica.version)
+        link.replica.orders.refuse("an object is gone")  # of the version after it
+        world.dispatcher.publish(Params(version), version)
+        while link.arrived:
+            link.answer()
+        world.dispatcher.turn()
+        assert world.dispatcher.replicas[0].used_version == version - 1
+    assert world.dispatcher.events["refused"] == 5
+    assert world.dispatcher.events["lost"] == 0, world.notes[-1]
+
+
 def test_a_failure_of_a_replica_in_this_process_is_the_runs():
     world = calm_world()
     deliver(world)

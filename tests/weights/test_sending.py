@@ -219,9 +219,30 @@ def test_the_last_version_is_published_once_more_for_a_newcomer():
         assert_is_version(receiver.receive(following), 3)
     references = list(again.objects)
     pair.publish(4)
-    # In the place of the anchor: nobody needs two full versions.
-    assert len(list(pair.channel)) == 3
+    # Beside the last two it, and the anchor before.
+    assert len(list(pair.channel)) == 4
     assert set(references) <= set(pair.channel)
+
+
+def test_newcomers_do_not_take_each_other_s_full_versions_away():
+    pair = Pair(base_every=8)
+    for version in range(5):
+        pair.publish(version)
+    first = published(pair.sender.send_again())
+    pair.publish(5)
+    second = published(pair.sender.send_again())  # of another one, a step later
+    pair.publish(6)
+    pair.publish(7)
+    for publication in (first, second):
+        newcomer = Receiver(pair.channel, layout(pair.replica))
+        params = newcomer.receive(publication, timeout_s=1.0)
+        assert_is_version(params, publication.policy_version)
+    pair.publish(8)  # full
+    assert set(second.objects) <= set(pair.channel)
+    assert not set(first.objects) & set(pair.channel)
+    for version in range(9, 17):
+        pair.publish(version)
+    assert len(list(pair.channel)) == 2  # the last is full
 
 
 def test_who_missed_a_version_asks_for_a_full_one_and_goes_on_with_it():

@@ -44,7 +44,7 @@ class WeightsOf:
     """A version, as it goes to replicas: manifests that say where its bytes are."""
 
     policy_version: int
-    base_version: int | None  # what a replica must hold; None: nothing
+    # As the processes that are there now have published it, in full or as deltas.
     manifest: Callable[[], Manifest]
     # The same version by itself, for who holds no base; None: it comes.
     whole: Callable[[], Manifest | None]
@@ -56,9 +56,11 @@ class WeightsOf:
         are not ready yet.
         """
         del number
-        if held_version in (self.policy_version, self.base_version):
-            return self.manifest()
-        return self.manifest() if self.base_version is None else self.whole()
+        manifest = self.manifest()
+        base = manifest.base_version
+        if base is None or held_version in (self.policy_version, base):
+            return manifest
+        return self.whole()
 
 
 class RemoteCheckpoints:
@@ -209,7 +211,6 @@ class LearnerProcesses:
             del self._manifests[version]
         return WeightsOf(
             policy_version=state,
-            base_version=manifest.base_version,
             manifest=lambda: self._manifests.get(state, manifest),
             whole=lambda: self._publish_again(state),
         )

@@ -112,7 +112,7 @@ class Replica:
         self._work = work
         self._started = False
         self._version = -1  # the last version fetched
-        self._told = False  # whether a refusal of later params has been reported
+        self._missed: int | None = None  # a later version, which did not come
         self._abandoned: set[int] = set()
         self._pinned_for: set[int] = set()  # numbers of jobs with their own params
         # Params are fetched one after the other, while the thread samples.
@@ -181,16 +181,19 @@ class Replica:
                     self._generators.await_use()
                 received = self._params(publication)
                 self._generators.publish(received, policy_version=policy_version)
-            self._version, self._told = policy_version, False
+            self._version, self._missed = policy_version, None
             if not self._started:
                 self._started = True
                 self._generators.start()
         except Exception as error:  # noqa: BLE001  reported to the controller
             _log.warning("params of version %d are not used: %s", policy_version, error)
-            # Deltas already on their way after a refusal are not reported again.
-            if not (self._told and isinstance(error, NeedsFullError)):
+            # Deltas against it were on their way already, and are not reported again.
+            follows = isinstance(error, NeedsFullError) and (
+                publication.base_version == self._missed
+            )
+            if not follows:
                 self._orders.refuse(f"{error}")
-            self._told = True
+            self._missed = policy_version
 
     def _params(self, publication: Any, *, pinned: bool = False) -> Published:
         if self._fetch is None:

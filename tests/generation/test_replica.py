@@ -185,6 +185,14 @@ def test_a_version_that_does_not_come_leaves_the_one_in_use_and_is_told(
     assert world.generators.step() == 3
 
 
+def test_a_delta_that_was_sent_for_a_full_version_is_told(world, monkeypatch):
+    lose_the_second(world, monkeypatch)
+    world.publish(2)
+    world.give(world.publish(3))  # against one that was never on its way here
+    assert "version 3 were not received" in world.wait_for_refusal()
+    assert_is_version(world.generators.params, 0)
+
+
 @pytest.mark.parametrize(
     ("lacks", "waiting", "capacity"),
     [

@@ -330,7 +330,7 @@ class LearnerProcesses:
             for attempt in range(limit + 1):
                 try:
                     if attempt or renew or not self._up:
-                        self._replace()
+                        self._replace(for_restore=method == "restore")
                     return self._ask(method, *arguments, each=each and each())
                 except RoleLost as loss:
                     self._up = False
@@ -429,8 +429,12 @@ class LearnerProcesses:
         self.places = self._ask("start", meeting, timeout_s)
         self._sent.meet(self._ask("reads"))
 
-    def _replace(self) -> None:
-        """Start all ranks again, and bring them to where they were."""
+    def _replace(self, *, for_restore: bool) -> None:
+        """Start all ranks again, and bring them to where they were.
+
+        `for_restore`: the call to be repeated does that by itself.  A run that resumes
+        has kept no batches yet.
+        """
         began = time.monotonic()
         self.close()
         self._whole = {}
@@ -439,6 +443,20 @@ class LearnerProcesses:
             self._start()
         except TimeoutError as error:  # a host is not back yet
             raise RoleLost(str(error)) from error
+        after = "at the newest checkpoint"
+        if not for_restore:
+            step, again = self._train_again()
+            after = f"from step {step} and {again} batches that were kept"
+        self._up = True
+        self._note(
+            f"the learner is back after {time.monotonic() - began:.0f} s, {after}"
+        )
+
+    def _train_again(self) -> tuple[int, int]:
+        """Restore the newest checkpoint, and train on what was kept since then.
+
+        Return the step of the checkpoint and the number of batches.
+        """
         found = self._ask("restore")[0]
         version = step = 0 if found is None else found[0]
         if not self._kept.has_all_since(step):
@@ -455,11 +473,7 @@ class LearnerProcesses:
             if not fault:
                 version += 1
                 self._restore_published(version)
-        self._up = True
-        self._note(
-            f"the learner is back after {time.monotonic() - began:.0f} s, from step "
-            f"{step} and {again} batches that were kept"
-        )
+        return step, again
 
     def _parts(self, batch: PackedBatch) -> list[tuple]:
         """Return for each rank what it is to be sent of a batch for a step."""

@@ -5,11 +5,17 @@ import small_weights
 from memory_channel import MemoryChannel
 from small_weights import assert_is_version, layout, mesh, published
 
+from scalerl_jax.config import Config
 from scalerl_jax.weights.receiving import Receiver
 from scalerl_jax.weights.sending import Sender
 
 pytest.importorskip("ray")
-from scalerl_jax.cluster.learner_processes import WeightsOf  # noqa: E402
+from scalerl_jax.cluster.calls import RoleLost  # noqa: E402
+from scalerl_jax.cluster.kept_batches import KeptBatches  # noqa: E402
+from scalerl_jax.cluster.learner_processes import (  # noqa: E402
+    LearnerProcesses,
+    WeightsOf,
+)
 
 
 class Learner:
@@ -47,3 +53,39 @@ def test_a_version_that_restarted_processes_publish_as_deltas_is_had_in_full():
     assert_is_version(newcomer.receive(weights.for_replica(0, -1), timeout_s=1.0), 3)
     for held in (2, 3):
         assert weights.for_replica(0, held) == learner.last
+
+
+class LosesRanks(LearnerProcesses):
+    """A learner some of whose calls lose its ranks, which are not really there."""
+
+    def __init__(self, *lost):
+        self.lost = [*lost]  # numbers of calls
+        self.calls = []
+        super().__init__(
+            Config(),
+            "",
+            cluster=None,
+            files=None,
+            kept=KeptBatches(None, limit_bytes=1e9),
+            note=lambda text: None,
+            before_save=lambda: None,
+        )
+
+    def _start(self):
+        self.calls.append("start")
+
+    def _ask(self, method, *arguments, each=None):
+        self.calls.append(method)
+        if len(self.calls) in self.lost:
+            raise RoleLost("a machine is gone")
+        return [(100, {}, ()) if method == "restore" else method]
+
+
+def test_a_process_may_be_lost_while_a_run_resumes_and_after_that():
+    learner = LosesRanks(2, 5)
+    restored = learner.restore()
+    assert (restored.step, learner.version, learner.restarts) == (100, 100, 1)
+    assert learner.calls == ["start", "restore", "start", "restore"]
+    assert learner.call("score") == ["score"]
+    assert learner.calls[4:] == ["score", "start", "restore", "score"]
+    assert learner.restarts == 2

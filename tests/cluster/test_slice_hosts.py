@@ -1,5 +1,7 @@
 """One command on every host of a slice: who starts Ray's head, and who joins it."""
 
+import contextlib
+import io
 import os
 import signal
 import socket
@@ -7,6 +9,8 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
+from unittest import mock
 
 import pytest
 import small_run
@@ -209,6 +213,53 @@ def test_a_host_stays_at_sigterm_until_the_head_has_saved_the_run(
         said, errors = process.communicate(timeout=_LIMIT_S)
     assert process.returncode == status, said + errors
     assert not is_there(node)
+
+
+@pytest.fixture
+def lives(monkeypatch):
+    """Nodes that live so long and say so much; by the clock's time then."""
+    now, nodes, begun = [0.0], [], []
+
+    @contextlib.contextmanager
+    def node(host, inherited):
+        begun.append(now[0])
+        yield mock.MagicMock(), io.BytesIO(nodes[0][1])
+
+    def wait_for_end(*arguments):
+        now[0] += nodes.pop(0)[0]
+        return not nodes  # then the head is gone
+
+    def pause(seconds):
+        now[0] += seconds
+
+    clock = mock.Mock(monotonic=lambda: now[0], sleep=pause)
+    monkeypatch.setattr(slice_hosts, "time", clock)
+    monkeypatch.setattr(slice_hosts, "_node", node)
+    monkeypatch.setattr(slice_hosts, "_wait_for_end", wait_for_end)
+    monkeypatch.setattr(slice_hosts, "answers", lambda head: now[0] >= 60.0)
+    return nodes, begun
+
+
+def test_a_node_that_dies_soon_after_it_joined_joins_again(lives):
+    nodes, begun = lives
+    joined = b"--------\nRay runtime started.\n--------\nkilled\n"
+    nodes += [(250.0, joined)] * 4
+    slice_hosts.serve(host_of(1), {}, timeout_s=300.0)
+    assert begun == [60.0, 311.0, 562.0, 813.0] and not nodes
+    ray = pytest.importorskip("ray")  # these are its words
+    command = Path(ray.__file__).parent / "scripts/scripts.py"
+    assert slice_hosts._STARTED in command.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("life_s", "words"), [(70.0, b"no GCS\n"), (2.0, b"Ray runtime started.\nno GCS")]
+)
+def test_a_node_that_never_joins_gives_up_in_time(lives, life_s, words):
+    nodes, begun = lives
+    nodes += [(life_s, words)] * 1000
+    with pytest.raises(RuntimeError, match="timeout_s = 300: no GCS"):
+        slice_hosts.serve(host_of(1), {}, timeout_s=300.0)
+    assert begun[-1] <= 300.0 and len(begun) > 1
 
 
 def is_there(process):

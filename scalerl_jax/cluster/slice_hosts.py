@@ -26,6 +26,8 @@ from scalerl_jax.process.preemption import INTERRUPTED, PREEMPTED, Preemption
 _log = logging.getLogger(__name__)
 PORT = 6379  # of Ray's head on worker 0; Ray's own default
 _PAUSE_S = 1.0
+_STARTED = b"Ray runtime started"  # says `ray start` once a node is in the cluster
+_LIVED_S = 30.0  # in the cluster; who dies after that begins anew
 _GONE_S = 15.0  # without an answer of the head, after which a host leaves
 _LEAVING_S = 3.0  # the same once the host has got SIGTERM
 
@@ -168,12 +170,15 @@ def _stay(
     end: float,
     timeout_s: float,
 ) -> None:
-    """Be a node until the head is gone; see `serve`, which waits for it until `end`."""
+    """Be a node until the head is gone; see `serve`, which waits for it until `end`.
+
+    A node that has been in the cluster and dies has `timeout_s` again to join.
+    """
     while True:
         began = time.monotonic()
         with _node(host, inherited) as (process, said):
             gone = _wait_for_end(process.poll, lambda: answers(host.head), signals)
-            cause = _last_line(said)
+            cause, joined = _last_line(said), _has_joined(said)
         if signals.requested:
             _log.info("%s leaves", host)
             return
@@ -181,8 +186,8 @@ def _stay(
             _log.info("the head of Ray is gone; %s leaves", host)
             return
         now = time.monotonic()
-        if now - began > timeout_s:
-            end = now + timeout_s  # it was in the cluster, and tries anew
+        if joined and now - began > _LIVED_S:
+            end = now + timeout_s
         if now > end:
             raise RuntimeError(
                 f"{host} cannot join the cluster at {host.head} within "
@@ -266,6 +271,12 @@ def _node(
         ) as process,
     ):
         yield process, said
+
+
+def _has_joined(said: IO[bytes]) -> bool:
+    """Return whether a node has been in the cluster, by what it says."""
+    said.seek(0)
+    return _STARTED in said.read()
 
 
 def _last_line(said: IO[bytes]) -> str:

@@ -238,6 +238,17 @@ class Dispatcher:
         self._ledger.count(**report.counts)
         self._take_groups(replica, report)
         refused = [report.refused] if report.refused else []
+        refused += self._take_results(replica, report)
+        if refused:
+            self._refused(replica, refused[0])
+        elif replica.used_version == self._version:
+            replica.refusals = 0
+        if report.leaving:
+            raise ReplicaLeaves("SIGTERM")
+
+    def _take_results(self, replica: KnownReplica, report: ReplicaReport) -> list[str]:
+        """Record results of jobs; return why params of the sampling were lacking."""
+        refused = []
         for result in report.results:
             replica.jobs.discard(result.number)
             if result.without_params and self._jobs.is_beside(result.number):
@@ -248,12 +259,7 @@ class Dispatcher:
             elif result.without_params:
                 refused.append(result.without_params)
             self._jobs.end(result, replica, self._clock())
-        if refused:
-            self._refused(replica, refused[0])
-        elif replica.used_version == self._version:
-            replica.refusals = 0
-        if report.leaving:
-            raise ReplicaLeaves("SIGTERM")
+        return refused
 
     def _take_groups(self, replica: KnownReplica, report: ReplicaReport) -> None:
         own = replica.assignments

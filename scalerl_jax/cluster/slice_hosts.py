@@ -26,7 +26,7 @@ from scalerl_jax.process.preemption import INTERRUPTED, PREEMPTED, Preemption
 _log = logging.getLogger(__name__)
 PORT = 6379  # of Ray's head on worker 0; Ray's own default
 _PAUSE_S = 1.0
-_STARTED = b"Ray runtime started"  # says `ray start` once a node is in the cluster
+_STARTED = "Ray runtime started"  # says `ray start` once a node is in the cluster
 _LIVED_S = 30.0  # in the cluster; who dies after that begins anew
 _GONE_S = 15.0  # without an answer of the head, after which a host leaves
 _LEAVING_S = 3.0  # the same once the host has got SIGTERM
@@ -178,7 +178,7 @@ def _stay(
         began = time.monotonic()
         with _node(host, inherited) as (process, said):
             gone = _wait_for_end(process.poll, lambda: answers(host.head), signals)
-            cause, joined = _last_line(said), _has_joined(said)
+            cause, joined = _last_line(said), _STARTED in _text(said)
         if signals.requested:
             _log.info("%s leaves", host)
             return
@@ -273,14 +273,12 @@ def _node(
         yield process, said
 
 
-def _has_joined(said: IO[bytes]) -> bool:
-    """Return whether a node has been in the cluster, by what it says."""
+def _text(said: IO[bytes]) -> str:
     said.seek(0)
-    return _STARTED in said.read()
+    return said.read().decode(errors="replace")
 
 
 def _last_line(said: IO[bytes]) -> str:
     """Return the last line that says something."""
-    said.seek(0)
-    lines = [line.strip() for line in said.read().decode(errors="replace").splitlines()]
+    lines = [line.strip() for line in _text(said).splitlines()]
     return ([line for line in lines if line] or ["it said nothing"])[-1][:300]

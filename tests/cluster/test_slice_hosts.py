@@ -248,7 +248,7 @@ def test_a_node_that_dies_soon_after_it_joined_joins_again(lives):
     assert begun == [60.0, 311.0, 562.0, 813.0] and not nodes
     ray = pytest.importorskip("ray")  # these are its words
     command = Path(ray.__file__).parent / "scripts/scripts.py"
-    assert slice_hosts._STARTED in command.read_bytes()
+    assert slice_hosts._STARTED in command.read_text()
 
 
 @pytest.mark.parametrize(

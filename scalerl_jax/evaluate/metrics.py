@@ -115,6 +115,7 @@ class PromptOutcome:
     """A judged prompt as the figures need it; each list has a value per sample."""
 
     statuses: Sequence[Status]
+    passed: Sequence[bool]
     judged: Sequence[bool]  # False: only figures of lengths and verdicts count it
     votes: Sequence[str | None] | None  # None: its answers cannot be compared
     tokens: Sequence[int]
@@ -128,6 +129,7 @@ class PromptOutcome:
         """Make the outcome of a judged prompt, with the votes of its answers."""
         return cls(
             statuses=judged.statuses,
+            passed=judged.passed,
             judged=judged.judged,
             votes=votes,
             tokens=[len(each.tokens) for each in judged.completions],
@@ -136,9 +138,9 @@ class PromptOutcome:
         )
 
     @property
-    def passed(self) -> list[bool]:
-        """Return for each judged sample whether it is correct."""
-        return [status == "correct" for status in self._judged(self.statuses)]
+    def judged_passed(self) -> list[bool]:
+        """Return for each judged sample whether it has passed."""
+        return self._judged(self.passed)
 
     @property
     def judged_votes(self) -> list[str | None] | None:
@@ -161,7 +163,9 @@ def figures(outcomes: Sequence[PromptOutcome]) -> dict[str, Any]:
     """
     num_samples = len(outcomes[0].statuses)
     counts = counts_up_to(num_samples)
-    unjudged = num_samples - np.array([len(outcome.passed) for outcome in outcomes])
+    unjudged = num_samples - np.array(
+        [len(outcome.judged_passed) for outcome in outcomes]
+    )
     lengths = np.array([outcome.tokens for outcome in outcomes])
     quantiles = np.quantile(lengths, _QUANTILES)
     return {
@@ -171,7 +175,9 @@ def figures(outcomes: Sequence[PromptOutcome]) -> dict[str, Any]:
             "samples": int(unjudged.sum()),
             "prompts": int((unjudged == num_samples).sum()),  # without a judged one
         },
-        "mean": _mean([np.mean(each.passed) for each in outcomes if each.passed]),
+        "mean": _mean(
+            [np.mean(each.judged_passed) for each in outcomes if each.judged_passed]
+        ),
         "pass_at": {str(k): _mean(_pass_at(outcomes, k)) for k in counts},
         "majority_at": None
         if any(outcome.votes is None for outcome in outcomes)
@@ -197,7 +203,7 @@ def figures(outcomes: Sequence[PromptOutcome]) -> dict[str, Any]:
 
 
 def _pass_at(outcomes: Sequence[PromptOutcome], k: int) -> np.ndarray:
-    passed = [each.passed for each in outcomes if len(each.passed) >= k]
+    passed = [each.judged_passed for each in outcomes if len(each.judged_passed) >= k]
     return pass_at_k(
         np.array([sum(each) for each in passed], int),
         num_samples=np.array([len(each) for each in passed], int),
@@ -207,9 +213,9 @@ def _pass_at(outcomes: Sequence[PromptOutcome], k: int) -> np.ndarray:
 
 def _majority_at(outcomes: Sequence[PromptOutcome], k: int) -> list[float]:
     return [
-        majority_at_k(outcome.judged_votes or [], outcome.passed, k=k)
+        majority_at_k(outcome.judged_votes or [], outcome.judged_passed, k=k)
         for outcome in outcomes
-        if len(outcome.passed) >= k
+        if len(outcome.judged_passed) >= k
     ]
 
 

@@ -26,7 +26,7 @@ from scalerl_jax.environments.verdict import (
     lacks_verdict,
 )
 from scalerl_jax.generation.episodes import Episode, Episodes
-from scalerl_jax.generation.judging import Judging
+from scalerl_jax.generation.judging import Judging, Outcome
 from scalerl_jax.generation.turns import Turns
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.sampler.protocol import Driver, Sampler
@@ -198,9 +198,8 @@ class JudgedPrompt:
     turns: tuple[tuple[Turn, ...], ...]  # of each completion, as in `types.Rollout`
     answers: tuple[str | None, ...]  # as the verifier got them
     verdicts: tuple[Verdict, ...]
-    rewards: tuple[float, ...]  # of each verdict, valid where `judged`
     detail: str  # why some have no verdict; empty if all have one
-    judged: Sequence[bool]  # whether a sample counts in the pass rate
+    outcomes: Sequence[Outcome]  # as training counts the same completions
 
     @property
     def statuses(self) -> tuple[Status, ...]:
@@ -209,12 +208,17 @@ class JudgedPrompt:
 
     @property
     def passed(self) -> list[bool]:
-        """Return for each sample whether it is correct."""
-        return [status == "correct" for status in self.statuses]
+        """Return for each sample whether it has passed."""
+        return [each.passed for each in self.outcomes]
+
+    @property
+    def judged(self) -> list[bool]:
+        """Return for each sample whether it counts in the pass rate."""
+        return [each.judged for each in self.outcomes]
 
     @property
     def pass_rate(self) -> float:
-        """Return the share of the judged samples that are correct; NaN for none."""
+        """Return the share of the judged samples that have passed; NaN for none."""
         judged = sum(self.judged)
         return sum(self.passed) / judged if judged else math.nan
 
@@ -328,9 +332,8 @@ class Evaluator(Completing):
             turns=episode.turns or ((),) * episode.num_samples,
             answers=episode.answers,
             verdicts=episode.verdicts,
-            rewards=tuple(map(self.judging.reward, episode.verdicts)),
             detail=episode.detail,
-            judged=self.judging.judged([each.status for each in episode.verdicts]),
+            outcomes=self.judging.outcomes(episode.in_order, episode.verdicts),
         )
 
 
@@ -356,7 +359,7 @@ def summarize(
         for status, each in zip(statuses, judged, strict=True)
     ]
     rewards = [
-        np.mean(np.array(group.rewards)[np.array(group.judged)])
+        np.mean([each.reward for each in group.outcomes if each.judged])
         for group in groups
         if any(group.judged)
     ]

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,6 +11,14 @@ from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.environments.verdict import Verdict, count_as_judged
 from scalerl_jax.sampler.requests import Completion
 from scalerl_jax.types import Rollout, Turn
+
+
+class Outcome(NamedTuple):
+    """The result of a completion and its verdict, in training and in evaluations."""
+
+    passed: bool
+    judged: bool  # whether it counts in rewards and pass rates
+    reward: float  # 0.0 if not judged
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,7 +41,7 @@ class Judging:
             return text
         return extract_answer(text, answer_after=self.answer_after)
 
-    def judged(self, statuses: Sequence[str]) -> list[bool]:
+    def _judged(self, statuses: Sequence[str]) -> list[bool]:
         """Return for each of a prompt's answers whether it counts as judged."""
         if self.unjudged_is_wrong:
             return [True] * len(statuses)
@@ -45,42 +54,59 @@ class Judging:
         turns: Sequence[tuple[Turn, ...]] = (),
     ) -> tuple[Rollout, ...]:
         """Return the rollouts of a prompt with their verdicts and rewards."""
-        judged = self.judged([verdict.status for verdict in verdicts])
+        outcomes = self.outcomes(completions, verdicts)
         turns = turns or [()] * len(completions)
         return tuple(
-            self._rollout(*each)
-            for each in zip(completions, verdicts, judged, turns, strict=True)
+            _rollout(*each)
+            for each in zip(completions, verdicts, outcomes, turns, strict=True)
         )
 
-    def reward(self, verdict: Verdict) -> float:
+    def outcomes(
+        self, completions: Sequence[Completion], verdicts: Sequence[Verdict]
+    ) -> list[Outcome]:
+        """Return what each of a prompt's completions counts as."""
+        judged = self._judged([verdict.status for verdict in verdicts])
+        return [
+            self._outcome(*each)
+            for each in zip(completions, verdicts, judged, strict=True)
+        ]
+
+    def _reward(self, verdict: Verdict) -> float:
         """Return the verdict's own reward, or the reward of its status."""
         if verdict.reward is not None:
             return verdict.reward
         return self.correct if verdict.status == "correct" else self.wrong
 
-    def _rollout(
-        self,
-        completion: Completion,
-        verdict: Verdict,
-        judged: bool,
-        turns: tuple[Turn, ...],
-    ) -> Rollout:
-        counted_wrong = completion.cut_off and self.cut_off_is_wrong
-        passed = verdict.status == "correct" and not counted_wrong
-        judged = judged or counted_wrong
-        reward = self.wrong if counted_wrong else self.reward(verdict)
-        return Rollout(
-            completion_tokens=completion.tokens,
-            completion_mask=completion.mask,
-            behavior_logprobs=completion.logprobs,
-            policy_versions=completion.versions,
-            experts=completion.experts,
-            cut_off=completion.cut_off,
-            interrupted=completion.interrupted,
-            reward=reward if judged else 0.0,
-            passed=passed,
+    def _outcome(
+        self, completion: Completion, verdict: Verdict, judged: bool
+    ) -> Outcome:
+        if completion.cut_off and self.cut_off_is_wrong:
+            return Outcome(passed=False, judged=True, reward=self.wrong)
+        return Outcome(
+            passed=verdict.status == "correct",
             judged=judged,
-            status=verdict.status,
-            turns=turns,
-            parts=dict(verdict.parts),
+            reward=self._reward(verdict) if judged else 0.0,
         )
+
+
+def _rollout(
+    completion: Completion,
+    verdict: Verdict,
+    outcome: Outcome,
+    turns: tuple[Turn, ...],
+) -> Rollout:
+    return Rollout(
+        completion_tokens=completion.tokens,
+        completion_mask=completion.mask,
+        behavior_logprobs=completion.logprobs,
+        policy_versions=completion.versions,
+        experts=completion.experts,
+        cut_off=completion.cut_off,
+        interrupted=completion.interrupted,
+        reward=outcome.reward,
+        passed=outcome.passed,
+        judged=outcome.judged,
+        status=verdict.status,
+        turns=turns,
+        parts=dict(verdict.parts),
+    )

@@ -8,6 +8,7 @@ from scalerl_jax.evaluate.metrics import PromptOutcome, figures, table
 
 EASY = PromptOutcome(
     statuses=["correct", "correct"],
+    passed=[True, True],
     judged=[True, True],
     votes=["4", "4"],
     tokens=[10, 20],
@@ -16,6 +17,7 @@ EASY = PromptOutcome(
 )
 HARD = PromptOutcome(
     statuses=["wrong", "no_answer"],
+    passed=[False, False],
     judged=[True, True],
     votes=["5", None],
     tokens=[30, 40],
@@ -24,6 +26,7 @@ HARD = PromptOutcome(
 )
 PROGRAM = PromptOutcome(
     statuses=["correct", "unparsable"],
+    passed=[True, False],
     judged=[True, True],
     votes=None,
     tokens=[10, 10],
@@ -53,6 +56,7 @@ def test_figures_of_two_prompts():
 def test_unjudged_samples_are_left_out():
     half = PromptOutcome(
         statuses=["correct", "verifier_timeout"],
+        passed=[True, False],
         judged=[True, False],
         votes=["4", "9"],
         tokens=[10, 20],

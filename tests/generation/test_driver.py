@@ -29,8 +29,9 @@ from scalerl_jax.data.prompts import PromptStream, build_prompts, read_numbers
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.environments.pool import VerifierPool
 from scalerl_jax.environments.verdict import Verdict
-from scalerl_jax.generation.episodes import Episodes
-from scalerl_jax.generation.evaluation import Abandoned
+from scalerl_jax.evaluate.metrics import PromptOutcome, figures
+from scalerl_jax.generation.episodes import Episode, Episodes
+from scalerl_jax.generation.evaluation import Abandoned, Evaluator
 from scalerl_jax.generation.judging import Judging
 from scalerl_jax.generation.replica import ReplicaThread
 from scalerl_jax.run.ledger import Ledger
@@ -348,6 +349,47 @@ def test_a_cut_off_completion_may_count_as_wrong_whatever_it_says(
     (rollout,) = judging.rollouts([completion], [Verdict("correct")])
     assert (rollout.passed, rollout.reward) == (passed, 2.0 if passed else -0.5)
     assert rollout.status == "correct"
+
+
+@pytest.mark.parametrize("status", ["correct", "verifier_error"])
+@pytest.mark.parametrize("is_wrong", [True, False])
+def test_an_evaluation_counts_a_completion_as_training_does(status, is_wrong):
+    judging = Judging(
+        tokenizer=TOKENIZER,
+        answer_after="</think>",
+        wrong=-0.5,
+        cut_off_is_wrong=is_wrong,
+    )
+    completion = dataclasses.replace(
+        WrittenScheduler({})._completion((0, 0), [(EOS, 0)]), cut_off=True
+    )
+    episode = Episode(key=0, prompt=PROMPTS[0], num_samples=1, begun_s=0.0)
+    episode.completions[0], episode.answers = completion, ("2",)
+    episode.verdicts = (Verdict(status),)
+    evaluator = Evaluator(
+        make_sampler=pytest.fail,
+        prompts=PROMPTS[:1],
+        sampling=Sampling(),
+        make_samples=pytest.fail,
+        samples_per_prompt=1,
+        verifier=None,
+        judging=judging,
+        logged_rollouts=1,
+    )
+    judged = evaluator._judged(episode)  # private: no sampler is needed
+    group = make_group(*judging.rollouts([completion], episode.verdicts))
+    found = evaluator.summary([judged], policy_version=0)
+    summary = figures([PromptOutcome.of(judged, None)])
+    if np.isnan(group.pass_rate):
+        assert not is_wrong and status == "verifier_error"
+        assert np.isnan(found.pass_rate) and np.isnan(found.reward_mean)
+        assert summary["mean"]["value"] is None
+    else:
+        (rollout,) = group.rollouts
+        assert group.pass_rate == (0.0 if is_wrong else 1.0)
+        assert found.pass_rate == summary["mean"]["value"] == group.pass_rate
+        assert found.reward_mean == rollout.reward
+    assert found.rollouts[0]["status"] == status  # what the verifier has said
 
 
 @pytest.mark.parametrize("status", ["verifier_timeout", "verifier_error"])

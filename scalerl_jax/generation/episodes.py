@@ -66,8 +66,9 @@ class Episode:
         """Return the number of its samples that may need a slot."""
         if self.ended_version >= 0:
             return 0
-        ended = [each for each in self.stories.values() if each.verdict is not None]
-        return self.num_samples - len(ended if self.stories else self.completions)
+        stories = list(self.stories.values())  # the sampling thread adds to them
+        ended = [each for each in stories if each.verdict is not None]
+        return self.num_samples - len(ended if stories else self.completions)
 
     @property
     def given(self) -> Prompt:

@@ -23,6 +23,7 @@ from scalerl_jax.data.observations import ObservationWriter, PlainFraming
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.environments.own_file import read_own
 from scalerl_jax.environments.run_verifiers import make_pool
+from scalerl_jax.generation.episodes import Episode, Story
 from scalerl_jax.generation.evaluation import Evaluator
 from scalerl_jax.generation.judging import Judging
 from scalerl_jax.generation.turns import Turns
@@ -620,6 +621,18 @@ def test_an_episode_has_so_many_seconds(tmp_path):
             assert len(turns) == 1
             assert verdict.status in ("verifier_timeout", "no_end")
     assert "episode.timeout_s = 1e-06" in found[0].detail + found[1].detail
+
+
+def test_missing_samples_are_counted_while_the_sampling_thread_adds_turns():
+    episode = Episode(key=0, prompt=make_prompt(0), num_samples=3, begun_s=0.0)
+
+    class Meanwhile:
+        @property
+        def verdict(self):
+            episode.stories[1] = Story()  # another sample's first turn ends
+
+    episode.stories[0] = Meanwhile()
+    assert episode.lacking == 3
 
 
 KILLED = """

@@ -11,13 +11,11 @@ step, with its own slots and params.  All take pages from one pool (`sampler.poo
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from scalerl_jax.contract import Orders, Publication, QueueClosed
 from scalerl_jax.generation.episodes import Episode, Episodes
 from scalerl_jax.generation.evaluation import (
-    Abandoned,
     Evaluation,
     Evaluator,
     JudgedPrompt,
@@ -25,6 +23,7 @@ from scalerl_jax.generation.evaluation import (
     Probed,
     never,
 )
+from scalerl_jax.generation.jobs import AGAIN, Jobs
 from scalerl_jax.generation.judging import Judging
 from scalerl_jax.process.step_watch import StepWatch
 from scalerl_jax.run.ledger import Ledger
@@ -35,8 +34,6 @@ from scalerl_jax.types import Group, Prompt, PyTree
 from scalerl_jax.weights.publication import Published, receive
 
 _IDLE_WAIT_S = 0.05  # between two checks, when there is nothing to sample
-_STEP_TIMEOUT_S = 600.0  # for the current step
-_AGAIN: Any = object()  # returned by a job to be called again after the next step
 _Result = TypeVar("_Result")
 
 
@@ -76,14 +73,13 @@ class LocalGenerators:
         self._group_timeout_s = group_timeout_s
         self._batch_timeout_s = batch_timeout_s
         self.metrics: dict[str, int] = {}  # the sampler's, as of the last step
-        # Guards the published params, the jobs, and whether the thread runs.
+        # Guards the published params, and the list of `_jobs`.
         self._changed = threading.Condition()
         self._published: tuple[PyTree, int] | None = None
         self._in_use = False  # the thread uses the newest params, and no older ones
-        self._jobs: list[tuple[Callable[[], Any], Future[Any]]] = []
-        self._running = False
         self._thread = threading.Thread(target=self._run, name="rollout", daemon=True)
         self._watch = StepWatch(self._thread)
+        self._jobs = Jobs(self._changed, self._watch, wake=orders.wake)
 
     def publish(self, publication: Publication, *, policy_version: int) -> None:
         """Deliver params for the next step; the current step keeps its own.
@@ -100,8 +96,7 @@ class LocalGenerators:
     def start(self) -> None:
         """Start to sample the groups of the order book."""
         assert self._published is not None, "publish params first"
-        self._running = True
-        self._thread.start()
+        self._jobs.start(self._thread)
 
     def stop(self, timeout_s: float) -> None:
         """Wait for the thread, once the order book's run is over.
@@ -114,7 +109,7 @@ class LocalGenerators:
             if self._watch.hang(self._batch_timeout_s):
                 break
             self._thread.join(_IDLE_WAIT_S)
-        self._end()
+        self._jobs.stop()
 
     def hang(self) -> str:
         """Return the thread's location, if a step has lasted half the time limit."""
@@ -187,7 +182,7 @@ class LocalGenerators:
                 for each in steps:
                     found.extend(each)
                     if beside:
-                        return _AGAIN
+                        return AGAIN
             return found
 
         return self.between_steps(job)
@@ -202,39 +197,13 @@ class LocalGenerators:
     def between_steps(self, job: Callable[[], _Result]) -> _Result:
         """Run `job` between two steps, or at once if none runs; return its result.
 
-        A job that returns `_AGAIN` is called again after the next step.
+        A job that returns `AGAIN` is called again after the next step.
 
         Raises:
             Abandoned: the run has ended before the job.
             TimeoutError: the thread hangs, before the job or in it.
         """
-        future: Future[_Result] = Future()
-        with self._changed:
-            running = self._running
-            if running:
-                self._jobs.append((job, future))
-        if not running:
-            while (result := job()) is _AGAIN:
-                pass
-            return result
-        self._orders.wake()
-        before_s = min(_STEP_TIMEOUT_S, self._batch_timeout_s)
-        while True:
-            try:
-                # Signal handlers run only when this thread wakes: wait in pieces.
-                return future.result(_IDLE_WAIT_S)
-            except TimeoutError:
-                if future.done():
-                    return future.result()
-                begun = future.running()
-                if hang := self._watch.hang(
-                    self._batch_timeout_s if begun else before_s
-                ):
-                    future.cancel()
-                    raise TimeoutError(
-                        f"{hang}; queue.batch_timeout_s = {self._batch_timeout_s:g} is "
-                        f"the most that a step may take"
-                    ) from None
+        return self._jobs.run(job, timeout_s=self._batch_timeout_s)
 
     # -- in the thread ----------------------------------------------------------------
 
@@ -248,13 +217,7 @@ class LocalGenerators:
         except BaseException as failure:  # noqa: BLE001  raised again in the loop
             self._orders.fail(failure)
         finally:
-            self._end()
-            # No step follows: abandon the jobs that have started.
-            begun = [each for each in self._jobs if each[1].running()]
-            self._jobs = [each for each in self._jobs if each not in begun]
-            self._do_jobs()
-            for _, future in (*begun, *self._jobs):
-                future.set_exception(Abandoned())
+            self._jobs.end()
 
     def _turn(self) -> None:
         """Start groups, make a step with the newest params, put judged groups."""
@@ -277,18 +240,13 @@ class LocalGenerators:
             if not self._orders.put(self._group(episode)):
                 self._ledger.count(wasted_tokens=episode.tokens)
             busy = True
-        if busy or self._jobs or self._driver.sampler.busy:
+        if busy or self._jobs.waiting or self._driver.sampler.busy:
             return
         if self._episodes.waiting:
             with self._ledger.activity("verify", pool=self._pool):
                 self._episodes.wait(_IDLE_WAIT_S)
         else:
             self._orders.wait(_IDLE_WAIT_S)
-
-    def _end(self) -> None:
-        with self._changed:
-            self._running = False
-            self._changed.notify_all()
 
     def _load_newest(self) -> int:
         """Load the newest params into the sampler; return their version."""
@@ -304,28 +262,13 @@ class LocalGenerators:
             return version
 
     def _do_jobs(self) -> None:
-        """Run the jobs of other threads, and return results or errors to them."""
-        with self._changed:
-            jobs, self._jobs = self._jobs, []
-        for job, future in jobs:
-            if not (future.running() or future.set_running_or_notify_cancel()):
-                continue
-            begun_s = time.monotonic()
-            try:
-                result = job()
-            except BaseException as error:  # noqa: BLE001  raised in the caller
-                future.set_exception(error)
-            else:
-                if result is _AGAIN:
-                    with self._changed:
-                        self._jobs.append((job, future))
-                else:
-                    future.set_result(result)
-            for episode in self._episodes.open.values():
-                episode.begun_s += time.monotonic() - begun_s  # it stood still
+        """Run the jobs of other threads; the groups stand still meanwhile."""
+        took_s = self._jobs.do()
+        for episode in self._episodes.open.values():
+            episode.begun_s += took_s
 
     def _trains(self, beside: bool) -> bool:
-        return beside and self._running and self._driver.sampler.busy
+        return beside and self._jobs.running and self._driver.sampler.busy
 
     def _next_episode(self, version: int) -> Episode | None:
         """Start another group if the order book admits one."""

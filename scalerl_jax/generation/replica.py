@@ -45,7 +45,7 @@ class ReplicaThread(LocalGenerators):
         This waits for the current step, or for the end of the thread.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._in_use or not self._running)
+            self._changed.wait_for(lambda: self._in_use or not self._jobs.running)
 
     def lacking(self) -> list[int]:
         """Return the missing completions of each group that is not fully sampled."""

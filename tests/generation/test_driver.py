@@ -729,7 +729,7 @@ def test_a_job_hands_its_error_to_who_asked_and_the_thread_lives_on(place):
 
 
 def test_a_job_says_when_a_step_does_not_end(place, monkeypatch):
-    monkeypatch.setattr("scalerl_jax.generation.driver._STEP_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("scalerl_jax.generation.jobs._STEP_TIMEOUT_S", 0.1)
     at = place(WrittenScheduler({}, steps=0))
     until(lambda: at.scheduler.calls)
     where = r"'rollout' .* since \d\d:\d\d:\d\d.*Driver\.step"
@@ -743,7 +743,7 @@ def test_a_job_that_hangs_is_said_with_the_place_where_it_does(place):
     at = place(WrittenScheduler({}))
     at.generators._batch_timeout_s = 0.2
     go_on = threading.Event()
-    where = r"'rollout' .*_do_jobs.*batch_timeout_s = 0\.2"
+    where = r"'rollout' .*Jobs\.do .*batch_timeout_s = 0\.2"
     with pytest.raises(TimeoutError, match=where):
         at.generators.between_steps(lambda: go_on.wait(LONG))
     go_on.set()
@@ -765,12 +765,13 @@ def test_a_long_job_makes_no_group_late(place, monkeypatch):
         nonlocal passed_s
         passed_s += 10 * LONG
 
-    monkeypatch.setattr("scalerl_jax.generation.driver.time", Clock)
+    for module in ("driver", "jobs"):
+        monkeypatch.setattr(f"scalerl_jax.generation.{module}.time", Clock)
     at = place(WrittenScheduler({}, steps=0))
     until(lambda: at.scheduler.calls)
     with ThreadPoolExecutor(1) as caller:
         called = caller.submit(at.generators.between_steps, job)
-        until(lambda: at.generators._jobs)
+        until(lambda: at.generators._jobs.waiting)
         at.scheduler.allow(1000)
         called.result(LONG)
     assert len(at.queue.take(0, LONG)) == 2
@@ -798,6 +799,31 @@ def test_jobs_need_no_thread(place):
     at.queue.take(0, LONG)
     at.stop(LONG)
     assert at.generators.between_steps(lambda: 5) == 5
+
+
+def test_the_thread_starts_after_a_job_that_runs_without_it(place):
+    """Both would use the sampler and its pages."""
+    at = place(WrittenScheduler({}), started=False)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def job():
+        begun.set()
+        return go_on.wait(LONG)
+
+    with ThreadPoolExecutor(2) as callers:
+        called = callers.submit(at.generators.between_steps, job)
+        assert begun.wait(LONG)
+        started = callers.submit(at.generators.start)
+        try:
+            with pytest.raises(TimeoutError):
+                started.result(0.2)
+            assert at.stopped()
+        finally:
+            go_on.set()
+        assert called.result(LONG)
+        started.result(LONG)
+    assert len(at.queue.take(0, LONG)) == 2
+    assert at.generators.between_steps(threading.current_thread).name == "rollout"
 
 
 def test_groups_in_flight_are_sampled_again_as_they_were(place):
@@ -928,7 +954,7 @@ def test_params_take_the_place_of_others_between_two_steps(place):
         end.set_result(None)
 
     threading.Thread(target=replace, daemon=True).start()
-    until(lambda: at.generators._jobs)
+    until(lambda: at.generators._jobs.waiting)
     assert not end.done() and not stood
     scheduler.allow(1)
     end.result(LONG)
@@ -957,7 +983,7 @@ def test_a_replacement_that_fails_ends_the_sampling(place):
         )
     )
     thread.start()
-    until(lambda: at.generators._jobs)
+    until(lambda: at.generators._jobs.waiting)
     scheduler.allow(1)
     thread.join(LONG)
     until(lambda: failures)

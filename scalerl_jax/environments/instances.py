@@ -112,7 +112,10 @@ class Environments:
             if environment:
                 await self._close(environment)
             return step.refused
-        if environment is None or taken != len(step.turns):
+        if environment and taken != len(step.turns):  # of another episode
+            await self._close(environment)
+            environment = None
+        if environment is None:
             made = await self._again(work)
             if isinstance(made, Verdict):
                 return made
@@ -123,7 +126,7 @@ class Environments:
         if isinstance(said, More) and (step.last or step.cut):
             said = await self._cut(environment)
         if isinstance(said, More):
-            self._keep(step.episode, environment, len(step.turns) + 1)
+            await self._keep(step.episode, environment, len(step.turns) + 1)
         else:
             await self._close(environment)
         return said
@@ -135,7 +138,7 @@ class Environments:
         if isinstance(begun, Verdict):
             return begun
         made, opening = begun
-        self._keep(work.step.episode, made, 0)
+        await self._keep(work.step.episode, made, 0)
         return opening
 
     async def _begin(self, work: GroupAnswers) -> tuple[Environment, Opening] | Verdict:
@@ -146,7 +149,10 @@ class Environments:
         opening = await self._call(
             self._read_opening, made.begin, work.prompt, told(work.reference)
         )
-        return opening if isinstance(opening, Verdict) else (made, opening)
+        if isinstance(opening, Verdict):
+            await self._close(made)
+            return opening
+        return made, opening
 
     async def _again(self, work: GroupAnswers) -> Environment | Verdict:
         """Return an environment that has got the turns so far."""
@@ -280,11 +286,11 @@ class Environments:
             )
         return Opening(tuple(messages))
 
-    def _keep(self, episode: Any, environment: Environment, taken: int) -> None:
+    async def _keep(self, episode: Any, environment: Environment, taken: int) -> None:
         self._instances[episode] = environment, taken
         while len(self._instances) > _MOST:
-            first = next(iter(self._instances))
-            del self._instances[first]
+            oldest, _ = self._instances.pop(next(iter(self._instances)))
+            await self._close(oldest)
 
     async def _close(self, environment: Environment) -> None:
         close = getattr(environment, "close", None)

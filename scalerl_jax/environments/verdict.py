@@ -233,7 +233,7 @@ class Step(NamedTuple):
     cut: bool = False  # the turn was answered, and there is no room for another
     begins: bool = False  # no turn yet: the environment opens the episode
     opened: Opening = Opening()  # the environment's opening of the episode
-    refused: Verdict | None = None  # a failed opening, which ends the episode
+    refused: Verdict | None = None  # ends the episode: a failed opening, or a limit
 
 
 class GroupAnswers(NamedTuple):

@@ -315,7 +315,7 @@ class LocalGenerators:
             self._ledger.count(wasted_tokens=episode.tokens - lost)
             reason = "withdrawn" if episode.key in withdrawn else "timeout"
             self._orders.drop(episode.key, reason)
-            del self._episodes.open[episode.key]
+            self._episodes.drop(episode)
 
     def _count_work(self) -> None:
         """Add the sampler's work since the last call to the ledger."""

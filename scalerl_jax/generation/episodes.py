@@ -6,6 +6,7 @@ appended to the tokens, and the sampler continues from there.
 """
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,6 +26,9 @@ from scalerl_jax.sampler.protocol import Sampler
 from scalerl_jax.sampler.requests import Completion, Request
 from scalerl_jax.types import Prompt, Turn
 
+_DROPPED = Verdict("no_end", "its group was dropped")  # read by nobody
+_NUMBERS = itertools.count(1)  # of episodes: several `Episodes` may share a pool
+
 
 @dataclasses.dataclass(kw_only=True)
 class Story:
@@ -35,7 +39,8 @@ class Story:
     said: list[tuple[str, More]] = dataclasses.field(default_factory=list)
     verdict: Verdict | None = None  # None: it has not ended
     opened: Opening = Opening()  # what is read before the first turn
-    refused: Verdict | None = None  # set if the opening failed; ends the sample
+    refused: Verdict | None = None  # set if the sample ends without its environment
+    asked: bool = False  # its environment has not answered yet
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -110,7 +115,6 @@ class Episodes:
         self._verifier = verifier
         self._answer = answer
         self._turns = turns
-        self._begun = 0  # number of episodes
 
     def fill(self, sampler: Sampler, begun: Callable[[], Episode | None]) -> None:
         """Start episodes as long as a slot is free for a sample of another one.
@@ -133,13 +137,12 @@ class Episodes:
 
     def begin(self, key: int, prompt: Prompt, num_samples: int) -> Episode:
         """Open an episode of `num_samples` completions of a prompt, under a new key."""
-        self._begun += 1
         episode = Episode(
             key=key,
             prompt=prompt,
             num_samples=num_samples,
             begun_s=time.monotonic(),
-            number=self._begun,
+            number=next(_NUMBERS),
         )
         self.open[key] = episode
         return episode
@@ -170,7 +173,7 @@ class Episodes:
             self._answer(completion.tokens) for completion in episode.in_order
         )
         self._verifier.submit(
-            episode.key,
+            episode,
             episode.prompt.task,
             list(episode.answers),
             episode.prompt.reference,
@@ -190,11 +193,20 @@ class Episodes:
                 if episode is None:
                     continue
             else:
-                episode = self.open[verdicts.key]
+                episode = verdicts.key
+                if self.open.get(episode.key) is not episode:
+                    continue  # of an evaluation that was abandoned
                 episode.verdicts = tuple(verdicts.judgements)
                 episode.detail = verdicts.detail
             yield episode
             del self.open[episode.key]
+
+    def drop(self, episode: Episode) -> None:
+        """Remove an episode that has not ended; its environments are closed."""
+        del self.open[episode.key]
+        for sample, story in episode.stories.items():
+            if story.verdict is None and not story.asked:
+                self._refuse(episode, sample, _DROPPED)
 
     @property
     def waiting(self) -> bool:
@@ -227,8 +239,9 @@ class Episodes:
         cut: bool = False,
     ) -> None:
         story = episode.stories[sample]
+        story.asked = True
         self._verifier.submit(
-            (episode.key, episode.number, sample),
+            (episode, sample),
             episode.prompt.task,
             ["" if cut else story.text],
             episode.prompt.reference,
@@ -244,19 +257,30 @@ class Episodes:
             ),
         )
 
+    def _refuse(self, episode: Episode, sample: int, verdict: Verdict) -> None:
+        """End a sample with this verdict, which comes once its environment is closed.
+
+        No turn of the sample may be with the environment.
+        """
+        episode.stories[sample].refused = verdict
+        self._submit(episode, sample)
+
     def _take(self, verdicts: Verdicts, sampler: Sampler) -> Episode | None:
         """Take an environment's answer to a turn; return its episode if that ended."""
-        key, number, sample = verdicts.key
-        episode = self.open.get(key)
-        if episode is None or episode.number != number:
-            return None  # dropped meanwhile
+        episode, sample = verdicts.key
+        episode.stories[sample].asked = False
         (said,) = verdicts.verdicts
+        if self.open.get(episode.key) is not episode:  # dropped meanwhile
+            if not isinstance(said, Verdict):
+                self._refuse(episode, sample, _DROPPED)
+            return None
         if episode.unopened:
             self._open(episode, sample, said, sampler)
             return None
         assert not isinstance(said, Opening), "every sample is asked for one"
         if isinstance(said, More):
-            said = self._go_on(episode, sample, said, sampler)
+            self._go_on(episode, sample, said, sampler)
+            return None
         episode.stories[sample].verdict = said
         ended = [each.verdict for each in episode.stories.values()]
         if len(ended) < episode.num_samples or None in ended:
@@ -302,21 +326,21 @@ class Episodes:
 
     def _go_on(
         self, episode: Episode, sample: int, said: More, sampler: Sampler
-    ) -> Verdict | None:
-        """Continue a sample after an observation, or return its final verdict."""
+    ) -> None:
+        """Continue a sample after an observation, or end it."""
         assert self._turns is not None, "set with every environment"
         story, completion = episode.stories[sample], episode.completions[sample]
         story.turns[-1] = story.turns[-1]._replace(reward=said.reward)
         took_s, limit_s = time.monotonic() - episode.begun_s, self._turns.timeout_s
         if limit_s and took_s > limit_s:
-            return Verdict(
-                "verifier_timeout",
-                f"the episode took more than episode.timeout_s = {limit_s:g}",
-            )
+            late = f"the episode took more than episode.timeout_s = {limit_s:g}"
+            self._refuse(episode, sample, Verdict("verifier_timeout", late))
+            return
         try:
             appended = self._turns.appended(said, completion)
         except ValueError as error:
-            return Verdict("bad_observation", str(error))
+            self._refuse(episode, sample, Verdict("bad_observation", str(error)))
+            return
         request = episode.request
         assert request is not None, "set when the episode began"
         limits, most = request.samples.max_tokens, self._turns.max_tokens
@@ -328,7 +352,6 @@ class Episodes:
         else:
             story.turns.append(Turn(len(completion.tokens), known, False))
             sampler.resume(request, completion, appended)
-        return None
 
     def _end(self, episode: Episode) -> None:
         """Set verdicts, answers and detail of an ended episode from its samples."""

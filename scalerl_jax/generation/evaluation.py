@@ -316,6 +316,8 @@ class Evaluator(Completing):
                 if not (driver.sampler.busy or episodes.open):
                     return
                 if stopped():
+                    for episode in list(episodes.open.values()):
+                        episodes.drop(episode)
                     raise Abandoned
                 if driver.sampler.busy:
                     for each in self.step(driver):

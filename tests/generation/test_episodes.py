@@ -21,10 +21,12 @@ from scalerl_jax.config import EpisodeConfig, RewardConfig
 from scalerl_jax.controller.group_check import GroupCheck
 from scalerl_jax.data.observations import ObservationWriter, PlainFraming
 from scalerl_jax.data.tokenizer import Tokenizer
+from scalerl_jax.environments import instances
 from scalerl_jax.environments.own_file import read_own
 from scalerl_jax.environments.run_verifiers import make_pool
-from scalerl_jax.generation.episodes import Episode, Story
-from scalerl_jax.generation.evaluation import Evaluator
+from scalerl_jax.environments.verdict import GroupAnswers, More, Setup, Step
+from scalerl_jax.generation.episodes import Episode, Episodes, Story
+from scalerl_jax.generation.evaluation import Abandoned, Evaluator
 from scalerl_jax.generation.judging import Judging
 from scalerl_jax.generation.turns import Turns
 from scalerl_jax.learner.contents import flatten, unflatten
@@ -34,7 +36,7 @@ from scalerl_jax.sampler.decoding import NEVER, EngineSettings
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.pool import PagePool
 from scalerl_jax.sampler.reference import ReferenceSampler, next_token_logits
-from scalerl_jax.sampler.requests import Samples
+from scalerl_jax.sampler.requests import Completion, Request, Samples
 from scalerl_jax.sampler.sampling import (
     Sampling,
     SamplingRows,
@@ -603,24 +605,177 @@ def test_one_that_hangs_is_ended_as_it_begins_and_in_a_turn(tmp_path):
 
 
 ENDLESS = """
+    import pathlib
+
+    def note(what):
+        with open(pathlib.Path(__file__).with_suffix(".log"), "a") as log:
+            log.write(what + "\\n")
+
     class Endless:
         def begin(self, prompt, reference):
-            pass
+            note("begin")
 
         def step(self, completion):
             return More("on")
+
+        def close(self):
+            note("close")
 """
 
 
-def test_an_episode_has_so_many_seconds(tmp_path):
-    hasty = dataclasses.replace(TURNS, timeout_s=1e-6)
-    with environment(write_file(tmp_path, ENDLESS), "Endless") as pool:
+def are_closed(file):
+    """Whether each environment that has begun was closed, and there were some."""
+    lines = file.with_suffix(".log").read_text().split()
+    return lines.count("close") == lines.count("begin") > 0
+
+
+@pytest.mark.parametrize(
+    "limit, status, words",
+    [
+        ({"timeout_s": 1e-6}, "verifier_timeout", "episode.timeout_s = 1e-06"),
+        ({"max_observation_tokens": 1}, "bad_observation", "tokens = 1 is the limit"),
+    ],
+)
+def test_an_episode_that_a_limit_ends_is_closed(tmp_path, limit, status, words):
+    file = write_file(tmp_path, ENDLESS)
+    hasty = dataclasses.replace(TURNS, **limit)
+    with environment(file, "Endless") as pool:
         _, found = episodes_of(pool, count=2, turns=hasty)
+        assert are_closed(file)
     for group in found.values():
         for verdict, turns in zip(group.verdicts, group.turns, strict=True):
             assert len(turns) == 1
-            assert verdict.status in ("verifier_timeout", "no_end")
-    assert "episode.timeout_s = 1e-06" in found[0].detail + found[1].detail
+            assert verdict.status in (status, "no_end")
+    assert words in found[0].detail + found[1].detail
+
+
+class NoSampler:
+    """A sampler that is asked for turns, and makes none."""
+
+    free_slots = 2
+
+    def __init__(self):
+        self.asked = []
+
+    def submit(self, request):
+        self.free_slots = 0
+
+    def resume(self, request, turn, appended):
+        self.asked.append(turn.sample)
+
+
+@pytest.mark.parametrize("returns", ["", " -> None"], ids=["opens", "no opening"])
+def test_environments_of_a_dropped_episode_are_closed(tmp_path, returns):
+    source = ENDLESS.replace("reference):", f"reference){returns}:")
+    file, sampler = write_file(tmp_path, source), NoSampler()
+    tokens = np.array(TOKENIZER.encode("a"), np.int32)
+    values = np.zeros(len(tokens), np.float32)
+    completion = Completion(
+        request_id=0,
+        sample=0,
+        tokens=tokens,
+        mask=np.ones(len(tokens), bool),
+        logprobs=values,
+        full_logprobs=values,
+        top_tokens=np.zeros((len(tokens), 0), np.int32),
+        top_logprobs=np.zeros((len(tokens), 0), np.float32),
+        versions=np.zeros(len(tokens), np.int32),
+        cut_off=False,
+        interrupted=False,
+    )
+
+    with environment(file, "Endless") as pool:
+        episodes = Episodes(pool, JUDGING.answer, TURNS)
+        prompts = iter([make_prompt(0)])
+
+        def begun():
+            if (prompt := next(prompts, None)) is None:
+                return None
+            episode = episodes.begin(0, prompt, 2)
+            episode.request = Request(
+                request_id=0,
+                tokens=prompt.tokens,
+                samples=make_samples(prompt),
+                sampling=Sampling(),
+            )
+            return episode
+
+        def answered(until):
+            for _ in range(600):
+                assert not list(episodes.judged(sampler))
+                if until():
+                    return
+                episodes.wait(0.1)
+            raise AssertionError("no answer came")
+
+        episodes.fill(sampler, begun)
+        (episode,) = episodes.open.values()
+        if returns:
+            episodes.add(completion, 0)
+            answered(lambda: sampler.asked == [0])  # for its second turn
+            episodes.add(dataclasses.replace(completion, sample=1), 0)
+        episodes.drop(episode)  # a sample waits for a turn, or an environment is asked
+        assert not episodes.open
+        answered(lambda: not episodes.waiting)
+        assert are_closed(file)
+
+
+def test_environments_of_an_abandoned_evaluation_are_closed(tmp_path):
+    file = write_file(tmp_path, ENDLESS)
+    with environment(file, "Endless") as pool:
+        evaluator, _ = episodes_of(pool, count=1)
+        steps = evaluator.steps(
+            params(0), policy_version=3, stopped=lambda: bool(pool.pending)
+        )
+        with pytest.raises(Abandoned):
+            list(steps)
+        assert pool.pending
+        episodes_of(pool, count=1)  # another one takes the answers
+        assert are_closed(file)
+
+
+GAMES = """
+    from scalerl_jax.environments.verdict import More
+
+    OPEN = []
+
+    class Game:
+        def begin(self, prompt, reference) -> None:
+            OPEN.append(prompt)
+            self.prompt = prompt
+            if prompt == "bad":
+                raise LookupError("no such game")
+
+        def step(self, completion):
+            return More("on")
+
+        def close(self):
+            OPEN.remove(self.prompt)
+"""
+
+
+def test_an_instance_that_is_no_longer_kept_is_closed(tmp_path, monkeypatch):
+    monkeypatch.setattr(instances, "_MOST", 2)
+    (tmp_path / "games.py").write_text(textwrap.dedent(GAMES))
+    own = read_own(f"{tmp_path}/games.py:Game", RewardConfig(), episode=EpisodeConfig())
+    setup = Setup(verifiers={}, preload="", timeout_s=60.0, memory_mib=0, own=own)
+    games = instances.load_own(setup, instances.OwnVerify(setup, None, None))
+    still_open = games._make.step.__globals__["OPEN"]  # private: the file's own list
+
+    def answer(prompt, **step):
+        said = []
+        work = GroupAnswers("", "t", [(0, "a")], {}, prompt, Step(**step))
+        games.judge([work], lambda share, place, answer: said.append(answer))
+        return said[0]
+
+    on = More("on")
+    assert [answer(name, episode=name) for name in "abc"] == [on] * 3
+    assert still_open == ["b", "c"]  # two at most
+    # A turn of another place than the instance's: another gets all turns.
+    assert answer("d", episode="b", turns=(("a", on), ("a", on))) == on
+    assert still_open == ["c", "d"]
+    assert answer("bad", episode="e").status == "verifier_error"
+    assert still_open == ["c", "d"]
 
 
 def test_missing_samples_are_counted_while_the_sampling_thread_adds_turns():

@@ -32,18 +32,21 @@ class SimulationOutcome:
     def figures(self, *, first_step: int | None = None) -> dict[str, float]:
         """Return means from `first_step` on; None skips the first tenth of the steps.
 
+        They are over whole windows, since a batched one begins with all its sampling.
         Chip-hours and step_s include evaluations, except those before the first step.
+
+        Raises:
+            ValueError: the run has no whole window from there on.
         """
         scenario, columns = self.scenario, self.columns
-        steps = len(columns["time_s"]) - 1
-        first = steps // 10 if first_step is None else min(first_step, steps - 1)
-        spent = {name: values[-1] - values[first] for name, values in columns.items()}
-        count, time_s = steps - first, spent["time_s"]
+        first, last = self._whole_windows(first_step)
+        spent = {name: values[last] - values[first] for name, values in columns.items()}
+        count, time_s = last - first, spent["time_s"]
         replicas_s = scenario.replicas * time_s
         pairs = [
             (flight, queued, groups)
             for (step, flight, queued), groups in self.staleness.items()
-            if step >= first
+            if first < step <= last
         ]
         groups = sum(number for *_, number in pairs)
         flight = sum(each * number for each, _, number in pairs) / groups
@@ -72,10 +75,23 @@ class SimulationOutcome:
             "staleness_queued": queued,
             "staleness_max": max(one + two for one, two, _ in pairs),
             **{
-                f"groups_{name}": float(columns[name][first + 1 :].mean())
+                f"groups_{name}": float(columns[name][first + 1 : last + 1].mean())
                 for name in _LEVELS
             },
         }
+
+    def _whole_windows(self, first_step: int | None) -> tuple[int, int]:
+        """Return the rows at the end of a window between which means are computed."""
+        steps, window = len(self.columns["time_s"]), self.scenario.steps_per_window
+        skipped = (steps - 1) // 10 if first_step is None else first_step
+        # Row n is written after step n + 1.
+        before = min(-(-(skipped + 1) // window), steps // window - 1)
+        if before < 1:
+            raise ValueError(
+                f"{steps} steps have no two windows of {window} steps (queue.mode, "
+                f"queue.max_staleness, batch.epochs); simulate {2 * window} or more"
+            )
+        return before * window - 1, steps // window * window - 1
 
     def histogram(self) -> dict[tuple[int, int], int]:
         """Return trained groups by (staleness in flight, queued), of all steps."""

@@ -70,6 +70,12 @@ class Scenario:
         return self.max_staleness == self.epochs - 1
 
     @property
+    def steps_per_window(self) -> int:
+        """Optimizer steps on one window of rollouts, if no step is skipped."""
+        whole = self.max_staleness // self.epochs
+        return self.epochs * (whole if self.mode == "batched" else 1)
+
+    @property
     def by_ticket(self) -> bool:
         """True if a group's ticket alone determines its replica."""
         return self.in_turn and self.replicas > 1

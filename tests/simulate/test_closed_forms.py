@@ -45,6 +45,19 @@ def test_in_turn_a_step_takes_the_sum_of_its_parts(replicas, slots):
     assert figures["staleness_max"] == 0
 
 
+@pytest.mark.parametrize("num_steps", [20, 23, 25])
+def test_figures_of_batched_mode_are_those_of_whole_windows(num_steps):
+    """k = 4: 32 completions in 8 slots, four rounds of calls, then four train steps."""
+    rates = Rates(decode_s=((1, CALL_S),), train_s=3.0)
+    figures = simulate(
+        rates, ALL_ALIKE, mode="batched", max_staleness=4, num_steps=num_steps
+    ).figures()
+    sample_s = (4 * (100 // PER_CALL + LAG_CALLS) - 1) * CALL_S
+    assert figures["step_s"] == pytest.approx(sample_s / 4 + 3.0)
+    assert figures["learner_idle"] == pytest.approx(sample_s / (sample_s + 4 * 3.0))
+    assert figures["staleness_queued"] == (0 + 1 + 2 + 3) / 4
+
+
 def test_a_learner_that_is_slower_never_waits():
     """Saturation: a step takes what the learner takes.
 

@@ -152,13 +152,16 @@ def closed_rates(
         )
 
     counts = sorted({1, *range(8, scenario.slots, 8), scenario.slots})
-    most = config.sampler.max_prompt_tokens + config.sampler.max_completion_tokens
-    slope = decode(scenario.slots, most) - decode(scenario.slots, most / 2)
-    share = _share(config, scenario, lengths)
+    drawn = _drawn(scenario, lengths)
+    # The seconds of layers with windows or chunks rise fast and then level off: a line
+    # through those without context and those at the mean of all decode steps.
+    mean = drawn.mean_context
+    slope = (decode(scenario.slots, mean) - decode(scenario.slots, 0.0)) / mean
+    share = _share(config, scenario, drawn)
     training = _training(config, arch, chip, scenario, share=share, reached=reached)
     return Rates(
         decode_s=tuple((count, decode(count, 0.0)) for count in counts),
-        decode_context_s=slope / (scenario.slots * most / 2),
+        decode_context_s=slope / scenario.slots,
         prefill_s=prefill_seconds(
             *(arch, chip),
             tokens=config.sampler.prefill_tokens,
@@ -180,15 +183,20 @@ def closed_rates(
     )
 
 
-def _share(config: Config, scenario: Scenario, lengths: SimulatedLengths) -> float:
-    """Return the share of full rows that attention computes; one row a learner chip."""
+def _drawn(scenario: Scenario, lengths: SimulatedLengths) -> Lengths:
+    """Return the lengths of the first groups."""
     drawn = lengths.of_block(0, scenario.group_size)
+    return Lengths(
+        prompt=scenario.prompt_tokens,
+        completions=tuple(drawn.ravel().tolist()),
+        source="drawn",
+    )
+
+
+def _share(config: Config, scenario: Scenario, drawn: Lengths) -> float:
+    """Return the share of full rows that attention computes; one row a learner chip."""
     return attention_share(
-        Lengths(
-            prompt=scenario.prompt_tokens,
-            completions=tuple(drawn.ravel().tolist()),
-            source="drawn",
-        ),
+        drawn,
         rollouts=scenario.num_prompts * scenario.group_size,
         row_tokens=config.batch.row_tokens,
         row_segments=config.batch.packed_segments,

@@ -3,8 +3,12 @@
 import numpy as np
 import pytest
 
+from scalerl_jax import config as config_lib
+from scalerl_jax.machines.chips import CHIPS
+from scalerl_jax.model.sizes import ARCHITECTURES
+from scalerl_jax.planning.rates import decode_seconds
 from scalerl_jax.simulate.lengths import Drawn, SimulatedLengths
-from scalerl_jax.simulate.rates import Rates
+from scalerl_jax.simulate.rates import Rates, closed_rates
 from scalerl_jax.simulate.replica import LAG_CALLS
 from scalerl_jax.simulate.run import Simulation
 from scalerl_jax.simulate.scenario import Scenario
@@ -194,3 +198,21 @@ def test_a_full_cache_holds_samples_back():
     ratio = held.figures()["step_s"] / free.figures()["step_s"]
     # Young samples are short: up to twice as many as at their end.
     assert 2.0 < ratio < 4.0
+
+
+@pytest.mark.parametrize("name", ["llama3.1-8b", "scout", "gemma3-1b"])
+def test_a_call_takes_its_seconds_at_the_mean_context(name):
+    """Scout has chunks of 8,192, Gemma windows of 512: seconds are no line there."""
+    settings = config_lib.defaults()
+    settings.model.architecture, settings.model.sampler_dtype = name, "bfloat16"
+    settings.model.remat = "full"
+    scenario = Scenario(
+        **dict(num_prompts=48, group_size=16, max_staleness=8, slots=128),
+        **dict(tokens_per_call=1, replica_chips=4, learner_chips=8, prompt_tokens=0),
+    )
+    lengths = SimulatedLengths(mean_tokens=4000.0, tail=1.0, limit=14_336)
+    arch, chip = ARCHITECTURES[name], CHIPS["v5p"]
+    found = closed_rates(config_lib.resolve(settings), arch, chip, scenario, lengths)
+    call_s = found.call_seconds(128)[128] + found.decode_context_s * 128 * 2000
+    exact_s = decode_seconds(arch, chip, slots=128, mean_context=2000, chips=4)
+    assert call_s == pytest.approx(exact_s)

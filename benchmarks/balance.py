@@ -67,8 +67,8 @@ def simulate(
         prompt_tokens=200,
         eval_every=0,
         checkpoint_every=50,
-        replica_chips=REPLICA_CHIPS,
-        learner_chips=CHIPS_IN_ALL if shared else CHIPS_IN_ALL - generating,
+        replica_devices=REPLICA_CHIPS,
+        learner_devices=CHIPS_IN_ALL if shared else CHIPS_IN_ALL - generating,
     )
     base = dataclasses.asdict(scenario_of(config)) | said | fields
     base["failures"] = fields.get("failures", Failures())

@@ -11,28 +11,19 @@ import itertools
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from absl import flags
 
 from scalerl_jax import config as config_lib
-from scalerl_jax.planning.lengths import read_lengths as read_run
-from scalerl_jax.preflight.fitting import fit_topology
-from scalerl_jax.preflight.topologies import Topology, parse_topology
 from scalerl_jax.process.ending import answer
 from scalerl_jax.process.full_disk import naming
 from scalerl_jax.process.printing import to_stdout
-from scalerl_jax.simulate.basis import basis_of
-from scalerl_jax.simulate.lengths import SimulatedLengths, law_of, read_lengths
 from scalerl_jax.simulate.outcome import SimulationOutcome, draw
-from scalerl_jax.simulate.rates import Rates, closed_rates, read_rates
-from scalerl_jax.simulate.run import Simulation
-from scalerl_jax.simulate.scenario import Failures, Scenario, scenario_of
-from scalerl_jax.wiring.learning import make_architecture
+from scalerl_jax.simulate.world import World
 
-_MOST_WORK = 5_000_000  # rollouts of a simulation, which takes a minute
 COLUMNS = {  # figure -> heading of its column in a sweep's table
     "chip_hours_per_step": "chip-hours a step",
     "step_s": "s a step",
@@ -43,13 +34,12 @@ COLUMNS = {  # figure -> heading of its column in a sweep's table
     "staleness_in_flight": "staleness in flight",
     "staleness_queued": "queued",
 }
-_HOUR_S = 3600.0
 # Settings that a sweep may vary -> the field of a scenario.
 SWEPT = {
     "batch.num_prompts": "num_prompts",
     "batch.group_size": "group_size",
     "generators.count": "replicas",
-    "generators.devices": "replica_chips",
+    "generators.devices": "replica_devices",
     "queue.max_staleness": "max_staleness",
     "queue.max_waiting": "max_waiting",
     "sampler.slots": "slots",
@@ -169,100 +159,6 @@ def _check(said: dict[str, Any]) -> None:
             raise ValueError(f"--{name}={said[name]} must be a finite number")
 
 
-class World:
-    """Config, machine and lengths, which all points of a sweep share."""
-
-    def __init__(self, config: config_lib.Config, said: dict[str, Any]) -> None:
-        """Read the files that the flags name."""
-        self._said = said
-        self._topology: Topology | None = None
-        self._rates_of: Callable[[Scenario], Rates]
-        rates = None
-        if said["rates"] is not None:
-            rates = measured_rates = read_rates(said["rates"])
-            self._rates_of = lambda _: measured_rates
-            if not config.sampler.slots:
-                raise ValueError(
-                    "sampler.slots = 0 needs a --topology; with --rates set it to the "
-                    "slots of a replica to which the rates apply"
-                )
-        else:
-            topology = self._topology = parse_topology(said["topology"])
-            arch = make_architecture(config)
-            config = fit_topology(config, arch, topology).config
-            self._rates_of = lambda scenario: closed_rates(
-                config, arch, topology.chip, scenario, self._lengths
-            )
-        self._config = config
-        limit, measured = config.sampler.max_completion_tokens, ()
-        mean, tail = said["mean_tokens"] or limit / 2, said["tail"]
-        if said["lengths"] and Path(said["lengths"]).is_dir():
-            mean, tail = law_of(read_run(said["lengths"], config).completions)
-        elif said["lengths"]:
-            measured = read_lengths(said["lengths"])
-        self._lengths = SimulatedLengths(
-            mean_tokens=mean,
-            tail=tail,
-            alike=said["alike"],
-            limit=limit,
-            drift=said["drift"],
-            num_steps=said["steps"],
-            measured=measured,
-            seed=config.seed,
-        )
-        self.basis = basis_of(said, rates, self._lengths)
-
-    def simulate(self, fields: dict[str, int]) -> SimulationOutcome:
-        """Return the outcome with these fields of the scenario changed.
-
-        Raises:
-            ValueError: the changed scenario is not valid.
-        """
-        scenario = self._scenario(fields)
-        return Simulation(scenario, self._rates_of(scenario), self._lengths).run()
-
-    def _scenario(self, fields: dict[str, int]) -> Scenario:
-        said = self._said
-        failures = Failures(
-            replica_mtbf_s=said["replica_mtbf_h"] * _HOUR_S,
-            learner_mtbf_s=said["learner_mtbf_h"] * _HOUR_S,
-            replica_start_s=said["replica_start_s"],
-            learner_start_s=said["learner_start_s"],
-        )
-        scenario = scenario_of(
-            self._config,
-            num_steps=said["steps"],
-            prompt_tokens=round(said["prompt_tokens"]),
-            zero_variance_share=said["zero_variance"],
-            failures=failures,
-            learner_chips=said["learner_chips"] or 1,
-        )
-        scenario = dataclasses.replace(scenario, **fields)
-        least = scenario.epochs - 1 + (scenario.mode == "batched")
-        if scenario.max_staleness < least or scenario.max_waiting < 0:
-            raise ValueError(
-                f"queue.max_staleness = {scenario.max_staleness} must be {least} or "
-                f"more, and queue.max_waiting 0 or more"
-            )
-        rollouts = scenario.num_steps * scenario.num_prompts * scenario.group_size
-        if rollouts > _MOST_WORK:
-            raise ValueError(
-                f"{rollouts:,} rollouts in --steps={scenario.num_steps} are more than "
-                f"{_MOST_WORK:,}; lower --steps"
-            )
-        if self._topology is not None:
-            chips = self._topology.num_devices
-            left = chips - scenario.replicas * scenario.replica_chips
-            if left < 1:
-                raise ValueError(
-                    f"generators.count = {scenario.replicas} times generators.devices "
-                    f"= {scenario.replica_chips} leave no device of "
-                    f"{self._topology.name} ({chips}) to the learner"
-                )
-            scenario = dataclasses.replace(scenario, learner_chips=left)
-        return scenario
-
-
 def parse_sweep(text: str) -> dict[str, list[int]]:
     """Parse the values of each setting: `generators.count=1,2,4 sampler.slots=64`.
 
@@ -344,6 +240,11 @@ def _sweep(world: World, values: dict[str, list[int]], *, as_json: bool) -> int:
             f"--config.{name}={value}" for name, value in best.settings.items()
         )
         to_stdout(f"\nleast chip-hours a step: {words}\n")
+        if world.learner_takes_rest({SWEPT[name] for name in best.settings}):
+            to_stdout(
+                "the learner has all chips that generators leave: --config.mesh.data=0 "
+                "--config.mesh.fsdp=0\n"
+            )
         to_stdout(world.basis.text())
     return 0
 
@@ -362,10 +263,14 @@ def _text(
     scenario, counts = outcome.scenario, outcome.counts
     hours = figures["chip_hours_per_step"]
     money = f", {hours * price:.4g} of money" if price else ""
+    per_chip = scenario.devices_per_chip
+    unused = ""
+    if scenario.unused_devices:
+        unused = f", {scenario.unused_devices / per_chip:g} are paid for without a role"
     lines = [
-        f"{scenario.learner_chips} chips learn, {scenario.replicas} x "
-        f"{scenario.replica_chips} generate with {scenario.slots} slots each; "
-        f"{scenario.num_steps} steps simulated",
+        f"{scenario.learner_devices / per_chip:g} chips learn, {scenario.replicas} x "
+        f"{scenario.replica_devices / per_chip:g} generate with {scenario.slots} slots "
+        f"each{unused}; {scenario.num_steps} steps simulated",
         f"a step: {figures['step_s']:.4g} s, {hours:.4g} chip-hours{money}; "
         f"{figures['busy_share']:.0%} of the chips' time trains or decodes",
         f"idle: learner {figures['learner_idle']:.1%}, generators "

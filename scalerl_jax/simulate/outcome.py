@@ -64,10 +64,10 @@ class SimulationOutcome:
             "generators_down": spent["down_s"] / replicas_s,
             "slots_in_use": spent["slot_s"] / (busy_s * scenario.slots),
             "busy_share": (
-                scenario.learner_chips * spent["learner/train"]
-                + scenario.replica_chips * busy_s
+                scenario.learner_devices * spent["learner/train"]
+                + scenario.replica_devices * busy_s
             )
-            / (scenario.chips * time_s),
+            / (scenario.devices * time_s),
             "controller_busy": spent["controller_s"] / time_s,
             "tokens_per_s": spent["generated"] / time_s,
             "staleness": flight + queued,

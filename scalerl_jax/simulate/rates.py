@@ -136,7 +136,7 @@ def closed_rates(
     Rows of a batch are assumed full: a token costs its share of a row.
     """
     common: Any = dict(
-        chips=scenario.replica_chips,
+        chips=scenario.replica_devices,
         **read_bytes(config, arch),
         reached=reached,
     )
@@ -173,12 +173,12 @@ def closed_rates(
         transfer_s=publish_seconds(
             arch,
             chip,
-            learner_chips=scenario.learner_chips,
+            learner_chips=scenario.learner_devices,
             replicas=scenario.replicas,
-            replica_chips=scenario.replica_chips,
+            replica_chips=scenario.replica_devices,
             itemsize=weight_bytes(config, arch),
         ),
-        place_s=pause_seconds(config, arch, replica_chips=scenario.replica_chips),
+        place_s=pause_seconds(config, arch, replica_chips=scenario.replica_devices),
         **HOSTS_S | ({} if scenario.replicas > 1 else _ONE_PROCESS_S),
     )
 
@@ -200,8 +200,8 @@ def _share(config: Config, scenario: Scenario, drawn: Lengths) -> float:
         rollouts=scenario.num_prompts * scenario.group_size,
         row_tokens=config.batch.row_tokens,
         row_segments=config.batch.packed_segments,
-        rows=scenario.learner_chips,
-        shards=scenario.learner_chips,
+        rows=scenario.learner_devices,
+        shards=scenario.learner_devices,
     )
 
 
@@ -223,7 +223,7 @@ def _training(
             microbatches=1,
             rows=rows,
             row_tokens=row,
-            chips=scenario.learner_chips,
+            chips=scenario.learner_devices,
             remat=config.model.remat,
             float32_head=config.model.float32_head,
             param_bytes=value_bytes(config.model.param_dtype),
@@ -232,13 +232,13 @@ def _training(
             attention_share=share,
             reached=reached,
         )
-        for rows in (scenario.learner_chips, 2 * scenario.learner_chips)
+        for rows in (scenario.learner_devices, 2 * scenario.learner_devices)
     }
     one, two = (step[rows] for rows in sorted(step))
-    tokens = scenario.learner_chips * row
+    tokens = scenario.learner_devices * row
     trained, _ = sizes(config.model, arch)
     slices = config.mesh.slices
     between = between_slices_seconds(
-        trained, chip, slices=slices, shards=max(1, scenario.learner_chips // slices)
+        trained, chip, slices=slices, shards=max(1, scenario.learner_devices // slices)
     )
     return max(0.0, 2 * one - two) + between, (two - one) / tokens

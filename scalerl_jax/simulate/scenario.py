@@ -43,8 +43,10 @@ class Scenario:
     eval_completions: int = 0  # per evaluation
     eval_beside: bool = False  # training continues meanwhile, except for the last one
     checkpoint_every: int = 0  # 0: never
-    learner_chips: int = 1
-    replica_chips: int = 1
+    learner_devices: int = 1  # as JAX counts them: two are a tpu7x chip
+    replica_devices: int = 1
+    unused_devices: int = 0  # paid for, without a role
+    devices_per_chip: int = 1
     failures: Failures = Failures()
     seed: int = 0
 
@@ -54,7 +56,8 @@ class Scenario:
         Raises:
             ValueError: a number is out of range.
         """
-        for name in ("num_prompts", "group_size", "num_steps", "replicas", "slots"):
+        counts = ("num_prompts", "group_size", "num_steps", "replicas", "slots")
+        for name in (*counts, "learner_devices", "replica_devices"):
             value = getattr(self, name)
             if not 1 <= value <= 1_000_000:
                 raise ValueError(f"{name} = {value:,} must be from 1 to 1,000,000")
@@ -81,9 +84,15 @@ class Scenario:
         return self.in_turn and self.replicas > 1
 
     @property
-    def chips(self) -> int:
-        """Chips of learner and replicas."""
-        return self.learner_chips + self.replicas * self.replica_chips
+    def devices(self) -> int:
+        """Devices that are paid for."""
+        generating = self.replicas * self.replica_devices
+        return self.learner_devices + generating + self.unused_devices
+
+    @property
+    def chips(self) -> float:
+        """Chips that are paid for."""
+        return self.devices / self.devices_per_chip
 
     def queue(self, make: Callable[..., Any] = RolloutQueue) -> Any:
         """Return a rollout queue with the run's pacing."""
@@ -109,7 +118,7 @@ def scenario_of(config: Config, **others: Any) -> Scenario:
         eval_completions=config.eval.num_prompts * config.eval.samples_per_prompt,
         eval_beside=config.eval.beside,
         checkpoint_every=config.checkpoint.every,
-        replica_chips=max(1, config.generators.devices),
+        replica_devices=max(1, config.generators.devices),
         seed=config.seed,
     )
     return Scenario(**(said | others))

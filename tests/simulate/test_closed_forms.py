@@ -208,7 +208,9 @@ def test_a_call_takes_its_seconds_at_the_mean_context(name):
     settings.model.remat = "full"
     scenario = Scenario(
         **dict(num_prompts=48, group_size=16, max_staleness=8, slots=128),
-        **dict(tokens_per_call=1, replica_chips=4, learner_chips=8, prompt_tokens=0),
+        **dict(
+            tokens_per_call=1, replica_devices=4, learner_devices=8, prompt_tokens=0
+        ),
     )
     lengths = SimulatedLengths(mean_tokens=4000.0, tail=1.0, limit=14_336)
     arch, chip = ARCHITECTURES[name], CHIPS["v5p"]

@@ -1,6 +1,7 @@
 """The command `simulate`: figures, a sweep, a picture."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,58 @@ def test_a_sweep_names_the_cheapest_and_what_cannot_be():
     assert int(rows[0][0]) == 4 and int(rows[1][0]) == 1
     assert "leave no device of v5p:4x4x4 (64) to the learner" in rows[2][2]
     assert "--config.generators.count=4 --config.sampler.slots=64" in said
+
+
+def a_step(said):
+    seconds, hours = re.search(r"a step: (\S+) s, (\S+) chip-hours", said).groups()
+    return float(seconds), float(hours)
+
+
+def test_the_learner_has_the_chips_of_its_mesh_and_others_are_paid_for():
+    line = POD.replace("count=1", "count=4")
+    line = f"{line} --config.mesh.fsdp=8 --steps=12 --mean_tokens=8000"
+    said = ask(line)
+    assert said.startswith(
+        "8 chips learn, 4 x 8 generate with 64 slots each, 24 are paid for without a "
+        "role; 12 steps simulated"
+    )
+    seconds, hours = a_step(said)
+    assert hours == pytest.approx(64 * seconds / 3600, rel=1e-3)
+    # A sweep of generators gives the learner what they leave.
+    [swept] = json.loads(ask(f"{line} --json --sweep=generators.count=4"))
+    idle = float(re.search(r"idle: learner (\S+)%", said)[1])
+    assert idle < 40 < 60 < 100 * swept["learner_idle"]
+
+
+def test_both_halves_of_a_tpu7x_are_one_chip():
+    line = POD.replace("v5p:4x4x4", "tpu7x:2x2x1").replace("devices=8", "devices=4")
+    said = ask(f"{line} --steps=12 --mean_tokens=8000")
+    assert said.startswith("2 chips learn, 1 x 2 generate with 64 slots each;")
+    seconds, hours = a_step(said)
+    assert hours == pytest.approx(4 * seconds / 3600, rel=1e-3)
+
+
+def test_chips_that_are_shared_are_not_simulated():
+    line = f"simulate --config={small_run.ROOT}/configs/tiny.py --topology=v6e:2x4"
+    status, said, error = small_commands.outcome(line)
+    assert (status, said) == (2, "")
+    assert error.startswith("error: generators.placement = 'shared' is not simulated")
+    apart = "--config.generators.placement=apart --steps=12 --mean_tokens=30"
+    assert ask(f"{line} {apart}").startswith("1 chips learn, 1 x 1 generate")
+
+
+def test_no_replica_is_recommended_that_cannot_be():
+    said = ask(
+        f"{POD} --steps=12 --mean_tokens=8000 --config.sampler.cache_tokens=600000 "
+        f"--sweep=generators.devices=0,1,3,8"
+    )
+    rows = [line.split("|")[1:-1] for line in said.splitlines()[2:6]]
+    reasons = {int(row[0]): row[1] for row in rows}
+    assert float(reasons[8]) > 0
+    assert "replica_devices = 0 must be from 1" in reasons[0]
+    assert "generators.devices = 3 does not divide the 8 kv heads" in reasons[3]
+    assert "cache of 600,000 tokens needs 107.9 of 87.4 GiB" in reasons[1]
+    assert "least chip-hours a step: --config.generators.devices=8\n" in said
 
 
 def test_a_sweep_takes_no_flag_that_it_does_not_read():

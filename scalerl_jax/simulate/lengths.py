@@ -21,7 +21,7 @@ _P99 = NormalDist().inv_cdf(0.99)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SimulatedLengths:
-    """Token counts of completions: lognormal and cut off at a limit, or measured.
+    """Token counts of completions, lognormal or measured, and cut off at a limit.
 
         log(tokens) = mu + sigma * (sqrt(r) * x[prompt] + sqrt(1 - r) * y[completion])
 
@@ -45,6 +45,8 @@ class SimulatedLengths:
         Raises:
             ValueError: a parameter is out of range.
         """
+        if not 0.01 <= self.drift <= 100:
+            raise ValueError(f"drift = {self.drift:g} must be from 0.01 to 100")
         if self.measured:
             return
         if not 0 < self.mean_tokens < self.limit:
@@ -56,8 +58,6 @@ class SimulatedLengths:
             raise ValueError(f"tail = {self.tail:g} must be from 1 to 1,000")
         if not 0 <= self.alike <= 1:
             raise ValueError(f"alike = {self.alike:g} must be from 0 to 1")
-        if not 0.01 <= self.drift <= 100:
-            raise ValueError(f"drift = {self.drift:g} must be from 0.01 to 100")
 
     @property
     def sigma(self) -> float:
@@ -81,12 +81,11 @@ class SimulatedLengths:
         random = np.random.default_rng([self.seed, block])
         if self.measured:
             rows = random.integers(0, len(self.measured), _BLOCK)
-            return np.array(
-                [
-                    random.permutation(np.resize(self.measured[row], group_size))
-                    for row in rows
-                ]
-            )
+            groups = [
+                random.permutation(np.resize(self.measured[row], group_size))
+                for row in rows
+            ]
+            return np.minimum(groups, self.limit)
         x = random.standard_normal((_BLOCK, 1)) * math.sqrt(self.alike)
         y = random.standard_normal((_BLOCK, group_size)) * math.sqrt(1 - self.alike)
         tokens = np.exp(self.mu() + self.sigma * (x + y))

@@ -175,6 +175,13 @@ def test_a_cut_keeps_the_mean():
     assert tokens.mean() == pytest.approx(500.0, rel=0.03)
 
 
+def test_measured_lengths_end_at_the_limit_too():
+    lengths = SimulatedLengths(measured=((3000, 200),), limit=1500)
+    assert sorted(Drawn(lengths, group_size=2).tokens(0)) == [200, 1500]
+    with pytest.raises(ValueError, match="drift = -1 must be from 0.01 to 100"):
+        SimulatedLengths(measured=((3000, 200),), limit=1500, drift=-1.0)
+
+
 def test_lengths_drift_and_do_not_depend_on_the_order():
     lengths = SimulatedLengths(
         mean_tokens=500.0, limit=50_000, drift=2.0, num_steps=100

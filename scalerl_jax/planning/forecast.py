@@ -156,16 +156,23 @@ def forecast(
     evaluated = config.eval.num_prompts * config.eval.samples_per_prompt
     evaluating = functools.partial(decode, sequences=evaluated)
     in_loop = evaluating(cache=1.0)
-    generate = decoding.seconds(rollouts, prompts=batch.num_prompts, tail=in_turn)
+    # Batches that are sampled together, and wait for their longest rollout once.
+    together = _batches_together(config)
+    generate = decoding.seconds(
+        together * rollouts, prompts=together * batch.num_prompts, tail=in_turn
+    )
+    generate /= together
     # Replicas that share their devices take turns.
     turns = max(1.0, replicas * each / learner) if shared else 1.0
-    generate = generate * turns + pause_seconds(config, arch, replica_chips=each)
+    pause = pause_seconds(config, arch, replica_chips=each)
+    generate = generate * turns + pause / together
     dcn = batch.epochs * _between_slices_seconds(config, arch, chip)
     train = batch.epochs * _train_seconds(config, arch, chip, lengths, reached) + dcn
     publish = _publish_seconds(config, arch, chip)
     if in_turn:
-        # All epochs of a batch share its generation and publication.
-        step = generate + train + publish
+        # All epochs of a batch share its generation and publication.  Generators wait
+        # only for the last version of a window; a copy takes its time on the learner.
+        step = generate + train + publish / (1 if shared else together)
     else:
         step = max(generate, train, publish, _longest_seconds(config, decoding))
     return StepForecast(
@@ -225,8 +232,13 @@ def _under_way(config: Config) -> int:
     batch = config.batch
     prompts = max(config.queue.max_staleness, 1) * batch.num_prompts
     if takes_turns(config):
-        prompts = batch.num_prompts * config.steps_per_window
+        prompts = batch.num_prompts * _batches_together(config)
     return prompts * batch.group_size
+
+
+def _batches_together(config: Config) -> int:
+    """Return the batches of a window, which are sampled at one version."""
+    return config.steps_per_window // config.batch.epochs
 
 
 def takes_turns(config: Config) -> bool:

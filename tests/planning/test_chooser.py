@@ -350,6 +350,28 @@ def test_the_seconds_of_a_step_by_hand():
     assert found.chip_hours_per_step == pytest.approx(20 * found.step_seconds / 3600)
 
 
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_batched_window_waits_for_its_longest_rollout_once(epochs):
+    """k = 8: of eight steps one wait; in turn, each batch waits."""
+    lengths = dataclasses.replace(even(1), completions=(1,) * 99_999 + (100_000,))
+    turns, batched = (
+        forecast(
+            numbers(config_of(batch__epochs=epochs, **changes), **TWO_REPLICAS),
+            *(ARCH, CHIPS["v5p"], lengths),
+            devices=20,
+        )
+        for changes in (
+            dict(queue__max_staleness=epochs - 1),
+            dict(queue__max_staleness=8, queue__mode="batched"),
+        )
+    )
+    assert batched.generate_seconds * 8 / epochs == pytest.approx(
+        turns.generate_seconds
+    )
+    both = batched.generate_seconds + batched.train_seconds
+    assert batched.step_seconds == pytest.approx(both + batched.publish_seconds / 8)
+
+
 @pytest.mark.parametrize("epochs", [1, 2, 4])
 def test_the_longest_rollout_bounds_optimizer_steps_however_many_a_batch_has(epochs):
     config = numbers(config_of(batch__epochs=epochs), **TWO_REPLICAS)

@@ -96,6 +96,7 @@ def read_lengths(path: str, config: Config) -> Lengths:
         ValueError: the path has no lengths, or invalid ones.
     """
     place, assumed = Path(path), assumed_lengths(config)
+    limit = config.sampler.max_completion_tokens
     try:
         if place.is_dir():
             steps = _lines(place / METRICS_FILE)[-_STEPS:]
@@ -104,8 +105,8 @@ def read_lengths(path: str, config: Config) -> Lengths:
             rollouts = _lines(logged) if logged.exists() else []
             seen = [each["tokens"] for each in rollouts]
             spread = seen if len(seen) >= _FEW else assumed.completions
-            scale = mean / statistics.fmean(spread)
-            found = [max(1, round(length * scale)) for length in spread]
+            # Of a run with longer completions, these are cut off below.
+            found = scaled(spread, mean, limit=max([limit, *seen]))
             source = f"{place}: {mean:,.0f} tokens on average, last {len(steps)} steps"
         else:
             found = [int(each) for each in _lines(place)]
@@ -118,12 +119,29 @@ def read_lengths(path: str, config: Config) -> Lengths:
         ) from error
     if not found or min(found) < 1:
         raise ValueError(f"--lengths={path}: a completion has at least one token")
-    limit = config.sampler.max_completion_tokens
     return dataclasses.replace(
         assumed,
         completions=tuple(min(limit, length) for length in found),
         source=source,
     )
+
+
+def scaled(spread: Sequence[int], mean: float, *, limit: int) -> list[int]:
+    """Return lengths, scaled and then cut off at `limit`, whose mean is `mean`.
+
+    They are not cut off if the mean is not below the limit: it is of longer ones.
+    """
+    low = mean / statistics.fmean(spread)
+    if mean >= limit:
+        return [max(1, round(length * low)) for length in spread]
+    high = float(limit)  # cuts off all of them
+    for _ in range(60):
+        middle = (low + high) / 2
+        if statistics.fmean(min(limit, each * middle) for each in spread) < mean:
+            low = middle
+        else:
+            high = middle
+    return [min(limit, max(1, round(length * high))) for length in spread]
 
 
 def _lines(path: Path) -> list[Any]:

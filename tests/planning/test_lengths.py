@@ -1,5 +1,6 @@
 """Lengths of a run and of a file, and the rows that they fill."""
 
+import dataclasses
 import functools
 import json
 
@@ -56,6 +57,18 @@ def test_a_run_has_the_mean_of_its_last_steps(tmp_path, logged, longest):
         assert found.longest == longest
     else:
         assert found.longest < longest
+
+
+@pytest.mark.parametrize("limit, mean, cut", [(64, 42.0, 42.0), (24, 42.0, 21.25)])
+def test_a_run_whose_lengths_are_cut_off_has_their_mean(tmp_path, limit, mean, cut):
+    """13, 39, 52 and 64 tokens; scaled by 42 / 32 and cut off they would have 37."""
+    write(tmp_path / "metrics.jsonl", [{"completion/mean_tokens": mean}])
+    lengths = [8, 24, 32, 64] * 10
+    write(tmp_path / "rollouts.jsonl", [{"tokens": each} for each in lengths])
+    sampler = dataclasses.replace(CONFIG.sampler, max_completion_tokens=limit)
+    found = read_lengths(str(tmp_path), dataclasses.replace(CONFIG, sampler=sampler))
+    assert found.mean == pytest.approx(cut)
+    assert found.longest == limit
 
 
 @pytest.mark.parametrize(

@@ -77,43 +77,45 @@ def _run(argv: list[str]) -> int:
     asked = values["lengths"].value
     lengths = read_lengths(str(asked), config) if asked else None
     result = check(config, topology, lengths)
-    found = search_rows(config, topology, result) if values["search"].value else None
     file = config_flags.get_config_filename(values["config"])
     price = values["price"].value
-    text = to_text(result, config_file=file, price=price)
+    # A search takes long: what is known is told before.
+    told = to_stderr if values["json"].value else to_stdout
+    told(to_text(result, config_file=file, price=price))
+    found = search_rows(topology, result) if values["search"].value else None
     if values["json"].value:
         answer = to_json(result, config_file=file, price=price)
         answer |= {"largest_compiled": found} if found is not None else {}
         to_stdout(json.dumps(answer) + "\n")
-        to_stderr(text)
-    else:
-        to_stdout(text)
-        if found is not None:
-            to_stdout(
-                f"compiled: the train step fits with batch.rows_per_microbatch = "
-                f"{found}\n"
-            )
+    elif found is not None:
+        to_stdout(
+            f"compiled: the train step fits with batch.rows_per_microbatch = {found}\n"
+        )
     return _FITS if result.fits else _TOO_LARGE
 
 
 # -- the largest microbatch whose train step fits, found by compiling ------------------
 
 
-def search_rows(
-    config: config_lib.Config, topology: Topology, result: CheckedConfig
-) -> int:
+def search_rows(topology: Topology, result: CheckedConfig) -> int:
     """Return the most rows of a microbatch whose train step fits; 0 if none does.
 
-    Each number tried is compiled, and its result is printed to stderr.
+    The split and all other settings are those of the result.  Each number tried is
+    compiled, and its result is printed to stderr.
     """
-    mesh, batch = result.parts.config.mesh, result.parts.config.batch
+    config = result.parts.config
+    mesh, batch = config.mesh, config.batch
     shards = mesh.data * mesh.fsdp
     estimate = estimate_largest(result).get("rows_per_microbatch", 0) // shards
 
     def fits(times: int) -> bool:
         rows = times * shards
-        asked = dataclasses.replace(config.batch, rows_per_microbatch=rows)
-        parts, step = make_parts(dataclasses.replace(config, batch=asked), topology)
+        asked = dataclasses.replace(batch, rows_per_microbatch=rows)
+        try:
+            parts, step = make_parts(dataclasses.replace(config, batch=asked), topology)
+        except ValueError as error:
+            to_stderr(f"batch.rows_per_microbatch = {rows}: does not fit: {error}\n")
+            return False
         compiled = compile_program(f"{rows} rows", step.lower()["accumulate"])
         size = sum(program_memory("accumulate", compiled, parts).values())
         found = not compiled.too_large and size <= result.limit

@@ -1,13 +1,21 @@
 """Mistakes on the command line: one line, and exit status 2."""
 
+import dataclasses
 import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from scalerl_jax import config as config_lib
+from scalerl_jax.preflight import check, command
 from scalerl_jax.preflight.command import run
+from scalerl_jax.preflight.fitting import fit_topology
+from scalerl_jax.preflight.topologies import parse_topology
+from scalerl_jax.wiring.learning import make_architecture
 
 # ml_collections loads a config file in an old way.
 pytestmark = pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")
@@ -45,6 +53,36 @@ def test_a_mistake_is_one_line_and_status_2(flags, said, capsys):
     assert out == ""
     assert said in error
     assert error.startswith("error: ") and error.count("\n") == 1
+
+
+def test_a_search_keeps_the_split_that_it_began_with(monkeypatch, capsys):
+    """What is chosen for more rows may be another split, or none: 12 x 32 fit here."""
+    topology = parse_topology("v5p:4x4x4")
+    open_ = config_lib.resolve(config_lib.named("8b"))
+    arch = make_architecture(open_)
+    fitted = fit_topology(open_, arch, topology).config
+    tried = []
+
+    def make_parts(config, topology):
+        tried.append(fit_topology(config, arch, topology).config)
+        if config.batch.rows_per_microbatch > 12 * fitted.mesh.num_devices:
+            raise ValueError("no rows are left")
+        return None, SimpleNamespace(lower=lambda: {"accumulate": None})
+
+    monkeypatch.setattr(command, "make_parts", make_parts)
+    monkeypatch.setattr(command, "program_memory", lambda *_: {})
+    monkeypatch.setattr(
+        command, "compile_program", lambda *_: SimpleNamespace(too_large="")
+    )
+    known = check.Checked(parts={"saved activations": 1})
+    result: Any = SimpleNamespace(
+        parts=SimpleNamespace(config=fitted), limit=10, programs={"accumulate": known}
+    )
+    assert command.search_rows(topology, result) == 12 * 32
+    assert "= 416: does not fit: no rows are left" in capsys.readouterr().err
+    assert len(tried) > 2
+    for each in tried:
+        assert dataclasses.replace(each, batch=fitted.batch) == fitted
 
 
 @pytest.mark.skipif(

@@ -25,7 +25,8 @@ from scalerl_jax.config import (
 )
 from scalerl_jax.model.sizes import ARCHITECTURES
 from scalerl_jax.run.record import flatten
-from scalerl_jax.wiring import fit_devices
+from scalerl_jax.wiring import fit_devices, make_ledger
+from scalerl_jax.wiring.devices import ledger_pools
 
 PACKAGE = Path(scalerl_jax.__file__).parent
 CONFIGS = PACKAGE.parent / "configs"
@@ -198,6 +199,17 @@ def test_what_is_left_to_the_devices_is_as_many_shards_as_fit(
     assert (fitted.mesh.fsdp, fitted.batch.rows_per_microbatch) == expected
     mesh = dataclasses.replace(fitted.mesh, fsdp=config.mesh.fsdp)
     assert mesh == config.mesh  # nothing else has changed
+
+
+def test_the_ledger_counts_both_devices_of_a_tpu7x_as_one_chip():
+    config = resolve(changed(mesh__fsdp=4, generators__count=2, generators__devices=1))
+    fitted = fit_devices(config, ARCHITECTURES["tiny"], 6)
+    pools = {"replica0": 1, "replica1": 1, "learner": 4}
+    assert ledger_pools(fitted, "TPU v5p") == ledger_pools(fitted, "cpu") == pools
+    halves = {name: devices / 2 for name, devices in pools.items()}
+    assert ledger_pools(fitted, "TPU7x") == halves
+    ledger = make_ledger(fitted, chip="TPU7x")
+    assert ledger.idle_shares().keys() == pools.keys()
 
 
 APART = {"generators__placement": "apart"}

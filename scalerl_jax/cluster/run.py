@@ -322,7 +322,7 @@ def kept_up_to_date(
 def make_ledger(config: Config, *, chip: str) -> RemoteLedger:
     """Return a ledger of the run's chips, of this kind if `mesh.chip` names none."""
     return RemoteLedger(
-        pools=ledger_pools(config),
+        pools=ledger_pools(config, chip),
         chip=config.mesh.chip or chip,
         remote=generator_pools(config),
     )

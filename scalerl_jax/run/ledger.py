@@ -55,13 +55,13 @@ class Ledger:
     def __init__(
         self,
         *,
-        pools: dict[str, int],
+        pools: Mapping[str, float],
         chip: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Create a ledger of `pools` (name -> number of chips) of one kind of chip."""
-        if not pools or min(pools.values()) < 1:
-            raise ValueError(f"pools = {pools} must each have at least one chip")
+        if not pools or min(pools.values()) <= 0:
+            raise ValueError(f"pools = {pools} must each have chips")
         self.chip = chip
         self._pools = dict(pools)
         self._clock = clock

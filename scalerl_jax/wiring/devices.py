@@ -8,6 +8,7 @@ import jax
 from jax.sharding import Mesh
 
 from scalerl_jax.config import Config
+from scalerl_jax.machines.chips import chip_of
 from scalerl_jax.model.architecture import (
     Architecture,
     check_replica,
@@ -172,16 +173,19 @@ def generator_pools(config: Config) -> tuple[str, ...]:
     return tuple(f"replica{number}" for number in range(count))
 
 
-def ledger_pools(config: Config) -> dict[str, int]:
-    """Return the number of chips in each pool of the ledger."""
-    pools = dict.fromkeys(generator_pools(config), config.generators.devices)
-    return pools | {learner_pool(config): config.mesh.num_devices}
+def ledger_pools(config: Config, kind: str) -> dict[str, float]:
+    """Return the chips in each pool of the ledger; `kind` is JAX's of the devices."""
+    devices = dict.fromkeys(generator_pools(config), config.generators.devices)
+    devices[learner_pool(config)] = config.mesh.num_devices
+    chip = chip_of(kind)
+    each = 1 if chip is None else chip.devices_per_chip
+    return {pool: number / each for pool, number in devices.items()}
 
 
 def make_ledger(config: Config, *, chip: str = "") -> Ledger:
     """Return the ledger of this process's chips, or of others of the kind `chip`."""
-    chip = config.mesh.chip or chip or jax.devices()[0].device_kind
-    return Ledger(pools=ledger_pools(config), chip=chip)
+    kind = chip or jax.devices()[0].device_kind
+    return Ledger(pools=ledger_pools(config, kind), chip=config.mesh.chip or kind)
 
 
 def _most_shards(config: Config, arch: Architecture, left: int) -> tuple[int, int]:

@@ -139,7 +139,7 @@ def test_idle_shares_are_since_the_previous_call(clock):
 def test_misuse_is_named(clock, misuse, message):
     with pytest.raises(ValueError, match=message):
         misuse(started(clock, a=1))
-    with pytest.raises(ValueError, match="at least one chip"):
+    with pytest.raises(ValueError, match="must each have chips"):
         Ledger(pools={"a": 0}, chip="abacus")
 
 

@@ -22,6 +22,7 @@ from scalerl_jax.planning.memory import (
     cache_tokens,
     head_bytes,
     read_bytes,
+    teacher_architecture,
     value_bytes,
     weight_bytes,
 )
@@ -327,8 +328,8 @@ def _train_seconds(
     lengths: Lengths,
     reached: Reached,
 ) -> float:
-    """Return the seconds of one optimizer step on the learner's devices."""
-    batch, mesh, model = config.batch, config.mesh, config.model
+    """Return the seconds of one optimizer step on the rollouts of these lengths."""
+    batch, mesh = config.batch, config.mesh
     packed: Any = dict(
         rollouts=batch.num_prompts * batch.group_size,
         row_tokens=batch.row_tokens,
@@ -336,25 +337,53 @@ def _train_seconds(
     )
     rows, together = count_rows(lengths, **packed), batch.rows_per_microbatch
     shards = mesh.data * mesh.fsdp
-    seconds = rates.train_seconds(
-        arch,
-        chip,
+    return optimizer_step_seconds(
+        *(config, arch, chip),
         microbatches=math.ceil(rows / together),
         rows=together,
-        row_tokens=batch.row_tokens,
         chips=mesh.data * mesh.fsdp * mesh.context * mesh.tensor,
         tensor=mesh.tensor,
-        remat=model.remat,
-        float32_head=model.float32_head,
-        param_bytes=value_bytes(model.param_dtype),
-        compute_bytes=value_bytes(model.compute_dtype),
-        head_bytes=head_bytes(config),
         attention_share=attention_share(
             lengths, **packed, rows=together, shards=shards
         ),
         reached=reached,
     )
-    return seconds * (2 if needs_of(config).critic else 1)
+
+
+def optimizer_step_seconds(
+    config: Config,
+    arch: Architecture,
+    chip: Chip,
+    *,
+    reached: Reached,
+    **rows: Any,
+) -> float:
+    """Return the seconds of an optimizer step, with its part of the window's scores.
+
+    Before its first step the learner scores a window with the policy, the reference,
+    the teacher and the critic, as far as the objective reads them: a forward pass each,
+    which all epochs share.  A critic takes as long as the policy.
+    `rows` are microbatches, rows, chips, tensor and attention_share of `train_seconds`.
+    """
+    model, needs = config.model, needs_of(config)
+    common: Any = rows | dict(
+        row_tokens=config.batch.row_tokens,
+        float32_head=model.float32_head,
+        compute_bytes=value_bytes(model.compute_dtype),
+        head_bytes=head_bytes(config),
+        reached=reached,
+    )
+    seconds = rates.train_seconds(
+        *(arch, chip),
+        remat=model.remat,
+        param_bytes=value_bytes(model.param_dtype),
+        **common,
+    )
+    scoring = [arch] * (needs.passes + needs.critic)
+    if config.teacher.checkpoint:
+        scoring.append(teacher_architecture(config.teacher.checkpoint))
+    scores = sum(rates.scoring_seconds(each, chip, **common) for each in scoring)
+    return seconds * (1 + needs.critic) + scores / config.batch.epochs
 
 
 def pause_seconds(config: Config, arch: Architecture, *, replica_chips: int) -> float:

@@ -144,7 +144,8 @@ def learner_bytes(config: Config, arch: Architecture) -> float:
     if needs.reference:
         state += trained * each / shards  # the reference
     if config.teacher.checkpoint:
-        state += _teacher_params(config.teacher.checkpoint) * itemsize / shards
+        teacher = teacher_architecture(config.teacher.checkpoint)
+        state += teacher.num_params * itemsize / shards
     outer = (1 if arch.tied_embeddings else 2) * arch.vocab_size * arch.hidden_size
     layer = (arch.num_params - outer) / arch.num_layers / mesh.tensor
     width, ffn = arch.hidden_size, arch.ffn_size // mesh.tensor
@@ -161,9 +162,9 @@ def learner_bytes(config: Config, arch: Architecture) -> float:
 
 
 @functools.lru_cache(maxsize=1)
-def _teacher_params(checkpoint: str) -> int:
-    """Return the teacher's number of params; cached, since each mesh tried needs it."""
-    return read_architecture(checkpoint).num_params
+def teacher_architecture(checkpoint: str) -> Architecture:
+    """Return the teacher's architecture; cached, since each mesh tried needs it."""
+    return read_architecture(checkpoint)
 
 
 def publishes_part(config: Config) -> bool:

@@ -189,6 +189,42 @@ def train_seconds(
     )
 
 
+def scoring_seconds(
+    arch: Architecture,
+    chip: Chip,
+    *,
+    microbatches: int,
+    rows: int,
+    row_tokens: int,
+    chips: int,
+    tensor: int = 1,
+    float32_head: bool = True,
+    compute_bytes: int = 2,
+    head_bytes: int = 4,
+    attention_share: float = 1.0,
+    reached: Reached = EXPECTED,
+) -> float:
+    """Return the seconds of a forward pass over a step's rows, for their scores.
+
+    Arguments are those of `train_seconds`; `arch` is that of the model that scores.
+    """
+    one = work.scoring(
+        arch,
+        rows=rows,
+        row_tokens=row_tokens,
+        devices=chips,
+        tensor=tensor,
+        float32_head=float32_head,
+        compute_bytes=compute_bytes,
+        head_bytes=head_bytes,
+        attention_share=attention_share,
+    )
+    return microbatches * max(
+        one.passes / chips / (chip.flops * reached.flops),
+        one.bytes / chips / chip.hbm_bandwidth,
+    )
+
+
 def between_slices_seconds(
     trained: float, chip: Chip, *, slices: int, shards: int
 ) -> float:

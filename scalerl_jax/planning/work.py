@@ -15,6 +15,7 @@ from scalerl_jax.model.architecture import Architecture
 HIGHEST_PASSES = 6
 CAST_PASSES = 3
 BOTH_CAST_PASSES = 1
+_PASSES = (HIGHEST_PASSES, CAST_PASSES, BOTH_CAST_PASSES)  # by number of cast operands
 # Matmuls of queries x keys per pass of attention.  The forward pass has two, scores and
 # mixing.  The backward pass has five in a kernel that computes the scores once, and
 # seven in the TPU's two kernels.
@@ -222,11 +223,34 @@ def microbatch(
     head = Work()
     hidden, weights = compute_bytes == 2, head_bytes == 2
     for cast in (hidden + weights, hidden + weights, hidden, weights):
-        passes = (HIGHEST_PASSES, CAST_PASSES, BOTH_CAST_PASSES)[cast]
+        passes = _PASSES[cast]
         head += _head(arch, tokens, copies, float32_head=float32_head, passes=passes)
     # Params are read; the accumulated gradients are read and written.
     state = Work(bytes=arch.num_params * (param_bytes + 4 + 4))
     return layer * arch.num_layers + head + state
+
+
+def scoring(
+    arch: Architecture,
+    *,
+    rows: int,
+    row_tokens: int,
+    devices: int,
+    tensor: int,
+    float32_head: bool,
+    compute_bytes: int = 2,
+    head_bytes: int = 4,
+    attention_share: float = 1.0,
+) -> Work:
+    """Return the work of a forward pass over a microbatch, as for `microbatch`."""
+    tokens, copies = rows * row_tokens, devices // tensor
+    layer = _linears(arch, tokens, copies)
+    layer += _attention(
+        arch, rows, row_tokens, matmuls=FORWARD_ATTENTION, share=attention_share
+    )
+    passes = _PASSES[(compute_bytes == 2) + (head_bytes == 2)]
+    head = _head(arch, tokens, copies, float32_head=float32_head, passes=passes)
+    return layer * arch.num_layers + head
 
 
 def optimizer_update(arch: Architecture, *, param_bytes: int) -> Work:

@@ -15,14 +15,9 @@ from scalerl_jax.formats.reading import Fields, read_json
 from scalerl_jax.machines.chips import Chip
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.lora import sizes
-from scalerl_jax.planning.forecast import pause_seconds
+from scalerl_jax.planning.forecast import optimizer_step_seconds, pause_seconds
 from scalerl_jax.planning.lengths import Lengths, attention_share
-from scalerl_jax.planning.memory import (
-    head_bytes,
-    read_bytes,
-    value_bytes,
-    weight_bytes,
-)
+from scalerl_jax.planning.memory import read_bytes, weight_bytes
 from scalerl_jax.planning.rates import (
     EXPECTED,
     Reached,
@@ -30,7 +25,6 @@ from scalerl_jax.planning.rates import (
     decode_seconds,
     prefill_seconds,
     publish_seconds,
-    train_seconds,
 )
 from scalerl_jax.simulate.lengths import SimulatedLengths
 from scalerl_jax.simulate.scenario import Scenario
@@ -215,27 +209,19 @@ def _training(
     reached: Reached,
 ) -> tuple[float, float]:
     """Return seconds per step independent of its tokens, and seconds per token."""
-    row = config.batch.row_tokens
     step = {
-        rows: train_seconds(
-            arch,
-            chip,
+        rows: optimizer_step_seconds(
+            *(config, arch, chip),
             microbatches=1,
             rows=rows,
-            row_tokens=row,
             chips=scenario.learner_devices,
-            remat=config.model.remat,
-            float32_head=config.model.float32_head,
-            param_bytes=value_bytes(config.model.param_dtype),
-            compute_bytes=value_bytes(config.model.compute_dtype),
-            head_bytes=head_bytes(config),
             attention_share=share,
             reached=reached,
         )
         for rows in (scenario.learner_devices, 2 * scenario.learner_devices)
     }
     one, two = (step[rows] for rows in sorted(step))
-    tokens = scenario.learner_devices * row
+    tokens = scenario.learner_devices * config.batch.row_tokens
     trained, _ = sizes(config.model, arch)
     slices = config.mesh.slices
     between = between_slices_seconds(

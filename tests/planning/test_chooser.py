@@ -15,8 +15,9 @@ from scalerl_jax.model.architecture import sampler_mesh
 from scalerl_jax.model.sizes import ARCHITECTURES
 from scalerl_jax.planning import memory
 from scalerl_jax.planning.chooser import OneProcess, Slices, choose, is_open, opened
-from scalerl_jax.planning.forecast import forecast
+from scalerl_jax.planning.forecast import forecast, optimizer_step_seconds
 from scalerl_jax.planning.lengths import Lengths, assumed_lengths
+from scalerl_jax.planning.rates import EXPECTED, scoring_seconds
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.lowering import decode_state
 
@@ -398,6 +399,38 @@ def test_a_run_is_evaluated_before_its_first_step_and_after_its_last(
     assert 3600 * found.evaluation_hours(made) == pytest.approx(
         count * found.evaluation_seconds
     )
+
+
+@pytest.mark.parametrize(
+    "changes, passes",
+    [
+        pytest.param(dict(kl_coefficient=0.1), 1, id="reference"),
+        pytest.param(dict(kl_coefficient=0.1, anchor="recomputed"), 2, id="and anchor"),
+    ],
+)
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_scores_of_a_window_take_a_forward_pass_each_before_its_steps(
+    epochs, changes, passes
+):
+    plain = numbers(
+        config_of(batch__epochs=epochs, objective__loss="clipped"), **TWO_REPLICAS
+    )
+    objective = dataclasses.replace(plain.objective, **changes)
+    scored = dataclasses.replace(plain, objective=objective)
+    common = dict(microbatches=3, rows=8, chips=8, attention_share=0.5)
+    seconds, without = (
+        optimizer_step_seconds(each, ARCH, CHIPS["v5p"], reached=EXPECTED, **common)
+        for each in (scored, plain)
+    )
+    row_tokens = plain.batch.row_tokens
+    once = scoring_seconds(ARCH, CHIPS["v5p"], row_tokens=row_tokens, **common)
+    assert seconds - without == pytest.approx(passes * once / epochs)
+    assert 0.2 < once / without < 0.33  # of three, with the backward pass, or four
+    steps = [
+        forecast(each, ARCH, CHIPS["v5p"], even(100), devices=20).train_seconds
+        for each in (scored, plain)
+    ]
+    assert steps[0] > 1.1 * steps[1]
 
 
 def test_a_batch_in_turn_waits_for_its_longest():

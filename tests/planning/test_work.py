@@ -44,6 +44,18 @@ def test_a_microbatch_by_hand(remat, linear_passes, attention_matmuls):
     assert found.head == 4 * 2 * ROWS * LENGTH * 8 * 100
 
 
+def test_a_forward_pass_that_scores_by_hand():
+    arguments = dict(rows=ROWS, row_tokens=LENGTH, devices=1, tensor=1)
+    found = work.scoring(SMALL, **arguments, float32_head=True)
+    attention = 2 * 2 * PAIRS * 2 * 4
+    assert found.layers == 3 * (2 * ROWS * LENGTH * WEIGHTS + attention)
+    assert found.head == 2 * ROWS * LENGTH * 8 * 100
+    assert found.head_passes == 3 * found.head  # hidden states are cast
+    # Of the work of a microbatch that recomputes nothing it is the first part.
+    whole = work.microbatch(SMALL, remat="none", **SETTINGS)
+    assert found.bytes < whole.bytes / 3
+
+
 def test_the_tpus_two_backward_kernels_make_the_scores_twice():
     plain = work.microbatch(SMALL, remat="none", **SETTINGS)
     kernel = work.microbatch(SMALL, remat="none", **SETTINGS | {"attention": "splash"})

@@ -1,7 +1,8 @@
 """Early stopping of hopeless runs, by comparison with finished runs of the same seed.
 
 A run is stopped if its forecast for the end is below what a finished run reached, by
-more than the bands of both and the spread between runs of one recipe explain.
+more than the bands of both and the spread between runs of one recipe explain.  A curve
+that falls has no forecast, so that no run is stopped for or by it.
 `replay` computes what that would have saved, and how often it would have been wrong.
 """
 
@@ -30,9 +31,9 @@ def cannot_reach(
 ) -> str | None:
     """Return the finished run that a run will not reach by `end`; None: it may.
 
-    The finished run's curve at `end` and the forecast are compared as two recipes with
-    one run each; the run cannot reach the other if the interval of the difference is
-    above 0.
+    The finished run's curve at `end`, or its last evaluations if they are lower, and
+    the forecast are compared as two recipes with one run each; the run cannot reach the
+    other if the interval of the difference is above 0.  Runs that fall are not compared.
 
     Args:
         curve: of the run under way.
@@ -43,13 +44,14 @@ def cannot_reach(
     if curve.x.size < FEWEST or curve.x[-1] < FROM_SHARE * end:
         return None
     fit = fit_to_judge(curve)
-    if fit is None:
+    if fit is None or _falls(fit):
         return None
     best: tuple[float, str] | None = None
     for name, other in finished.items():
-        found = difference(
-            _foretold(other, end), _foretold(fit, end), level=LEVEL, run_sd=run_sd
-        )
+        if _falls(other):
+            continue
+        reached = _foretold(other, end, most=_last(other.whole_curve))
+        found = difference(reached, _foretold(fit, end), level=LEVEL, run_sd=run_sd)
         if found.sign > 0:
             best = max(best or (0.0, name), (found.value, name))
     return best[1] if best else None
@@ -63,9 +65,13 @@ def fit_to_judge(curve: Curve) -> Fit | None:
         return None
 
 
-def _foretold(fit: Fit, end: float) -> RecipeSample:
-    """Return the forecast pass rate of a curve at `end`, with its band."""
-    value = float(fit.forecast(end))
+def _falls(fit: Fit) -> bool:
+    return not (fit.climbs or fit.flat)
+
+
+def _foretold(fit: Fit, end: float, *, most: float = 1.0) -> RecipeSample:
+    """Return the forecast pass rate of a curve at `end`, at the `most`, with its band."""
+    value = min(float(fit.forecast(end)), most)
     low, high = (float(each) for each in fit.band(end))
     reach = [[max(value - low, 0.0), max(high - value, 0.0)]]
     return RecipeSample(np.array([value]), np.array(reach))

@@ -42,6 +42,27 @@ def test_a_run_that_may_reach_it_goes_on(asymptote, until):
     assert cannot_reach(near, {"good": done(0.6, 0)}, 6.0) is None
 
 
+@pytest.mark.parametrize("count", [2, 3, 6])
+def test_no_run_is_stopped_for_or_by_a_curve_that_falls(count):
+    """0.8 until the last evaluations, which are 0.1; the others end at 0.35."""
+    y = curve(0.8, 0).y.copy()
+    y[-count:] = 0.1
+    collapsed, low = make_curve(X[1:], y), curve(0.35, 1, until=3.0)
+    assert cannot_reach(low, {"collapsed": fit_to_judge(collapsed)}, 6.0) is None
+    assert cannot_reach(low, {"good": done(0.8, 2)}, 6.0) == "good"
+    seen = collapsed.part(X[1:] < 6.0)
+    assert cannot_reach(seen, {"good": done(0.8, 2)}, 6.0) is None
+
+
+def test_a_finished_run_is_no_better_than_its_last_evaluations():
+    """Its fit still climbs, to 0.6, and it ended at 0.5, as the other will."""
+    y = curve(0.6, 0).y.copy()
+    y[-3:] -= 0.08
+    finished = fit_to_judge(make_curve(X[1:], y))
+    assert finished.climbs and float(finished.forecast(6.0)) > 0.57
+    assert cannot_reach(curve(0.5, 1, until=4.5), {"it": finished}, 6.0) is None
+
+
 def test_a_replay_counts_what_is_saved_and_what_is_wrong():
     """The last run overtakes all late, where no forecast could have seen it."""
     runs = [

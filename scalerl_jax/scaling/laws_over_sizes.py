@@ -509,6 +509,8 @@ def extrapolate_inter(
     are judged.
     """
     size, compute, errors = (np.asarray(a, np.float64) for a in (model_size, x, error))
+    sizes = np.unique(size)
+    _checked(_tan_law(sizes, x_name), sizes, size, compute, errors)
     largest = size == size.max()
     fit = fit_tan(size[~largest], compute[~largest], errors[~largest], x_name=x_name)
     order = np.argsort(compute[largest], kind="stable")

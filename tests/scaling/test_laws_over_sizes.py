@@ -100,6 +100,11 @@ def test_tans_extrapolations_judge_points_that_were_not_fitted():
     late = extrapolate_inter(*curves, num_intercept=25)
     assert (late.num_held_out, late.intercept_from) == (80, 25)
     assert late.r_squared > 0.9
+    size, x, error = curves
+    error[-1] = 0.0  # every completion of the largest model is right
+    for count in (None, 25):
+        with pytest.raises(CurveError, match=f"point {x.size}: error = 0; "):
+            extrapolate_inter(size, x, error, num_intercept=count)
 
 
 def test_tans_form_with_a_plateau_gets_its_fitted_constants_back():

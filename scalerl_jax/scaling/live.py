@@ -55,7 +55,9 @@ class Watch:
     logdir: Path | None = None  # of TensorBoard; None: it is not written
     alarm: str | None = None  # the first alarm of the run
     falling: bool = False  # whether any alarm so far was of a fall
-    seen: int = 0  # points at the last look
+    # At the last look: points, the last one's step and rate.  Of two evaluations at
+    # one compute the later one replaces the other, so their number may stay.
+    seen: tuple[int, int | None, float] | None = None
     at_end: bool = False  # the run has made its last step
     ended: str = ""  # why it has ended before
     board: "EventFile | None" = None  # opened by the first evaluation
@@ -69,10 +71,11 @@ class Watch:
         path = files_of_run(self.path)
         self.ended = why_ended(path)  # before the curve, which is whole then
         curve = load_curve(path, selection=self.selection)
-        if curve.x.size == self.seen:
-            return None
-        self.seen = curve.x.size
         end, last = num_steps_of(path), curve.last_step
+        newest = curve.x.size, last, float(curve.y[-1]) if curve.y.size else 0.0
+        if newest == self.seen:
+            return None
+        self.seen = newest
         self.at_end = end is not None and last is not None and last >= end
         horizon = self.horizon
         if horizon is None and end and last and last < end:
@@ -88,7 +91,7 @@ class Watch:
         self.alarm = self.alarm or status.alarm
         status = dataclasses.replace(status, alarm=status.alarm or self.alarm)
         if self.logdir is not None:
-            self._show(status, step=self.seen if last is None else last)
+            self._show(status, step=curve.x.size if last is None else last)
         return status
 
     def _show(self, status: Status, *, step: int) -> None:

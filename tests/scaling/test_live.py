@@ -17,6 +17,7 @@ from scalerl_jax.scaling import CurveError, load_curve, make_curve, sigmoid
 from scalerl_jax.scaling.__main__ import main
 from scalerl_jax.scaling.checking import assess, to_text
 from scalerl_jax.scaling.live import LiveFit, Watch, watch
+from scalerl_jax.scaling.load import Selection
 
 X = np.linspace(0.0, 10.0, 31)
 NOISE = np.random.default_rng(3).normal(0.0, 0.005, X.size)
@@ -125,6 +126,23 @@ def test_watch_follows_a_run_to_its_end(tmp_path, capsys):
     assert said.count("waiting: ") == 1 and said.count("no fit yet") == 1
     assert said.count("evaluations, the last at") == 4
     assert run.at_end and run.falling
+
+
+def test_watch_sees_a_last_evaluation_without_tokens_since_the_one_before(tmp_path):
+    """It replaces the one before, so that the number of points stays."""
+    write_run(tmp_path, CLIMB, count=1, num_steps=310)
+    run = Watch(path=tmp_path, selection=Selection(x="generated_tokens"))
+    for count in (31, 32):
+        rows = [
+            {"step": 10 * i, "generated_tokens": 100 * min(i, 30), "pass_rate": rate}
+            for i, rate in enumerate([*CLIMB, 0.9][:count])
+        ]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / "evals.jsonl").write_text(text)
+        status = run.look()
+        assert status is not None and run.at_end == (count == 32)
+        assert status.fit.whole_curve.y[-1] == rows[-1]["pass_rate"]
+    assert run.look() is None
 
 
 @pytest.mark.parametrize(

@@ -222,9 +222,11 @@ class LiveFit:
         self._thread.join(_END_TIMEOUT_S if kind is None else 0.0)
 
     def _work(self) -> None:
-        while not self._ended:
+        ended = False
+        while not ended:
             self._wake.wait()
             self._wake.clear()
+            ended = self._ended  # before the look, which then sees the last evaluation
             try:
                 status = self._watch.look()
                 if status is not None:

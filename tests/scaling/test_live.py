@@ -206,6 +206,24 @@ def test_the_live_fit_says_when_to_stop_and_never_blocks(tmp_path):
     assert any("scaling alarm" in line for line in said)
 
 
+def test_a_last_evaluation_during_a_fit_is_fitted_too(tmp_path):
+    """The fit of the one before lasts until the run has ended."""
+    said = []
+
+    def note(line):
+        said.append(line)
+        if len(said) == 1:
+            wait_for(lambda: live._ended)
+
+    live = LiveFit(ScalingConfig(), write_run(tmp_path, CLIMB, count=20), note=note)
+    with live:
+        live.evaluated()
+        wait_for(lambda: said)
+        write_run(tmp_path, CLIMB, count=21)
+        live.evaluated()
+    assert len(said) == 2
+
+
 @pytest.mark.parametrize("min_gain, stops", [(0.05, True), (0.0, False)])
 def test_the_live_fit_stops_on_a_plateau(tmp_path, min_gain, stops):
     write_run(tmp_path, CLIMB)

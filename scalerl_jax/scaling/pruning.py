@@ -33,7 +33,7 @@ def cannot_reach(
 
     The finished run's curve at `end`, or its last evaluations if they are lower, and
     the forecast are compared as two recipes with one run each; the run cannot reach the
-    other if the interval of the difference is above 0.  Runs that fall are not compared.
+    other if the interval of the difference is above 0.  A run that falls is left out.
 
     Args:
         curve: of the run under way.
@@ -70,7 +70,7 @@ def _falls(fit: Fit) -> bool:
 
 
 def _foretold(fit: Fit, end: float, *, most: float = 1.0) -> RecipeSample:
-    """Return the forecast pass rate of a curve at `end`, at the `most`, with its band."""
+    """Return the forecast rate of a curve at `end`, cut at `most`, and its band."""
     value = min(float(fit.forecast(end)), most)
     low, high = (float(each) for each in fit.band(end))
     reach = [[max(value - low, 0.0), max(high - value, 0.0)]]

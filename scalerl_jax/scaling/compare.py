@@ -20,6 +20,7 @@ from scalerl_jax.scaling.differences import (
     Difference,
     RecipeSample,
     difference,
+    evaluation_noise,
     pooled,
 )
 from scalerl_jax.scaling.estimate import estimate
@@ -137,7 +138,8 @@ def compare(
     by_rate = _at(end, runs, 1.0 - error, test)
     deciding = by_a or by_rate
     sign, reason = choose(by_a, by_b, by_rate, margin=margin)
-    if obstacle := _incomparable(runs, names) or _too_few(runs, names):
+    incomparable = _incomparable(runs, names)
+    if obstacle := incomparable or _too_few(runs, names):
         sign, reason = 0, obstacle
     return Comparison(
         names=names,
@@ -160,7 +162,7 @@ def compare(
         log_exponent_difference=by_b,
         rate_difference=by_rate,
         compared_at=end,
-        paper_rule=_paper_rule(runs, held, names, margin, _incomparable(runs, names)),
+        paper_rule=_paper_rule(runs, held, names, margin, incomparable),
         warnings=notes + _warnings(runs, names, unused=run_sd and deciding.degrees),
     )
 
@@ -460,32 +462,47 @@ def _differ(
 ) -> Difference:
     """Return the difference of one number between the runs of two recipes.
 
-    The runs' own intervals are stretched to the level by the ratio of Student's t.
-
     Args:
         others: the same number of the runs of other recipes; None where it is unknown.
     """
-    samples = []
-    for fits in runs:
-        values, reach = np.empty(len(fits)), np.empty((len(fits), 2))
-        for place, fit in enumerate(fits):
-            value, interval = number(fit)
-            stretch = student_quantile(level, fit.degrees)
-            stretch /= student_quantile(fit.level, fit.degrees)
-            low, high = interval.low, interval.high
-            reach[place] = (
-                np.inf if low is None else stretch * max(value - low, 0.0),
-                np.inf if high is None else stretch * max(high - value, 0.0),
-            )
-            values[place] = value
-        samples.append(RecipeSample(values, reach))
     return difference(
-        *samples,
+        *(_sample(fits, number, level) for fits in runs),
         level=level,
         run_sd=test.run_sd,
         paired=test.paired,
         others=[each for each in others if each is not None],
     )
+
+
+def _sample(
+    fits: Sequence[Fit], number: Callable[[Fit], tuple[float, Interval]], level: float
+) -> RecipeSample:
+    """Return one number of runs, with their own intervals.
+
+    These are stretched to the level by the ratio of Student's t.
+    """
+    values, reach = np.empty(len(fits)), np.empty((len(fits), 2))
+    for place, fit in enumerate(fits):
+        value, interval = number(fit)
+        stretch = student_quantile(level, fit.degrees)
+        stretch /= student_quantile(fit.level, fit.degrees)
+        low, high = interval.low, interval.high
+        reach[place] = (
+            np.inf if low is None else stretch * max(value - low, 0.0),
+            np.inf if high is None else stretch * max(high - value, 0.0),
+        )
+        values[place] = value
+    return RecipeSample(values, reach)
+
+
+def noise_of_one(fits: Sequence[Fit], level: float, *, at: float | None) -> float:
+    """Return `Difference.noise` of recipes whose runs are measured as these are.
+
+    Args:
+        at: compute of the pass rates; None: of A.
+    """
+    sample = _sample(fits, _asymptote if at is None else _rate_at(at), level)
+    return max(evaluation_noise(sample, sample, runs=(1, 1)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

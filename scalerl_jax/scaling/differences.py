@@ -43,6 +43,9 @@ class Difference(Record):
     run_sd: float  # between runs of one recipe; paired, of one seed
     degrees: int | None  # degrees of freedom of `run_sd`; None: it was given
     num_recipes: int = 0  # recipes whose runs `run_sd` is estimated from
+    # Half the width that the noise of evaluations alone gives to one run of each, on
+    # the side of 0; None: no limit.  S runs of each decide nothing below it / sqrt(S).
+    noise: float | None = 0.0
 
     @property
     def sign(self) -> int:
@@ -82,7 +85,8 @@ def difference(
     """
     value = float(a.values.mean() - b.values.mean())
     counts = len(a.values), len(b.values)
-    below, above = _noise(a, b)
+    below, above = evaluation_noise(a, b, runs=counts)
+    noise = evaluation_noise(a, b, runs=(1, 1))[int(value < 0.0)]
     found = _spread((a.values, b.values), others, paired=paired)
     if found is None:
         spread = student_quantile(level, None) * run_sd * math.sqrt(2.0)
@@ -105,13 +109,21 @@ def difference(
         run_sd=run_sd,
         degrees=degrees,
         num_recipes=num_recipes,
+        noise=noise if math.isfinite(noise) else None,
     )
 
 
-def _noise(a: RecipeSample, b: RecipeSample) -> tuple[float, float]:
-    """Return the noise of the evaluations alone, below and above the difference."""
+def evaluation_noise(
+    a: RecipeSample, b: RecipeSample, *, runs: tuple[int, int]
+) -> tuple[float, float]:
+    """Return the noise of the evaluations alone, below and above a difference.
+
+    Args:
+        runs: of each recipe; their noise is on average that of the runs given.
+    """
     of_a, of_b = (
-        np.sqrt((each.reach**2).sum(axis=0)) / len(each.values) for each in (a, b)
+        np.sqrt((each.reach**2).mean(axis=0) / count)
+        for each, count in zip((a, b), runs, strict=True)
     )
     return float(np.hypot(of_a[0], of_b[1])), float(np.hypot(of_a[1], of_b[0]))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from scalerl_jax.scaling.compare import FEWEST_RECIPES, Recipe
+from scalerl_jax.scaling.compare import FEWEST_RECIPES, Recipe, noise_of_one
 from scalerl_jax.scaling.differences import RUN_SD, pooled
 from scalerl_jax.scaling.pairing import Paired, PairedBy, pair
 from scalerl_jax.scaling.records import (
@@ -34,14 +34,15 @@ def power_of(
     level: float,
     recipes: int = 2,
     paired: bool = False,
+    noise: float = 0.0,
 ) -> float:
     """Return the share of comparisons that name the right winner.
 
     The test is `differences.difference` of one quantity; values of runs are normal, and
     their spread includes the noise of evaluations:
 
-        P(Z + true_difference / error > t[(1 + level) / 2] max(own, all)),
-        error = run_sd sqrt(2 / runs)
+        P(Z + true_difference / error > max(t[(1 + level) / 2] max(own, all), least)),
+        error = run_sd sqrt(2 / runs),   least = noise / sqrt(runs) / error
 
     with Z normal and the spread, in units of run_sd, that of the two recipes' own runs
     (2 (runs - 1) degrees of freedom; paired: runs - 1) or of all (recipes (runs - 1);
@@ -52,6 +53,7 @@ def power_of(
         run_sd: between runs of one recipe; paired: without what a seed adds to all.
         level: of the two-sided interval that must exclude 0.
         recipes: number of recipes that estimate the spread, these two included.
+        noise: of the evaluations alone, as `Difference.noise`, taken as constant.
     """
     from scipy.special import ndtr
 
@@ -63,11 +65,12 @@ def power_of(
     error = run_sd * math.sqrt(2.0 / runs)
     size = abs(true_difference)
     if error == 0.0:
-        return float(size > 0.0)
+        return float(size > noise / math.sqrt(runs))
     degrees, more = (2 - paired) * (runs - 1), (recipes - 2) * (runs - 1)
     own, others = _squares(degrees)[:, None], _squares(more)
     variance = np.maximum(own / degrees, (own + others) / (degrees + more))
     bound = student_quantile(level, degrees + more) * np.sqrt(variance)
+    bound = np.maximum(bound, noise / math.sqrt(runs) / error)
     return float(ndtr(size / error - bound).mean())
 
 
@@ -88,6 +91,7 @@ def runs_to_decide(
     level: float,
     recipes: int = 2,
     paired: bool = False,
+    noise: float = 0.0,
     power: float = POWER,
 ) -> int | None:
     """Return the least runs of each recipe for `power`; None: 1,000 are too few."""
@@ -96,7 +100,13 @@ def runs_to_decide(
 
     def enough(runs: int) -> bool:
         found = power_of(
-            true_difference, run_sd, runs, level=level, recipes=recipes, paired=paired
+            true_difference,
+            run_sd,
+            runs,
+            level=level,
+            recipes=recipes,
+            paired=paired,
+            noise=noise,
         )
         return found >= power
 
@@ -118,6 +128,8 @@ class PowerPlan(Record):
     run_sd: float  # paired: without what a seed adds to all recipes
     run_sd_interval: Interval  # at the level; open: it was given, or is ScaleRL's
     run_sd_source: str
+    # `Difference.noise` of recipes whose evaluations are as these; None: no limit.
+    noise: float | None
     level: float  # of the verdicts
     num_recipes: int  # the first one, and those that are compared with it
     paired: bool
@@ -148,7 +160,8 @@ def plan_power(
 
     The spread between runs is that of the recipes with several runs: of A where a
     recipe identifies it, else of the fitted pass rate at the last compute that all
-    reached.  It includes the noise of the present evaluations.
+    reached.  It includes the noise of the present evaluations, which also bounds the
+    interval of a difference on its own.
 
     Args:
         recipes: their runs, over one x.
@@ -161,10 +174,13 @@ def plan_power(
     count = num_recipes or max(len(recipes), FEWEST_RECIPES)
     level = fits[0].level
     found = _measured(recipes, paired=paired and run_sd is None)
-    quantity, values = _spreading([Recipe(group) for group in found.runs])
+    quantity, values, measured, end = _spreading([Recipe(each) for each in found.runs])
     run_sd, degrees, source = _spread(run_sd, values, paired=paired)
-    at = 1.0 - 0.5 * (1.0 - level) / (count - 1)
+    # A and B share the error; the pass rate has all of it.
+    at = 1.0 - (0.5 if end is None else 1.0) * (1.0 - level) / (count - 1)
+    noise = noise_of_one(measured, at, at=end)
     test: dict[str, Any] = {"level": at, "recipes": count, "paired": paired}
+    test["noise"] = noise
 
     def needed(spread: float | None) -> int | None:
         if spread is None:
@@ -179,6 +195,7 @@ def plan_power(
         run_sd=run_sd,
         run_sd_interval=interval,
         run_sd_source=source,
+        noise=noise if math.isfinite(noise) else None,
         level=level,
         num_recipes=count,
         paired=paired,
@@ -220,15 +237,24 @@ def _spread(
     return math.sqrt(variance), degrees, f"measured, {degrees} degrees of freedom"
 
 
-def _spreading(recipes: Sequence[Recipe]) -> tuple[str, list[Array]]:
-    """Return the quantity whose spread is measured, and its values by recipe."""
+def _spreading(
+    recipes: Sequence[Recipe],
+) -> tuple[str, list[Array], list[Fit], float | None]:
+    """Return what is compared: its name, values by recipe, runs, and compute.
+
+    The values are of recipes with several runs, the runs those that measure it; the
+    compute is that of a pass rate, None for A.
+    """
     several = [each for each in recipes if len(each.fits) > 1]
-    found = [values for each in several if (values := each.asymptotes) is not None]
-    if found or not several:
-        return "A", found
-    end = min(fit.x_last for each in several for fit in each.fits)
+    known = [each for each in several or recipes if each.asymptotes is not None]
+    if known:
+        found = [each.asymptotes for each in known if len(each.fits) > 1]
+        fits = [fit for each in known for fit in each.fits]
+        return "A", [values for values in found if values is not None], fits, None
+    fits = [fit for each in several or recipes for fit in each.fits]
+    end = min(fit.x_last for fit in fits)
     rates = [values for each in several if (values := each.rates_at(end)) is not None]
-    return f"the pass rate at {amount(end)}, as A is not identified", rates
+    return f"the pass rate at {amount(end)}, as A is not identified", rates, fits, end
 
 
 def _interval_of_spread(run_sd: float, degrees: int, level: float) -> Interval:

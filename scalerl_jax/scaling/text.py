@@ -382,8 +382,10 @@ def power_text(found: PowerPlan) -> str:
     low, high = ("no limit" if n is None else f"{n:,}" for n in found.runs_interval)
     if found.run_sd_interval.high is not None:
         runs += f" [{low}, {high}]"
+    noise = "no limit" if found.noise is None else f"{found.noise:.4f}"
     rows = [
         ("spread between runs of one recipe", f"{spread} ({found.run_sd_source})"),
+        ("noise of the evaluations alone, of one run each", f"+- {noise}"),
         (f"runs of each, for {percent(found.power)} of studies", runs),
         ("of one run", f"{amount(found.compute_of_a_run)} {found.x_name}"),
         ("of all of them", f"{number(found.compute, AMOUNT)} {found.x_name}"),

@@ -213,16 +213,20 @@ def differences_table(findings: Findings) -> list[Row]:
 def seeds_to_decide(pair: Comparison) -> int | None:
     """Return the seeds per arm that decide a pair by A (or the rate) with power 0.8.
 
-    The measured difference and spread are taken as the true ones.  None: a thousand
-    seeds would not decide it, or the spread is unknown.
+    The measured difference, spread and noise of evaluations are taken as the true ones.
+    None: a thousand seeds would not decide it, or no seeds, as the noise of
+    evaluations has no limit.
     """
     found = pair.asymptote_difference or pair.rate_difference
+    if found.noise is None:
+        return None
     return runs_to_decide(
         found.value,
         found.run_sd,
         level=found.level,
         recipes=max(found.num_recipes, FEWEST_RECIPES),
         paired=pair.paired,
+        noise=found.noise,
     )
 
 

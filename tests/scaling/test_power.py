@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from scalerl_jax.scaling import fit
+from scalerl_jax.scaling.compare import compare
 from scalerl_jax.scaling.differences import RecipeSample, difference
 from scalerl_jax.scaling.power import plan_power, power_of, runs_to_decide
 from scalerl_jax.scaling.records import CurveError
@@ -14,26 +15,29 @@ from scalerl_jax.scaling.text import power_text
 
 @pytest.mark.parametrize("paired", [False, True])
 @pytest.mark.parametrize(
-    ("runs", "size", "recipes"), [(2, 2.0, 2), (8, 1.0, 2), (2, 3.0, 4), (3, 1.5, 6)]
+    ("runs", "size", "recipes", "noise"),
+    [(2, 2.0, 2, 0.0), (8, 1.0, 2, 2.6), (2, 3.0, 4, 3.0), (3, 1.5, 6, 0.0)],
 )
 def test_it_is_the_share_of_simulated_comparisons_with_a_winner(
-    paired, runs, size, recipes
+    paired, runs, size, recipes, noise
 ):
     rng = np.random.default_rng(runs)
     repeats, found = 1500, 0
-    none = np.zeros((runs, 2))
+    reach = np.full((runs, 2), noise / np.sqrt(2.0))  # of two runs: noise
     for _ in range(repeats):
         a, b, *others = rng.normal(0.0, 1.0, (recipes, runs))
         tested = difference(
-            RecipeSample(a + size, none),
-            RecipeSample(b, none),
+            RecipeSample(a + size, reach),
+            RecipeSample(b, reach),
             level=0.9,
             run_sd=0.0,
             paired=paired,
             others=others,
         )
         found += tested.sign > 0
-    power = power_of(size, 1.0, runs, level=0.9, recipes=recipes, paired=paired)
+    assert tested.noise == pytest.approx(noise)
+    test = {"level": 0.9, "recipes": recipes, "paired": paired}
+    power = power_of(size, 1.0, runs, noise=noise, **test)
     # Of recipes that spread alike 2 % are left out, which costs nearly nothing.
     assert abs(found / repeats - power) < 4 * np.sqrt(0.25 / repeats)
 
@@ -45,6 +49,9 @@ def test_cohens_table():
     assert runs_to_decide(0.0, 1.0, level=0.95) is None
     assert runs_to_decide(1e-4, 1.0, level=0.95) is None
     assert runs_to_decide(1.0, 0.0, level=0.95) == 2
+    # Of evaluations' noise alone: 1 / sqrt(n) of it is less than the difference.
+    assert runs_to_decide(0.1, 0.0, level=0.95, noise=0.45) == 21
+    assert runs_to_decide(0.1, 0.0, level=0.95, noise=float("inf")) is None
 
 
 def test_without_a_spread_there_is_no_power():
@@ -86,6 +93,28 @@ def test_a_paired_spread_is_that_of_the_seeds_which_all_recipes_have():
     (warning,) = found.warnings
     assert warning.endswith("left out: high/2; low/4")
     assert warning in power_text(found) and "paired by seed" in power_text(found)
+
+
+def test_a_plan_by_the_pass_rate_is_of_the_test_that_decides_by_it():
+    """A is open before the midpoint.  The rate has the whole error, and its noise."""
+    x, noise = np.linspace(0.0, 1.0, 13)[1:], np.random.default_rng(1)
+    fits = {
+        name: [
+            fit(x, 0.2 + (a - 0.2) / (1 + (2.0 / x) ** 2) + noise.normal(0, 0.01, 12))
+            for a in (top, top, top)
+        ]
+        for name, top in {"high": 0.7, "low": 0.65}.items()
+    }
+    found = plan_power(fits, 0.02)
+    assert found.quantity.startswith("the pass rate at 1")
+    test = {"level": 0.9, "recipes": 2, "noise": found.noise}
+    assert found.found_by[4] == power_of(0.02, found.run_sd, 4, **test)
+    assert found.runs == runs_to_decide(0.02, found.run_sd, **test)
+    tested = compare(fits["high"], fits["low"]).rate_difference
+    assert tested.level == pytest.approx(0.9)
+    assert tested.run_sd == pytest.approx(found.run_sd)
+    assert tested.noise == pytest.approx(found.noise, rel=0.2)
+    assert f"+- {found.noise:.4f}" in power_text(found)
 
 
 def test_runs_that_would_decide_are_planned_by_the_measured_spread():

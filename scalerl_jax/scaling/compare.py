@@ -78,6 +78,7 @@ class Comparison(Record):
     names: tuple[str, str]
     winner: str | None
     reason: str
+    comparable: bool  # False: one does not climb, or is over the hours of a CPU
     level: float  # of the verdict: least share of equal recipes without a winner
     num_runs: tuple[int, int]
     paired: bool  # runs of one seed are compared with each other
@@ -145,6 +146,7 @@ def compare(
         names=names,
         winner=names[int(sign < 0)] if sign else None,
         reason=reason,
+        comparable=incomparable is None,
         level=runs[0][0].level,
         num_runs=_both(runs, len),
         paired=paired,

@@ -214,11 +214,11 @@ def seeds_to_decide(pair: Comparison) -> int | None:
     """Return the seeds per arm that decide a pair by A (or the rate) with power 0.8.
 
     The measured difference, spread and noise of evaluations are taken as the true ones.
-    None: a thousand seeds would not decide it, or no seeds, as the noise of
-    evaluations has no limit.
+    None: a thousand seeds would not decide it, or no seeds, as the arms cannot be
+    compared or the noise has no limit.
     """
     found = pair.asymptote_difference or pair.rate_difference
-    if found.noise is None:
+    if not pair.comparable or found.noise is None:
         return None
     return runs_to_decide(
         found.value,

@@ -21,7 +21,7 @@ from scalerl_jax.study import export as export_module
 from scalerl_jax.study.__main__ import main as study_main
 from scalerl_jax.study.design import Study
 from scalerl_jax.study.export import export
-from scalerl_jax.study.report import describe, find, write_report
+from scalerl_jax.study.report import describe, differences_table, find, write_report
 from scalerl_jax.study.runs import keep_record
 
 ROOT = Path(__file__).parents[2]
@@ -108,6 +108,15 @@ def test_equal_arms_are_not_decided_and_a_missing_run_is_named(tmp_path):
     assert [pair.winner for pair in findings.pairs] == [None]
     said = describe(STUDY, findings)
     assert "low/seed2: not begun" in said and "high/seed2: not begun" in said
+
+
+def test_no_seeds_decide_what_seeds_cannot(tmp_path):
+    """An arm that does not climb: more of its seeds do not either."""
+    write_runs(tmp_path, {"low": 0.2, "high": 0.6})
+    findings = find(STUDY, tmp_path)
+    said = describe(STUDY, findings)
+    assert "low does not climb" in said and "would decide it" not in said
+    assert differences_table(findings)[0]["seeds_to_decide"] is None
 
 
 def test_without_a_curve_there_is_no_report(tmp_path):

@@ -221,32 +221,38 @@ def read(flags: Flags, **settings: str | None) -> Curves:
 
 
 def fit_one(curve: Curve, flags: Flags) -> Fit:
-    """Fit a curve with the settings of the flags; failures name the run."""
+    """Fit a curve with the settings of the flags."""
     settings = _from_flags(Settings, flags)
     if settings.weighs and curve.y_se is None:
         raise CurveError(
-            f"{curve.name}: no standard errors to weigh by; name their column with "
-            "--se, or that of the sample counts with --samples"
+            "no standard errors to weigh by; name their column with --se, or that of "
+            "the sample counts with --samples"
         )
-    try:
-        return scaling.fit_curve(curve, settings)
-    except CurveError as failure:
-        failure.args = (f"{curve.name}: {failure}",)
-        raise
+    return scaling.fit_curve(curve, settings)
 
 
 def fit_each(flags: Flags) -> list[tuple[Path, Fit]]:
     """Fit every curve; of several, those that cannot be fitted are left out by name."""
+    return [(path, fit) for path, _, fit in of_each(flags, fit_one)]
+
+
+def of_each(
+    flags: Flags, answer: Callable[[Curve, Flags], T]
+) -> list[tuple[Path, str, T]]:
+    """Return path, name and answer of every curve; failures name the run.
+
+    Of several curves, those without an answer are left out.
+    """
     curves = read(flags)
-    found: list[tuple[Path, Fit]] = []
+    found: list[tuple[Path, str, T]] = []
     unusable: list[CurveError] = []
     for path, curve in curves:
         try:
-            found.append((path, fit_one(curve, flags)))
+            found.append((path, curve.name, answer(curve, flags)))
         except CurveError as failure:
-            if isinstance(failure, TooFewPointsError):
-                when = when_enough(path, failure.missing)
-                failure.args = (f"{failure}{when}",)
+            few = isinstance(failure, TooFewPointsError)
+            when = when_enough(path, failure.missing) if few else ""
+            failure.args = (f"{curve.name}: {failure}{when}",)
             if len(curves) == 1:
                 raise
             unusable.append(failure)
@@ -472,16 +478,7 @@ def extrapolate(flags: Flags) -> Answer:
     _check_out(flags.out)
     if flags.model_size is not None:
         return _extrapolate_sizes(flags)
-    found = {}
-    for _, curve in read(flags):
-        try:
-            found[curve.name] = scaling.extrapolate_curve(
-                curve,
-                fractions=flags.fractions or FRACTIONS,
-                settings=_from_flags(Settings, flags),
-            )
-        except CurveError as failure:
-            raise CurveError(f"{curve.name}: {failure}") from failure
+    found = {name: test for _, name, test in of_each(flags, _extrapolate_one)}
     written = []
     if flags.out is not None:
         for number, (name, test) in enumerate(found.items(), 1):
@@ -491,6 +488,14 @@ def extrapolate(flags: Flags) -> Answer:
     texts = [text.extrapolation_text(test, name) for name, test in found.items()]
     records = [_named(name, test) for name, test in found.items()]
     return Answer("\n".join(texts), _one_or_all(records), written)
+
+
+def _extrapolate_one(curve: Curve, flags: Flags) -> scaling.Extrapolation:
+    return scaling.extrapolate_curve(
+        curve,
+        fractions=flags.fractions or FRACTIONS,
+        settings=_from_flags(Settings, flags),
+    )
 
 
 @command(
@@ -561,19 +566,20 @@ def plan(flags: Flags) -> Answer:
         return _plan_rollouts(flags)
     if flags.power:
         return _plan_power(flags)
-    found = {
-        curve.name: scaling.plan(
-            fit_one(curve, flags),
-            target=flags.target,
-            price_per_chip_hour=flags.price,
-            value_of_a_point=flags.point_value,
-            stop_below=flags.stop_below,
-        )
-        for _, curve in read(flags)
-    }
+    found = {name: plan for _, name, plan in of_each(flags, _plan_one)}
     texts = [text.plan_text(plan, name) for name, plan in found.items()]
     records = [_named(name, plan) for name, plan in found.items()]
     return Answer("\n".join(texts), _one_or_all(records))
+
+
+def _plan_one(curve: Curve, flags: Flags) -> scaling.Plan:
+    return scaling.plan(
+        fit_one(curve, flags),
+        target=flags.target,
+        price_per_chip_hour=flags.price,
+        value_of_a_point=flags.point_value,
+        stop_below=flags.stop_below,
+    )
 
 
 @command(

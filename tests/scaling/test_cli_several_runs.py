@@ -395,10 +395,11 @@ def test_one_run_of_several_that_cannot_be_used_is_left_out_by_name(tmp_path, ca
     )
     (tmp_path / "runs.csv").write_text("name,tokens,pass_rate\n" + rows)
     table = [str(tmp_path / "runs.csv"), "--x=tokens", "--group=name"]
-    assert main(["fit", *table, "--json"]) == 0
-    said = capsys.readouterr()
-    assert [row["name"] for row in json.loads(said.out)] == ["one", "two"]
-    assert "a run is left out: dead" in said.err
+    for command in ("fit", "plan", "extrapolate"):
+        assert main([command, *table, "--json"]) == 0
+        said = capsys.readouterr()
+        assert [row["name"] for row in json.loads(said.out)] == ["one", "two"]
+        assert "a run is left out: dead: constant curve" in said.err
 
 
 def test_no_recipe_takes_the_name_of_another(tmp_path, capsys):

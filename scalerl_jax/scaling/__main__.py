@@ -65,6 +65,7 @@ from scalerl_jax.scaling.power import plan_power
 from scalerl_jax.scaling.recipes import compare_recipes, group_runs
 from scalerl_jax.scaling.records import Array, TooFewPointsError, to_json
 from scalerl_jax.scaling.report import make_report
+from scalerl_jax.scaling.search import R0
 from scalerl_jax.scaling.tables import EVALS_NAME, is_step
 
 if TYPE_CHECKING:
@@ -375,20 +376,36 @@ def _with_extras(result: Fit, flags: Flags) -> tuple[str, dict[str, Any]]:
         found = scaling.bootstrap(result, num_resamples=flags.bootstrap)
         said += text.bootstrap_text(found)
         record["bootstrap"] = found
-        rates = fitted_rates(result)
-        if rates is not None and result.law == "sigmoid":
-            # Over the evaluation's prompts, and samples where their number is known.
-            zero = [0.0] if result.problem.observes_zero else []
-            found = scaling.bootstrap_prompts(
-                np.append(zero, result.curve.x),
-                rates,
-                num_samples=curve.samples_per_prompt,
-                settings=result.settings,
-                num_resamples=flags.bootstrap,
-            )
+        found = _over_prompts(result, num_resamples=flags.bootstrap)
+        if found is not None:
             said += text.bootstrap_text(found)
             record["prompt_bootstrap"] = found
     return said, record
+
+
+def _over_prompts(result: Fit, *, num_resamples: int) -> scaling.Bootstrap | None:
+    """Bootstrap a sigmoid over its prompts, and samples if their number is known.
+
+    None if there are no pass rates per prompt, or they cannot be resampled.
+    """
+    rates, curve, settings = fitted_rates(result), result.whole_curve, result.settings
+    if rates is None or result.law != "sigmoid":
+        return None
+    if settings.weighs:
+        note = "no bootstrap over prompts: its refits are not weighted"
+        to_stderr(text.warned([f"{curve.name}: {note}"]))
+        return None
+    if R0 in result.problem.held:  # such as the rate at zero compute, in the paper's
+        reward = result.initial_reward
+        settings = dataclasses.replace(settings, initial_reward=reward)
+    zero = [0.0] if result.problem.observes_zero else []
+    return scaling.bootstrap_prompts(
+        np.append(zero, result.curve.x),
+        rates,
+        num_samples=curve.samples_per_prompt,
+        settings=settings,
+        num_resamples=num_resamples,
+    )
 
 
 @command(

@@ -144,6 +144,11 @@ def bootstrap_prompts(
             not redrawn.
     """
     outcomes = check_rates(x, rates)
+    if settings is not None and settings.weighs:
+        raise CurveError(
+            "a bootstrap over prompts does not weigh the evaluations: leave `weighted` "
+            "and `errors_known` of the settings out"
+        )
     curve = make_curve(x, outcomes.mean(axis=(0, 2)))
     result = fit_curve(curve, settings)
     fitted = np.isin(np.asarray(x, np.float64), result.curve.x)

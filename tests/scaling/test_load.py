@@ -201,7 +201,7 @@ def test_pass_rates_of_each_prompt_come_with_the_curve(tmp_path, capsys):
         for step in range(12):
             middle = 0.25 + gain + 0.4 / (1 + (4 / step) ** 2 if step else np.inf)
             rates = np.clip(middle + skill + generator.normal(0, 0.01, 40), 0, 1)
-            row = {"step": step, "compute_chip_hours": step / 10}
+            row = {"step": step, "compute_chip_hours": 1000 * step}
             row |= {"pass_rate": rates.mean(), "prompt_pass_rates": rates.tolist()}
             rows.append(row | {"samples_per_prompt": 16})
         (tmp_path / name).mkdir()
@@ -214,6 +214,20 @@ def test_pass_rates_of_each_prompt_come_with_the_curve(tmp_path, capsys):
     assert main(["fit", runs[0], "--bootstrap=20", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["prompt_bootstrap"]["method"] == "prompts, samples"
+    # R0 is the measured rate at zero compute, which is no point of the refits.
+    assert main(["fit", runs[0], "--bootstrap=20", "--protocol=paper", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    found = record["prompt_bootstrap"]
+    assert found["num_failed"] == 0 and "R0" not in found["intervals"]
+    assert found["intervals"]["A"]["low"] < record["A"] < 1.0
+    with (tmp_path / "a" / "evals.jsonl").open() as file:
+        rows = [{**json.loads(line), "se": 0.01} for line in file]
+    write_lines(tmp_path / "a" / "evals.jsonl", rows)
+    flags = ["--weighted", "--se=se", "--json"]
+    assert main(["fit", runs[0], "--bootstrap=20", *flags]) == 0
+    said = capsys.readouterr()
+    assert "prompt_bootstrap" not in json.loads(said.out)
+    assert "no bootstrap over prompts: its refits are not weighted" in said.err
 
 
 def write_lines(path, rows):

@@ -138,10 +138,9 @@ def compare(
     by_a, by_b, held = _by_law(runs, 1.0 - 0.5 * error, margin, test)
     by_rate = _at(end, runs, 1.0 - error, test)
     deciding = by_a or by_rate
-    sign, reason = choose(by_a, by_b, by_rate, margin=margin)
     incomparable = _incomparable(runs, names)
-    if obstacle := incomparable or _too_few(runs, names):
-        sign, reason = 0, obstacle
+    obstacle = incomparable or _too_few(runs, names)
+    sign, reason = choose(by_a, by_b, by_rate, margin=margin, obstacle=obstacle)
     return Comparison(
         names=names,
         winner=names[int(sign < 0)] if sign else None,
@@ -257,12 +256,15 @@ def choose(
     by_rate: Difference,
     *,
     margin: float,
+    obstacle: str | None = None,
 ) -> tuple[int, str]:
     """Return which recipe is better (1: first, -1: second, 0: neither), and why.
 
     B decides if A does not and is equal within the margin; the rates decide if A is not
-    identified.  The caller checks that there are enough runs.
+    identified; nothing does if there is an obstacle, such as too few runs.
     """
+    if obstacle:
+        return 0, obstacle
     if by_a is None:
         what, found = "the pass rate at the last compute of all runs", by_rate
     elif by_a.sign or by_b is None or abs(by_a.value) > margin:

@@ -159,9 +159,9 @@ def plan_power(
     """Plan runs that decide a difference of A, as `compare` tests it.
 
     The spread between runs is that of the recipes with several runs: of A where a
-    recipe identifies it, else of the fitted pass rate at the last compute that all
-    reached.  It includes the noise of the present evaluations, which also bounds the
-    interval of a difference on its own.
+    recipe identifies it (B has the other half of the error), else of the fitted pass
+    rate at the last compute that all reached.  It includes the noise of the present
+    evaluations, which also bounds the interval of a difference on its own.
 
     Args:
         recipes: their runs, over one x.
@@ -176,11 +176,9 @@ def plan_power(
     found = _measured(recipes, paired=paired and run_sd is None)
     quantity, values, measured, end = _spreading([Recipe(each) for each in found.runs])
     run_sd, degrees, source = _spread(run_sd, values, paired=paired)
-    # A and B share the error; the pass rate has all of it.
     at = 1.0 - (0.5 if end is None else 1.0) * (1.0 - level) / (count - 1)
     noise = noise_of_one(measured, at, at=end)
-    test: dict[str, Any] = {"level": at, "recipes": count, "paired": paired}
-    test["noise"] = noise
+    test: Any = {"level": at, "recipes": count, "paired": paired, "noise": noise}
 
     def needed(spread: float | None) -> int | None:
         if spread is None:

@@ -26,7 +26,7 @@ from scalerl_jax.sampler.protocol import Sampler
 from scalerl_jax.sampler.requests import Completion, Request
 from scalerl_jax.types import Prompt, Turn
 
-_DROPPED = Verdict("no_end", "its group was dropped")  # read by nobody
+_DROPPED = Verdict("no_end", "its group was dropped")  # never read
 _NUMBERS = itertools.count(1)  # of episodes: several `Episodes` may share a pool
 
 

@@ -79,9 +79,9 @@ def _run(argv: list[str]) -> int:
     result = check(config, topology, lengths)
     file = config_flags.get_config_filename(values["config"])
     price = values["price"].value
-    # A search takes long: what is known is told before.
-    told = to_stderr if values["json"].value else to_stdout
-    told(to_text(result, config_file=file, price=price))
+    # A search takes long: print what is known before it.
+    say = to_stderr if values["json"].value else to_stdout
+    say(to_text(result, config_file=file, price=price))
     found = search_rows(topology, result) if values["search"].value else None
     if values["json"].value:
         answer = to_json(result, config_file=file, price=price)

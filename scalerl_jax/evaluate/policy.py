@@ -35,7 +35,7 @@ from scalerl_jax.run.progress import Progress
 from scalerl_jax.run.record import flatten
 from scalerl_jax.sampler.pool import PagePool
 from scalerl_jax.types import Prompt, PyTree
-from scalerl_jax.weights.publication import checksums
+from scalerl_jax.weights.publication import leaf_checksums
 from scalerl_jax.wiring.learning import make_architecture
 from scalerl_jax.wiring.loading import load_model, run_settings
 from scalerl_jax.wiring.prompts import make_verifier
@@ -303,5 +303,5 @@ def _placed(params: PyTree, config: Config, arch: Architecture, mesh: Mesh) -> P
 
 def _fingerprint(params: PyTree) -> str:
     """Return 16 digits of SHA-256 over the checksums of the params, by their bits."""
-    sums = np.concatenate(jax.device_get(checksums(params, jnp.int32(0))))
+    sums = np.asarray(leaf_checksums(params, jnp.int32(0)))
     return hashlib.sha256(sums.tobytes()).hexdigest()[:16]

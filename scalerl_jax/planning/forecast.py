@@ -148,32 +148,26 @@ def forecast(
     learner = mesh.data * mesh.fsdp * mesh.context * mesh.tensor
     replicas, each = generators.count, generators.devices
     batch = config.batch
-    rollouts = batch.num_prompts * batch.group_size
     in_turn = shared or takes_turns(config)
-    decode = functools.partial(
-        _Decoding.of, config, arch, chip, lengths, reached=reached
-    )
-    decoding = decode(sequences=_under_way(config))
+    rate = functools.partial(_Decoding.of, config, arch, chip, lengths, reached=reached)
+    decoding = rate(sequences=_under_way(config))
     evaluated = config.eval.num_prompts * config.eval.samples_per_prompt
-    evaluating = functools.partial(decode, sequences=evaluated)
+    evaluating = functools.partial(rate, sequences=evaluated)
     in_loop = evaluating(cache=1.0)
-    # Batches that are sampled together, and wait for their longest rollout once.
-    together = _batches_together(config)
+    batches, rollouts = _batches_together(config), batch.num_prompts * batch.group_size
     generate = decoding.seconds(
-        together * rollouts, prompts=together * batch.num_prompts, tail=in_turn
+        rollouts, prompts=batch.num_prompts, tail=in_turn, batches=batches
     )
-    generate /= together
     # Replicas that share their devices take turns.
     turns = max(1.0, replicas * each / learner) if shared else 1.0
-    pause = pause_seconds(config, arch, replica_chips=each)
-    generate = generate * turns + pause / together
+    pause = pause_seconds(config, arch, replica_chips=each) / batches
+    generate = generate * turns + pause
     dcn = batch.epochs * _between_slices_seconds(config, arch, chip)
     train = batch.epochs * _train_seconds(config, arch, chip, lengths, reached) + dcn
     publish = _publish_seconds(config, arch, chip)
     if in_turn:
-        # All epochs of a batch share its generation and publication.  Generators wait
-        # only for the last version of a window; a copy takes its time on the learner.
-        step = generate + train + publish / (1 if shared else together)
+        # Generators wait for a window's last version; only a copy delays each step.
+        step = generate + train + publish / (1 if shared else batches)
     else:
         step = max(generate, train, publish, _longest_seconds(config, decoding))
     return StepForecast(
@@ -304,15 +298,17 @@ class _Decoding:
             mean=lengths.mean,
         )
 
-    def seconds(self, rollouts: int, *, prompts: int, tail: bool) -> float:
+    def seconds(
+        self, rollouts: int, *, prompts: int, tail: bool, batches: int = 1
+    ) -> float:
         """Return the seconds of `rollouts` rollouts.
 
-        With `tail` the last one must end; without it, others are in flight while the
-        longest ones end.
+        With `tail` the last one must end, that of as many `batches` together; without
+        it, others are in flight while the longest ones end.
         """
         prefill = prompts / self.replicas * self.prompt_seconds
         decode = rollouts * self.mean / self.tokens_per_second
-        return prefill + (max(decode, self.longest) if tail else decode)
+        return prefill + (max(decode, self.longest / batches) if tail else decode)
 
     def evaluation_seconds(self, config: Config, *, tail: bool = True) -> float:
         """Return the seconds of an evaluation, if nothing else is sampled meanwhile."""

@@ -26,7 +26,7 @@ from scalerl_jax.environments.verdict import (
     lacks_verdict,
 )
 from scalerl_jax.generation.episodes import Episode, Episodes
-from scalerl_jax.generation.judging import Judging, Outcome
+from scalerl_jax.generation.judging import Judging, JudgedSample
 from scalerl_jax.generation.turns import Turns
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.sampler.protocol import Driver, Sampler
@@ -199,7 +199,7 @@ class JudgedPrompt:
     answers: tuple[str | None, ...]  # as the verifier got them
     verdicts: tuple[Verdict, ...]
     detail: str  # why some have no verdict; empty if all have one
-    outcomes: Sequence[Outcome]  # as training counts the same completions
+    outcomes: Sequence[JudgedSample]  # as training counts the same completions
 
     @property
     def statuses(self) -> tuple[Status, ...]:

@@ -13,7 +13,7 @@ from scalerl_jax.sampler.requests import Completion
 from scalerl_jax.types import Rollout, Turn
 
 
-class Outcome(NamedTuple):
+class JudgedSample(NamedTuple):
     """The result of a completion and its verdict, in training and in evaluations."""
 
     passed: bool
@@ -63,7 +63,7 @@ class Judging:
 
     def outcomes(
         self, completions: Sequence[Completion], verdicts: Sequence[Verdict]
-    ) -> list[Outcome]:
+    ) -> list[JudgedSample]:
         """Return what each of a prompt's completions counts as."""
         judged = self._judged([verdict.status for verdict in verdicts])
         return [
@@ -79,10 +79,10 @@ class Judging:
 
     def _outcome(
         self, completion: Completion, verdict: Verdict, judged: bool
-    ) -> Outcome:
+    ) -> JudgedSample:
         if completion.cut_off and self.cut_off_is_wrong:
-            return Outcome(passed=False, judged=True, reward=self.wrong)
-        return Outcome(
+            return JudgedSample(passed=False, judged=True, reward=self.wrong)
+        return JudgedSample(
             passed=verdict.status == "correct",
             judged=judged,
             reward=self._reward(verdict) if judged else 0.0,
@@ -92,7 +92,7 @@ class Judging:
 def _rollout(
     completion: Completion,
     verdict: Verdict,
-    outcome: Outcome,
+    outcome: JudgedSample,
     turns: tuple[Turn, ...],
 ) -> Rollout:
     return Rollout(

@@ -26,7 +26,7 @@ from scalerl_jax.environments.verdict import (
     lacks_verdict,
 )
 from scalerl_jax.generation.episodes import Episode, Episodes
-from scalerl_jax.generation.judging import Judging, JudgedSample
+from scalerl_jax.generation.judging import JudgedSample, Judging
 from scalerl_jax.generation.turns import Turns
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.sampler.protocol import Driver, Sampler

@@ -36,6 +36,7 @@ from scalerl_jax.environments.verdict import (
     Said,
     ScoreFunction,
     Setup,
+    Step,
     Verdict,
     Verifier,
 )
@@ -161,23 +162,30 @@ class Environments:
         if isinstance(begun, Verdict):
             return begun
         made, opening = begun
+        refused = await self._replay(made, opening, work.step)
+        if refused:
+            await self._close(made)
+        return refused or made
+
+    async def _replay(
+        self, made: Environment, opening: Opening, step: Step
+    ) -> Verdict | None:
+        """Give an environment the turns of a step; return a verdict if it differs."""
         otherwise = Verdict(
             "verifier_error",
             f"{self._own.file}: its process ended, and another one was given the "
             f"same turns and answered otherwise",
         )
-        if opening != work.step.opened:
+        if opening != step.opened:
             return otherwise
         self._replayed()
-        for completion, observation in work.step.turns:
+        for completion, observation in step.turns:
             said = await self._call(self._read, made.step, completion)
             if said == observation:
                 self._replayed()  # each turn has a time limit of its own
                 continue
-            if isinstance(said, Verdict) and said.detail:
-                return said
-            return otherwise
-        return made
+            return said if isinstance(said, Verdict) and said.detail else otherwise
+        return None
 
     async def _cut(self, environment: Environment) -> Verdict | More:
         cut = getattr(environment, "cut", None)

@@ -776,6 +776,10 @@ def test_an_instance_that_is_no_longer_kept_is_closed(tmp_path, monkeypatch):
     assert still_open == ["c", "d"]
     assert answer("bad", episode="e").status == "verifier_error"
     assert still_open == ["c", "d"]
+    # One that answers otherwise than before.
+    differs = answer("f", episode="f", turns=(("a", More("off")),))
+    assert "answered otherwise" in differs.detail
+    assert still_open == ["c", "d"]
 
 
 def test_missing_samples_are_counted_while_the_sampling_thread_adds_turns():

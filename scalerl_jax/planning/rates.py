@@ -179,14 +179,8 @@ def train_seconds(
         attention_share=attention_share,
     )
     update = work.optimizer_update(arch, param_bytes=param_bytes)
-    return sum(
-        times
-        * max(
-            needed.passes / chips / (chip.flops * reached.flops),
-            needed.bytes / chips / chip.hbm_bandwidth,
-        )
-        for times, needed in ((microbatches, one), (1, update))
-    )
+    a_microbatch = _learned(chip, one, chips, reached)
+    return microbatches * a_microbatch + _learned(chip, update, chips, reached)
 
 
 def scoring_seconds(
@@ -219,10 +213,7 @@ def scoring_seconds(
         head_bytes=head_bytes,
         attention_share=attention_share,
     )
-    return microbatches * max(
-        one.passes / chips / (chip.flops * reached.flops),
-        one.bytes / chips / chip.hbm_bandwidth,
-    )
+    return microbatches * _learned(chip, one, chips, reached)
 
 
 def between_slices_seconds(
@@ -305,6 +296,14 @@ def placing_seconds(
     common = arch.num_params - arch.num_expert_params
     brought = (copies * common + arch.num_expert_params) * itemsize
     return brought / hosts / _HOST_TO_DEVICE
+
+
+def _learned(chip: Chip, needed: Work, chips: int, reached: Reached) -> float:
+    """Return the seconds of a learner program, without its collectives."""
+    return max(
+        needed.passes / chips / (chip.flops * reached.flops),
+        needed.bytes / chips / chip.hbm_bandwidth,
+    )
 
 
 def _streamed(chip: Chip, needed: Work, chips: int, reached: Reached) -> float:

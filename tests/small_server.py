@@ -105,10 +105,16 @@ def running(command, model):
         process.communicate()
 
 
+class Answering(http.server.ThreadingHTTPServer):
+    """Refuses nobody of the many who connect at once."""
+
+    request_queue_size = 128
+
+
 @contextlib.contextmanager
 def answering(handler, **known):
     """A server of this process, on loopback; `known` is set on it for its handler."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with Answering(("127.0.0.1", 0), handler) as server:
         for name, value in known.items():
             setattr(server, name, value)
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))

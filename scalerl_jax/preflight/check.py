@@ -245,11 +245,11 @@ def program_memory(name: str, compiled: Compiled, parts: Parts) -> dict[str, int
     frozen = device_bytes(state.frozen)
     if name in _SAMPLING:
         shared = is_shared(parts.config)
-        sizes = len(engine.row_counts) * len(engine.table_widths)
+        sizes = len(engine.chunk_sizes) + len(engine.decode_sizes)
         return ({"learner's state": whole} if shared else {}) | {
             **_sampler_parts(parts),
             "temporaries": compiled.temporaries,
-            "code of all programs": code * (len(engine.chunk_sizes) + sizes),
+            "code of all programs": code * sizes,
         }
     others = _beside_learner(parts)
     if name == "accumulate":
@@ -322,13 +322,13 @@ def _work(name: str, parts: Parts) -> Work:
         case "prefill":
             return work.prefill(
                 arch,
-                tokens=engine.chunk_sizes[-1],
+                tokens=engine.chunk_sizes.largest[0],
                 context=engine.settings.max_prompt_tokens,
                 **read_bytes(config, arch),
             )
     return work.decode(
         arch,
-        rows=engine.row_counts[-1],
+        rows=engine.decode_sizes.largest[0],
         context=decode_context(parts),
         steps=engine.settings.tokens_per_call,
         **read_bytes(config, arch),

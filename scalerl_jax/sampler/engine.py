@@ -36,6 +36,7 @@ from scalerl_jax.sampler.decoding import (
     insert,
     prefill,
 )
+from scalerl_jax.sampler.sizes import ProgramSizes, ladder
 from scalerl_jax.types import PyTree
 
 MAX_SEQUENCES = 32  # prompts in one prefill chunk
@@ -81,12 +82,20 @@ class Engine:
         self.settings = settings
         self.mesh = mesh
         attention = _attention(settings, mesh)
-        # Each program exists in a few sizes; a call uses the smallest that fits.
-        self.row_counts = _ladder(max(8, settings.slots // 16), settings.slots)
+        slots, steps = settings.slots, attention.width_steps
         first, last = settings.pages_for(64), settings.pages_per_slot
-        steps = attention.width_steps
-        self.table_widths = _ladder(first, last, steps=steps) if steps else (last,)
-        self.chunk_sizes = _ladder(64, settings.prefill_tokens)
+        worth = _compilation_tokens(settings, mesh)
+        self.chunk_sizes = ProgramSizes(  # tokens
+            ladder(64, settings.prefill_tokens), worth=worth
+        )
+        self.decode_sizes = ProgramSizes(  # (slots, pages of each)
+            ladder(max(8, slots // 16), slots),
+            ladder(first, last, steps=steps) if steps else (last,),
+            worth=worth / settings.tokens_per_call,
+        )
+        # Sequences.  They compile soon, and copy pages: one is never padded to another.
+        counts = ladder(min(8, slots), slots)[::2]
+        self.insert_sizes = ProgramSizes(tuple(sorted({*counts, slots})), worth=0.0)
         self._lay_out = _lay_out(settings)
         self._loaded: tuple[PyTree, PyTree] | None = None  # (as given, as used)
         self.traces = 0  # of programs; constant after everything is compiled
@@ -148,19 +157,10 @@ class Engine:
         return jax.make_array_from_callback(table.shape, everywhere, table.__getitem__)
 
     @property
-    def insert_counts(self) -> tuple[int, ...]:
-        """Sizes, in sequences, to which the scheduler pads `insert` calls.
-
-        Padding costs less here than one more program: sizes quadruple.
-        """
-        slots = self.settings.slots
-        return tuple(sorted({*_ladder(min(8, slots), slots)[::2], slots}))
-
-    @property
     def num_programs(self) -> int:
         """Number of programs; a run may not need all of them."""
-        shapes = len(self.row_counts) * len(self.table_widths)
-        return len(self.chunk_sizes) + len(self.insert_counts) + shapes + 1
+        sizes = (self.decode_sizes, self.chunk_sizes, self.insert_sizes)
+        return sum(map(len, sizes)) + 1
 
     def load_params(self, params: PyTree) -> PyTree:
         """Return the params in the programs' layout: an array per layer.
@@ -283,17 +283,14 @@ def _lay_out(settings: EngineSettings) -> Callable[[PyTree], PyTree]:
     )
 
 
-def _ladder(first: int, last: int, *, steps: tuple[float, ...] = (1,)) -> tuple:
-    """Return sizes from `first` to `last`: powers of two times each of `steps`.
+def _compilation_tokens(settings: EngineSettings, mesh: Mesh) -> float:
+    """Return how many tokens cost as much as the compilation of a program.
 
-    Above 16 sizes only double, since every size is a program to compile.
+    That takes seconds, or on accelerators up to a minute.  In the seconds a core makes
+    some 4e10 useful operations, in the minute an accelerator 1e16.
     """
-    sizes, size = {last}, first
-    while size < last:
-        within = steps if size < 16 else (1,)
-        sizes |= {round(size * step) for step in within if size * step < last}
-        size *= 2
-    return tuple(sorted(sizes))
+    on_cpu = mesh.devices.flat[0].platform == "cpu"
+    return (4e10 if on_cpu else 1e16) / (2.0 * settings.arch.num_active_params)
 
 
 def _attention(settings: EngineSettings, mesh: Mesh) -> CachedAttention:

@@ -43,7 +43,7 @@ def page_bytes(engine: Engine) -> int:
 
 def lower_prefill(engine: Engine, *, tokens: int | None = None) -> Any:
     """Lower the prefill of a chunk of `tokens` tokens; None: the largest chunk."""
-    chunk = empty_chunk(engine.settings, tokens or engine.chunk_sizes[-1])
+    chunk = empty_chunk(engine.settings, tokens or engine.chunk_sizes.largest[0])
     chunk = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), chunk)
     return engine.programs.prefill.lower(
         sampler_params(engine), decode_state(engine), chunk
@@ -54,8 +54,8 @@ def lower_generate(
     engine: Engine, *, rows: int | None = None, width: int | None = None
 ) -> Any:
     """Lower the call that decodes `rows` slots of `width` pages; None: the largest."""
-    rows = rows or engine.row_counts[-1]
-    width = width or engine.table_widths[-1]
+    most_rows, most_pages = engine.decode_sizes.largest
+    rows, width = rows or most_rows, width or most_pages
     marker = engine.settings.end_of_thinking
     next_states = None
     if marker is not None:

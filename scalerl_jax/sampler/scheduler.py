@@ -403,9 +403,8 @@ class Scheduler:
         rows = [(slot, sample) for slot, sample in in_order if sample.goes_on]
         if not rows:
             return None
-        count = next(each for each in self._engine.row_counts if each >= len(rows))
         longest = max(len(sample.pages) for _, sample in rows)
-        width = next(each for each in self._engine.table_widths if each >= longest)
+        count, width = self._engine.decode_sizes.choose(len(rows), longest)
         slots = np.full(count, self._settings.slots, np.int32)
         table = np.zeros((count, width), np.int32)
         for place, (slot, sample) in enumerate(rows):
@@ -544,7 +543,7 @@ def _piece(
 def _insertion(engine: Engine, placed: list[_Placed]) -> dict[str, Any]:
     """Return the arguments of `Engine.insert`, padded to one of its sizes."""
     settings = engine.settings
-    count = next(size for size in engine.insert_counts if size >= len(placed))
+    (count,) = engine.insert_sizes.choose(len(placed))
     slots = np.full(count, settings.slots, np.int32)
     each = settings.copied_pages
     copies = np.full((2, count * each), settings.num_pages, np.int32)
@@ -582,8 +581,7 @@ def fill_chunk(engine: Engine, prefixes: Sequence[Prefix]) -> Chunk | None:
     wanted = sum(len(prefix.tokens) - prefix.done for prefix in open_ones)
     if not wanted:
         return None
-    sizes = engine.chunk_sizes
-    size = next((each for each in sizes if each >= wanted), sizes[-1])
+    (size,) = engine.chunk_sizes.choose(wanted)
     chunk = empty_chunk(engine.settings, size)
     filled, count = 0, 0
     for prefix in open_ones[:MAX_SEQUENCES]:

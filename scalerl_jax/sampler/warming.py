@@ -17,9 +17,9 @@ def warm_up(pool: PagePool, params: PyTree) -> None:
     engine = pool.engine
     params = engine.load_params(params)
     settings, state = engine.settings, pool.state(engine.init_rows())
-    for size in engine.chunk_sizes:
+    for (size,) in engine.chunk_sizes:
         state, _ = engine.prefill(params, state, empty_chunk(settings, size))
-    for count in engine.insert_counts:
+    for (count,) in engine.insert_sizes:
         nowhere = np.full(count * settings.copied_pages, settings.num_pages, np.int32)
         state = engine.insert(
             state,
@@ -28,13 +28,14 @@ def warm_up(pool: PagePool, params: PyTree) -> None:
             copy_from=nowhere,
             copy_to=nowhere,
         )
-    for count in engine.row_counts:
-        for width in engine.table_widths:
-            state, _ = engine.generate(
-                params,
-                state,
-                slots=np.full(count, settings.slots, np.int32),
-                table=np.zeros((count, width), np.int32),
-            )
+    for count, width in engine.decode_sizes:
+        state, _ = engine.generate(
+            params,
+            state,
+            slots=np.full(count, settings.slots, np.int32),
+            table=np.zeros((count, width), np.int32),
+        )
+    for sizes in (engine.chunk_sizes, engine.insert_sizes, engine.decode_sizes):
+        sizes.compile_all()
     state = engine.free_resource(state, slots=np.zeros(settings.slots, bool))
     pool.pages = jax.block_until_ready(state.pages)

@@ -22,6 +22,7 @@ from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.pool import PagePool
 from scalerl_jax.sampler.requests import Request, Samples
 from scalerl_jax.sampler.scheduler import Scheduler
+from scalerl_jax.sampler.sizes import ProgramSizes
 
 PROMPT, MOST, PER_CALL = 6, 18, 2
 WHOLE = (PROMPT + MOST) // 2  # pages of a sequence at its full length
@@ -50,8 +51,9 @@ class WrittenEngine(Engine):
             prefill_tokens=8,
             cache_tokens=2 * pages,
         )
-        self.row_counts = (slots,)
-        self.table_widths, self.chunk_sizes = (WHOLE,), (8,)
+        self.decode_sizes = ProgramSizes((slots,), (WHOLE,), worth=0.0)
+        self.chunk_sizes = ProgramSizes((8,), worth=0.0)
+        self.insert_sizes = ProgramSizes((slots,), worth=0.0)
 
     def load_params(self, params):
         return params

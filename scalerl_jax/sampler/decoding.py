@@ -53,6 +53,9 @@ class EngineSettings:
     attention: str = "auto"  # see `kernels.ATTENTION`
     top_logprobs: int = 0  # number of likeliest tokens to report
     report_experts: bool = False  # of every token and layer; mixtures only
+    # Pad calls while that costs less than a compilation.  Logits then depend, by their
+    # rounding, on earlier calls.
+    few_programs: bool = False
     rings: bool = True  # layers that see a part of a sequence keep only that
 
     @property

@@ -84,7 +84,7 @@ class Engine:
         attention = _attention(settings, mesh)
         slots, steps = settings.slots, attention.width_steps
         first, last = settings.pages_for(64), settings.pages_per_slot
-        worth = _compilation_tokens(settings, mesh)
+        worth = _compilation_tokens(settings, mesh) if settings.few_programs else 0.0
         self.chunk_sizes = ProgramSizes(  # tokens
             ladder(64, settings.prefill_tokens), worth=worth
         )

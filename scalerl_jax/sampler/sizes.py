@@ -22,7 +22,7 @@ class ProgramSizes:
         Args:
             axes: the sizes along each.
             worth: the padding that costs as much as a compilation, along the first
-                axis.
+                axis; 0: nothing is padded.
         """
         self._axes, self._worth = axes, worth
         self._compiled: set[tuple[int, ...]] = set()

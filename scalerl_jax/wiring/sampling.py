@@ -169,6 +169,8 @@ def make_engine(
         weights_dtype=sampler.weights_dtype,
         attention=sampler.attention,
         report_experts=config.objective.routing_replay == "on",
+        # A synchronous run that resumes is bit for bit the one that never ended.
+        few_programs=config.queue.max_staleness > 0,
     )
     return kind(settings, mesh=mesh)
 

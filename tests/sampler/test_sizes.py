@@ -2,11 +2,16 @@
 
 import math
 
+import jax
 import pytest
+import small_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.sampler.sizes import ProgramSizes, ladder
+from scalerl_jax.wiring import make_architecture
+from scalerl_jax.wiring.sampling import make_engine, make_tokenizer
 
 SLOTS, PAGES = (8, 16, 32, 64), (2, 3, 4)
 calls = st.lists(
@@ -83,3 +88,15 @@ def test_all_that_are_compiled_are_used_at_once():
 )
 def test_a_ladder_doubles(first, last, steps, sizes):
     assert ladder(first, last, steps=steps) == sizes
+
+
+@pytest.mark.parametrize("staleness, few", [(0, False), (4, True)])
+def test_only_a_run_that_is_not_synchronous_pads_its_calls(staleness, few):
+    config = small_run.make_config({"queue.max_staleness": staleness})
+    arch = make_architecture(config)
+    engine = make_engine(
+        config, arch, make_tokenizer(config, arch), make_mesh(jax.devices()[:1])
+    )
+    sizes = engine.decode_sizes
+    assert len(sizes) > 1
+    assert (sizes.choose(1, 1) != next(iter(sizes))) == few

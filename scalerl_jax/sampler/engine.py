@@ -95,7 +95,7 @@ class Engine:
         )
         # Sequences.  They compile soon, and copy pages: one is never padded to another.
         counts = ladder(min(8, slots), slots)[::2]
-        self.insert_sizes = ProgramSizes(tuple(sorted({*counts, slots})), worth=0.0)
+        self.insert_sizes = ProgramSizes(tuple(sorted({*counts, slots})))
         self._lay_out = _lay_out(settings)
         self._loaded: tuple[PyTree, PyTree] | None = None  # (as given, as used)
         self.traces = 0  # of programs; constant after everything is compiled

@@ -3,6 +3,7 @@
 import collections
 import itertools
 import math
+from collections.abc import Iterator
 
 _FEW_CALLS = 8  # of a size whose padding costs a compilation: not worth beginning
 
@@ -16,7 +17,7 @@ class ProgramSizes:
     depends on the calls alone, never on a clock.
     """
 
-    def __init__(self, *axes: tuple[int, ...], worth: float) -> None:
+    def __init__(self, *axes: tuple[int, ...], worth: float = 0.0) -> None:
         """Combine the sizes along each axis, which increase.
 
         Args:
@@ -28,7 +29,7 @@ class ProgramSizes:
         self._compiled: set[tuple[int, ...]] = set()
         self._padding: dict[tuple[int, ...], float] = collections.defaultdict(float)
 
-    def __iter__(self) -> "itertools.product[tuple[int, ...]]":
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
         """Return all sizes, the smallest first and the largest last."""
         return itertools.product(*self._axes)
 

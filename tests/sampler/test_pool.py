@@ -51,9 +51,9 @@ class WrittenEngine(Engine):
             prefill_tokens=8,
             cache_tokens=2 * pages,
         )
-        self.decode_sizes = ProgramSizes((slots,), (WHOLE,), worth=0.0)
-        self.chunk_sizes = ProgramSizes((8,), worth=0.0)
-        self.insert_sizes = ProgramSizes((slots,), worth=0.0)
+        self.decode_sizes = ProgramSizes((slots,), (WHOLE,))
+        self.chunk_sizes = ProgramSizes((8,))
+        self.insert_sizes = ProgramSizes((slots,))
 
     def load_params(self, params):
         return params

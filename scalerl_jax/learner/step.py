@@ -228,7 +228,7 @@ def make_update(
     def update(
         state: TrainState, accumulated: Accumulated
     ) -> tuple[TrainState, dict[str, Array]]:
-        metrics = _measured(accumulated, summarize)
+        metrics = _measured(accumulated, summarize, state.opt_state)
         if balance is not None and accumulated.taken is not None:
             metrics |= balance.metrics(accumulated.taken)
         finite = jnp.isfinite(metrics["grad_norm"]) & jnp.isfinite(accumulated.loss)
@@ -287,11 +287,21 @@ def _make_updated(
 
 
 def _measured(
-    total: Accumulated, summarize: Callable[[Scalars, Scalars], Scalars]
+    total: Accumulated, summarize: Callable[[Scalars, Scalars], Scalars], moments: Any
 ) -> Scalars:
-    """Return the metrics of a whole batch; its gradient norm is before clipping."""
+    """Return the metrics of a whole batch; its gradient is that before clipping.
+
+    `moments` is the state of the optimizer before the step.
+    """
     grad_norm = optax.tree.norm(total.grads)
     own = {"loss": total.loss, "grad_norm": grad_norm}
+    mean = optax.tree.get(moments, "mu")
+    if mean is not None:  # an optimizer with momentum
+        mean = _float32(mean)
+        products = jax.tree.map(lambda a, b: jnp.sum(a * b), total.grads, mean)
+        norms = grad_norm * optax.tree.norm(mean)
+        cosine = optax.tree.sum(products) / jnp.where(norms > 0.0, norms, 1.0)
+        own["grad_cosine"] = cosine
     return summarize(total.sums, total.maxima) | own
 
 
@@ -552,9 +562,9 @@ class LocalLearner:
         return self.score_batch(state.policy, batch)
 
     def examine(self, state: TrainState, batch: PackedBatch) -> dict[str, float]:
-        """Return a batch's metrics and the norm of its gradient; no step is made."""
+        """Return a batch's metrics, those of its gradient too; no step is made."""
         total = self.train_step.total(state.params, batch, state.frozen)
-        found = _measured(total, summarize)
+        found = _measured(total, summarize, state.opt_state)
         return {name: float(value) for name, value in found.items()}
 
     def save(

@@ -37,6 +37,7 @@ STEPS: dict[str, tuple[Metric, ...]] = {
 step | optimizer steps | the step that the row is of, from 1
 loss | | loss of the batch, regularisers included
 grad_norm | | norm of the gradient before clipping
+grad_cosine | | its cosine with Adam's mean of those before; 0: there is none
 entropy | nats | mean entropy of the policy at the trained tokens
 train/tokens | tokens | trained tokens of the batch
 train/rows | rows | of the step, in a warm start

@@ -311,6 +311,33 @@ def test_an_update_that_is_not_finite_is_undone(
     assert after.policy_version == 1
 
 
+@pytest.mark.parametrize("clip", [0.0, 1.0])
+def test_the_gradient_is_compared_with_the_mean_of_those_before(clip):
+    """By hand with b1 = 1/2: the mean is (3, 4) / 2, then (11, 10) / 4."""
+    plain = optax.adam(0.1, b1=0.5)
+    long = 3.0**0.5 * 5.0  # each number is there three times
+    clipped = optax.chain(optax.clip_by_global_norm(long), plain)
+    optimizer = clipped if clip else plain
+    update = jax.jit(make_update(optimizer, summarize=lambda sums, maxima: {}))
+    state = init_state(scalars("float32", a=1.0, b=2.0), optimizer)
+    # The third is at right angles to the mean; the last one alone is longer than 5.
+    for a, b, cosine in ((3, 4, 0), (4, 3, 0.96), (-1.0, 1.1, 0), (-5.5, -5, None)):
+        grads = scalars("float32", a=a, b=b)
+        sums = Accumulated(loss=jnp.float32(0.5), grads=grads, sums={}, maxima={})
+        state, metrics = update(state, sums)
+        if cosine is not None:
+            np.testing.assert_allclose(metrics["grad_cosine"], cosine, atol=1e-6)
+    # mean: (11, 10) / 8 + (-1, 1.1) / 2
+    mean = np.array([11 / 8 - 0.5, 10 / 8 + 0.55])
+    by_hand = mean @ [-5.5, -5] / np.linalg.norm(mean) / np.hypot(5.5, 5)
+    np.testing.assert_allclose(metrics["grad_cosine"], by_hand, rtol=1e-6)
+
+
+def test_plain_descent_has_no_mean_to_compare_with():
+    state, metrics = bench().run()
+    assert state.policy_version == 1 and "grad_cosine" not in metrics
+
+
 def test_a_moment_that_was_not_finite_before_is_said_to_be_so():
     optimizer = optax.adam(0.1)
     state = init_state(scalars("float32", a=1.0), optimizer)

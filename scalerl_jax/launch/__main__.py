@@ -23,7 +23,6 @@ from typing import Any
 from scalerl_jax import status as run_status
 from scalerl_jax.launch import estimate, supervisor
 from scalerl_jax.launch.client import Client
-from scalerl_jax.launch.gke import GkePlace
 from scalerl_jax.launch.job import Job, add_flags, read_job
 from scalerl_jax.launch.local import LocalPlace, Preempting
 from scalerl_jax.launch.outcome import FINAL, Outcome
@@ -35,14 +34,12 @@ from scalerl_jax.launch.place import (
     keep,
     say,
 )
-from scalerl_jax.launch.ray_place import RayPlace
-from scalerl_jax.launch.tpu import TpuPlace
+from scalerl_jax.launch.places import make_place
 from scalerl_jax.launch.watching import find_alarm, forecast
 from scalerl_jax.process.ending import Parser, answer
 from scalerl_jax.process.printing import to_stderr, to_stdout
 
 _FAILURE, _MISTAKE, _ALARM = 1, 2, 3
-_WATCH_S = 600.0  # between two checks for an alarm; each fetches the run's files
 COMMANDS = {
     "run": "all of the below, until the run is over",
     "create": "check config, price and place, ask, and create the machines",
@@ -74,6 +71,15 @@ def make_parser() -> argparse.ArgumentParser:
             )
             command.add_argument(
                 "--keep-machines", action="store_true", help="when the run is over"
+            )
+            command.add_argument(
+                "--no-fit", action="store_true", help="of the curve at the end"
+            )
+            command.add_argument(
+                "--fetch-s",
+                type=float,
+                default=600.0,
+                help="seconds between two fetches, each with a check for an alarm",
             )
         command.add_argument("--poll-s", type=float, help="seconds between two polls")
         command.add_argument("--dry-run", action="store_true", help="print commands")
@@ -143,17 +149,6 @@ def main(argv: list[str] | None = None) -> int:
         )
 
 
-def make_place(job: Job, more: list[str], client: Client, *, poll_s: float) -> Place:
-    """Return the `Place` that creates and controls the machines of a job."""
-    if job.place == "local":
-        return LocalPlace(job, more)
-    if job.place == "gke":
-        return GkePlace(job, more, client)
-    if job.place == "ray_tpu":
-        return RayPlace(job, more, client, poll_s=poll_s)
-    return TpuPlace(job, more, client, poll_s=poll_s)
-
-
 def _print(job: Job, flags: argparse.Namespace, more: list[str]) -> int:
     """Print the commands that a command would run, and run none."""
     if job.place == "local":
@@ -173,12 +168,16 @@ def _print(job: Job, flags: argparse.Namespace, more: list[str]) -> int:
 
 
 def _run(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> int:
-    look: Callable[[Machines, Outcome | None], None] = _Watching(job, place)
+    if not flags.fetch_s > 0:
+        raise ValueError(f"--fetch-s={flags.fetch_s:g} must be above 0")
+    look: Callable[[Machines, Outcome | None], None] = _Watching(
+        job, place, every_s=flags.fetch_s
+    )
     if flags.preemptions:
         if not isinstance(place, LocalPlace):
             raise ValueError("--preemptions needs --place=local; clouds make theirs")
         steps = estimate.resolve_config(job, more).train.num_steps
-        look = Preempting(place, _files(job), flags.preemptions, num_steps=steps)
+        look = Preempting(place, flags.preemptions, num_steps=steps)
     if not _finished(job, place, more):
         _prepare(job, place, flags, more)
     patience = Patience(poll_s=flags.poll_s, first_pause_s=flags.poll_s)
@@ -196,6 +195,8 @@ def _run(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> 
     if outcome.state != "done":
         to_stderr(f"{outcome.said or 'error: see launch logs'}\n")
         return _MISTAKE if outcome.state == "mistake" else _FAILURE
+    if flags.no_fit:
+        return _FAILURE if left else 0
     fitted = subprocess.run(
         [sys.executable, "-m", "scalerl_jax.scaling", "fit", str(_files(job))]
     )
@@ -203,16 +204,16 @@ def _run(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> 
 
 
 class _Watching:
-    """Reports a run that has died or stalled; checks every `_WATCH_S` seconds."""
+    """Fetches the run's files every `every_s`, and reports a run that stalled."""
 
-    def __init__(self, job: Job, place: Place) -> None:
-        self._job, self._place = job, place
-        self._next, self._told = time.monotonic() + _WATCH_S, ""
+    def __init__(self, job: Job, place: Place, *, every_s: float) -> None:
+        self._job, self._place, self._every_s = job, place, every_s
+        self._next, self._told = time.monotonic() + every_s, ""
 
     def __call__(self, machines: Machines, outcome: Outcome | None) -> None:
         if machines.state != "up" or time.monotonic() < self._next:
             return
-        self._next = time.monotonic() + _WATCH_S
+        self._next = time.monotonic() + self._every_s
         self._place.fetch(str(_files(self._job)))
         alarm = _find_alarm(self._job, self._place, machines, outcome)
         if alarm and not self._told:
@@ -255,10 +256,7 @@ def _prepare(
         say(line)
     if job.place == "local" or flags.yes:
         return
-    if not sys.stdin.isatty():
-        raise ValueError("stdin is no terminal to confirm on; pass --yes")
-    if input("make these machines? [y/N] ").strip().lower() not in ("y", "yes"):
-        raise ValueError("nothing was made")
+    estimate.confirm()
 
 
 def _finished(job: Job, place: Place, more: list[str]) -> str:
@@ -369,6 +367,8 @@ def _stop_all(place: Place) -> list[str]:
 
 def _files(job: Job) -> Path:
     """Return the directory of the run's files on this machine."""
+    if job.files:
+        return Path(job.files).expanduser()
     if job.place == "local":
         return Path(job.directory).expanduser()
     return Path("runs") / job.name

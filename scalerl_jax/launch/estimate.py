@@ -35,17 +35,24 @@ class RunEstimate:
     step_s: float | None = None  # None: not in the preflight's result
     step_chip_hours: float | None = None
 
+    @property
+    def chip_hours(self) -> float | None:
+        """Chip-hours of all steps; None: not known."""
+        if self.step_s is None:
+            return None
+        each = self.step_chip_hours or self.chips * self.step_s / 3600.0
+        return self.num_steps * each
+
     def lines(self, now: datetime.datetime) -> list[str]:
         """Return the estimate as lines for people."""
         said = f"{self.num_steps:,} optimizer steps"
         if not self.chips:
             return [f"{said} on this machine"]
         said = f"{self.chips} chips, {said}"
-        if self.step_s is None:
+        spent = self.chip_hours
+        if self.step_s is None or spent is None:
             return [f"{said}; how long a step takes is not known beforehand"]
         hours = self.num_steps * self.step_s / 3600.0
-        spent = self.num_steps * (self.step_chip_hours or 0.0)
-        spent = spent or hours * self.chips
         end = now + datetime.timedelta(hours=hours)
         rows = [
             f"{said} of {self.step_s:.1f} s: {hours:.1f} h, {spent:,.0f} chip-hours, "
@@ -228,3 +235,15 @@ def read_preflight(known: RunEstimate, found: dict[str, Any], job: Job) -> RunEs
         step_s=found.get("step_seconds"),
         step_chip_hours=found.get("chip_hours_per_step"),
     )
+
+
+def confirm() -> None:
+    """Ask on the terminal whether machines are to be made.
+
+    Raises:
+        ValueError: there is no terminal, or the answer is no.
+    """
+    if not sys.stdin.isatty():
+        raise ValueError("stdin is no terminal to confirm on; pass --yes")
+    if input("make these machines? [y/N] ").strip().lower() not in ("y", "yes"):
+        raise ValueError("nothing was made")

@@ -68,6 +68,7 @@ class Job:
     mount: str = _field("/mnt/scalerl_jax", "mount point of a bucket that hosts share")
     failures: int = _field(5, "in a row, after which a run is given up")
     preflight: str = _field("require", "require, or skip: do not check what fits")
+    files: str = _field("", "folder here for the run's files; empty: runs/NAME")
 
     @property
     def slices(self) -> tuple[int, Slice | None]:
@@ -181,27 +182,38 @@ def read_job(flags: argparse.Namespace) -> Job:
     Raises:
         ValueError: a name or a value in them is wrong.
     """
-    fields = {field.name: field for field in dataclasses.fields(Job)}
-    values = _read_file(flags.job) if flags.job else {}
-    for name, value in values.items():
-        if name not in fields:
-            close = difflib.get_close_matches(name, fields, n=1)
-            meant = f"; did you mean {close[0]}?" if close else ""
-            raise ValueError(f"{flags.job}: {name} is not a setting of a job{meant}")
-        kind = type(fields[name].default)
-        if kind is float and type(value) is int:
-            values[name] = float(value)
-        elif type(value) is not kind:
-            raise ValueError(
-                f"{flags.job}: {name} = {value!r} must be of the type {kind.__name__}"
-            )
+    values = read_file(flags.job) if flags.job else {}
+    fields = [field.name for field in dataclasses.fields(Job)]
     given = {name: getattr(flags, name) for name in fields}
     return make_job(
         values | {name: value for name, value in given.items() if value is not None}
     )
 
 
-def _read_file(name: str) -> dict[str, Any]:
+def read_file(file: str) -> dict[str, Any]:
+    """Return the settings of a job in a file, TOML or JSON.
+
+    Raises:
+        ValueError: the file cannot be read, or has a wrong name, or a wrong type.
+    """
+    fields = {field.name: field for field in dataclasses.fields(Job)}
+    values = _parse_file(file)
+    for name, value in values.items():
+        if name not in fields:
+            close = difflib.get_close_matches(name, fields, n=1)
+            meant = f"; did you mean {close[0]}?" if close else ""
+            raise ValueError(f"{file}: {name} is not a setting of a job{meant}")
+        kind = type(fields[name].default)
+        if kind is float and type(value) is int:
+            values[name] = float(value)
+        elif type(value) is not kind:
+            raise ValueError(
+                f"{file}: {name} = {value!r} must be of the type {kind.__name__}"
+            )
+    return values
+
+
+def _parse_file(name: str) -> dict[str, Any]:
     path = Path(name)
     try:
         data = read_bytes(path)

@@ -7,6 +7,8 @@ machine: SIGTERM, a grace period, SIGKILL, and it never comes back.
 import contextlib
 import datetime
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +28,7 @@ from scalerl_jax.run.writing import open_to_append, write_json
 
 GRACE_S = 30.0  # seconds from SIGTERM to SIGKILL, as for a spot machine
 _FILE, _LOG = "machine.json", "log.txt"
+_NOT_FETCHED = re.compile(r"(checkpoints|weights)$|\.")
 
 
 class LocalPlace:
@@ -34,7 +37,8 @@ class LocalPlace:
     def __init__(self, job: Job, more: Sequence[str]) -> None:
         """Store the arguments; create nothing."""
         self._job, self._more = job, tuple(more)
-        self._folder = Path(f"{Path(job.directory).expanduser()}.machine")
+        self.directory = Path(job.directory).expanduser()  # of the run
+        self._folder = Path(f"{self.directory}.machine")
         self._before: Outcome | None = None  # forgotten
 
     def check(self) -> None:
@@ -111,7 +115,7 @@ class LocalPlace:
 
     def last_step(self) -> str:
         """Return when the run last wrote a step."""
-        file = Path(self._job.directory).expanduser() / METRICS_FILE
+        file = self.directory / METRICS_FILE
         if not file.is_file():
             return ""
         at = datetime.datetime.fromtimestamp(file.stat().st_mtime, datetime.UTC)
@@ -126,7 +130,19 @@ class LocalPlace:
         return "".join(f"{self._job.name}: {line}" for line in text)
 
     def fetch(self, target: str) -> None:
-        """Do nothing: the files are here."""
+        """Copy the run's files, except checkpoints, unless that is where they are."""
+        if Path(target).resolve() == self.directory.resolve():
+            return
+        for folder, below, names in os.walk(self.directory):
+            here = Path(folder)
+            if here == self.directory:
+                below[:] = [name for name in below if not _NOT_FETCHED.match(name)]
+                names = [name for name in names if not _NOT_FETCHED.match(name)]
+            copy = Path(target) / here.relative_to(self.directory)
+            copy.mkdir(parents=True, exist_ok=True)
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):  # the run removed it
+                    shutil.copy2(here / name, copy / name)
 
     def _stop(self, *, grace_s: float) -> None:
         """End the session: SIGTERM to its leader, then SIGKILL to what still runs."""
@@ -169,12 +185,10 @@ class LocalPlace:
 class Preempting:
     """Takes the run's machine away a number of times, spread evenly over its steps."""
 
-    def __init__(
-        self, place: LocalPlace, files: Path, times: int, *, num_steps: int
-    ) -> None:
-        """Choose the steps, by the run's `files`; take nothing away yet."""
+    def __init__(self, place: LocalPlace, times: int, *, num_steps: int) -> None:
+        """Choose the steps; take nothing away yet."""
         self._at = [num_steps * (n + 1) // (times + 1) for n in range(times)]
-        self._file, self._place = files / METRICS_FILE, place
+        self._file, self._place = place.directory / METRICS_FILE, place
 
     def __call__(self, machines: Machines, outcome: Outcome | None) -> None:
         """Take the machine away if the next of the steps is reached."""

@@ -3,6 +3,8 @@
 The server listens on the loopback address alone.  It reads the runs' files as they grow
 and answers two requests: the page, which needs nothing else, and the state of all runs
 as JSON, for which the page asks every few seconds.  Texts of runs are not trusted.
+
+One file above 400 lines: its tables of charts and failures are of no use elsewhere.
 """
 
 import contextlib

@@ -16,7 +16,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,11 +126,14 @@ def _last_row(path: Path) -> dict[str, Any]:
 # ---- the record of a study
 
 
-def keep_record(study: Study, root: Path) -> list[str]:
+def keep_record(
+    study: Study, root: Path, machines: Mapping[str, str] | None = None
+) -> list[str]:
     """Write the record of a study, or check the study against the record in its folder.
 
     Arms, seeds, pairs and the axis may be added or changed; the settings of an arm with
-    runs may not.  Returns warnings: the code has changed since.
+    runs may not, nor may `machines`, which says where the runs are; none: on this
+    machine.  Returns warnings: the code has changed since.
 
     Raises:
         ValueError: the base, or an arm that has runs, has other settings now, by name;
@@ -142,6 +145,7 @@ def keep_record(study: Study, root: Path) -> list[str]:
         "base": study.base,
         "arms": settings,
         "axis": study.axis,
+        "machines": dict(machines or {}),
         "seeds": list(study.seeds),
         "budget": {
             name: value
@@ -161,6 +165,7 @@ def keep_record(study: Study, root: Path) -> list[str]:
                 f"{file} is of version {kind} of studies, and this code reads "
                 f"{_VERSION}; choose another --root, or use the code that made it"
             )
+        _check_machines(file, old, record["machines"])
         _check_settings(file, with_own_assets(old["arms"]), settings)
         record["code"] = list(dict.fromkeys([*old["code"], code]))
         record["arms"] = {**old["arms"], **settings}
@@ -173,6 +178,28 @@ def keep_record(study: Study, root: Path) -> list[str]:
     root.mkdir(parents=True, exist_ok=True)
     write_json(file, record)
     return warnings
+
+
+def check_machines(root: Path, machines: Mapping[str, str]) -> None:
+    """Raise ValueError if the runs of a study's folder are on other machines."""
+    if (root / STUDY_FILE).exists():
+        _check_machines(root / STUDY_FILE, read_json(root / STUDY_FILE), machines)
+
+
+def _check_machines(
+    file: Path, record: Mapping[str, Any], new: Mapping[str, str]
+) -> None:
+    old = record.get("machines", {})
+    if old != new:
+        where, here = (
+            ", ".join(f"{name} {value}" for name, value in machines.items() if value)
+            or "this machine"
+            for machines in (old, new)
+        )
+        raise ValueError(
+            f"{file}: its runs and their checkpoints are on {where}, and this command "
+            f"is for {here}; give --launch as before, or choose another --root"
+        )
 
 
 def _check_settings(
@@ -220,15 +247,25 @@ class _Running:
     enough: bool = False  # it was stopped: its budget is used, or it is hopeless
 
 
-def command(study: Study, root: Path, planned: Planned) -> list[str]:
-    """Return the command line of a run, which also works by hand."""
-    changes = study.changes(planned.arm, planned.seed)
-    settings = [f"--config.{name}={_typed(value)}" for name, value in changes.items()]
+def command(
+    study: Study, root: Path, planned: Planned, *, more: Sequence[str] = ()
+) -> list[str]:
+    """Return the command line of a run, which also works by hand.
+
+    `more` are further flags of all runs, which change no setting.
+    """
     return [
         *(sys.executable, "-m", "scalerl_jax.main", f"--config={study.base}"),
         f"--workdir={root / planned.name}",
-        *settings,
+        *more,
+        *setting_flags(study, planned),
     ]
+
+
+def setting_flags(study: Study, planned: Planned) -> list[str]:
+    """Return the flags by which a run differs from the base's file."""
+    changes = study.changes(planned.arm, planned.seed)
+    return [f"--config.{name}={_typed(value)}" for name, value in changes.items()]
 
 
 def _typed(value: object) -> str:
@@ -239,6 +276,7 @@ def _typed(value: object) -> str:
 
 
 Command = Callable[[Study, Path, Planned], list[str]]
+Release = Callable[[Planned], str]
 
 
 class Runner:
@@ -253,6 +291,8 @@ class Runner:
         jobs: int = 1,
         prune: bool = False,
         command: Command = command,
+        release: Release | None = None,
+        on_cores: bool = True,
     ) -> None:
         """Read the state of all runs; start none yet.
 
@@ -262,15 +302,19 @@ class Runner:
             prune: stop a run that cannot reach a finished one of its seed; without it,
                 runs that were stopped for that resume.
             command: the command line of a run.
+            release: called for a run that failed or was stopped, and not for one that
+                the study's own end leaves behind; returns what could not be released.
+            on_cores: the work of the runs is done by this machine's cores.
         """
-        self._command, self._prune = command, prune
+        self._command, self._prune, self._release = command, prune, release
         self._judged: dict[Planned, Fit | None] = {}  # of finished runs
         self._looked: dict[Planned, int] = {}  # the last step that was checked
         self._study, self._root, self._progress = study, root, progress
         self._running: list[_Running] = []
         self._failed: dict[str, str] = {}
         self._states = {each: look(study, root, each) for each in interleaved(study)}
-        self._free = _shares_of_cores(jobs)
+        self._free = _shares_of_cores(jobs if on_cores else 1)
+        self._free += [()] * (jobs - len(self._free))
 
     def run(self, stopped: Callable[[], bool]) -> dict[str, str]:
         """Run the missing runs; return the reasons of failures by the run's name.
@@ -331,21 +375,7 @@ class Runner:
                     status = each.process.poll()
                 else:
                     continue
-            each.held.close()
-            self._running.remove(each)
-            self._free.append(each.cores)
-            name = each.planned.name
-            if each.enough:
-                why = f"it cannot reach {state.behind}" if state.behind else ""
-                keep_end(state.folder, why or "the study's budget is used")
-            if status == 0 or each.enough:
-                self._progress.note(f"{name}: {_result(self._study, state)}")
-            elif status not in (PREEMPTED, INTERRUPTED):
-                why = _why(state.folder / LOG_FILE, status)
-                write_json(state.folder / FAILED_FILE, {"why": why, "status": status})
-                keep_end(state.folder, why)
-                self._failed[name] = why
-                self._progress.note(f"{name} failed: {why}")
+            self._collect(each, state, status)
         states = self._states.values()
         self._progress.show(
             {
@@ -354,6 +384,29 @@ class Runner:
             },
             done=int(100 * sum(each.share for each in states)),
         )
+
+    def _collect(self, ended: _Running, state: State, status: int | None) -> None:
+        """Free what a run has held, and tell how it ended."""
+        ended.held.close()
+        self._running.remove(ended)
+        self._free.append(ended.cores)
+        name, goes_on = state.planned.name, status in (PREEMPTED, INTERRUPTED)
+        why = _why(state.folder / LOG_FILE, status)
+        if self._release and (ended.enough or (status != 0 and not goes_on)):
+            if left := self._release(state.planned):
+                self._progress.note(f"warning: {name}: {left}")
+            state = look(self._study, self._root, state.planned)
+            self._states[state.planned] = state
+        if ended.enough:
+            hopeless = f"it cannot reach {state.behind}" if state.behind else ""
+            keep_end(state.folder, hopeless or "the study's budget is used")
+        if status == 0 or ended.enough:
+            self._progress.note(f"{name}: {_result(self._study, state)}")
+        elif not goes_on:
+            write_json(state.folder / FAILED_FILE, {"why": why, "status": status})
+            keep_end(state.folder, why)
+            self._failed[name] = why
+            self._progress.note(f"{name} failed: {why}")
 
     def _stop_hopeless(self, state: State) -> State:
         """Mark a run that cannot reach a finished one of its seed; return its state.

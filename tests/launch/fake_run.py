@@ -52,7 +52,8 @@ while len(rows) < steps:
     step = len(rows) + 1
     rows.append(json.dumps({"step": step}).encode())
     rate = 0.9 - 0.6 / step
-    text = f'{{"step": {step}, "compute_chip_hours": {step / 10}, "pass_rate": {rate}}}'
-    evals.append(text.encode())
+    row = {"step": step, "compute_chip_hours": step / 10, "pass_rate": rate}
+    row |= {"generated_tokens": 10 * step}
+    evals.append(json.dumps(row).encode())
     remote.write(path / "evals.jsonl", b"\n".join(evals) + b"\n")
     remote.write(path / "metrics.jsonl", b"\n".join(rows) + b"\n")

@@ -80,6 +80,17 @@ class SmallCloud:
         lines = (self.folder / "calls.txt").read_text().splitlines()
         return [line for line in lines if part in line]
 
+    def variables(self):
+        """Those with which commands find the cloud, and a run that is none."""
+        return {
+            "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
+            "FAKE_CLOUD": str(self.folder),
+            "FAKE_RUN": str(HERE / "fake_run.py"),
+            "PYTHON": sys.executable,
+            "PYTHONPATH": str(small_run.ROOT),
+            "JAX_PLATFORMS": "cpu",
+        }
+
     def launch(
         self, command, *more, flags=(), script=None, run=True, timeout=600, **changes
     ):
@@ -108,15 +119,7 @@ class SmallCloud:
         return subprocess.run(
             [*start, *flags, *yes, *(["--", *more] if more else [])],
             cwd=self.folder / "laptop",
-            env=os.environ
-            | {
-                "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
-                "FAKE_CLOUD": str(self.folder),
-                "FAKE_RUN": fake,
-                "PYTHON": sys.executable,
-                "PYTHONPATH": str(small_run.ROOT),
-                "JAX_PLATFORMS": "cpu",
-            },
+            env=os.environ | self.variables() | {"FAKE_RUN": fake},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

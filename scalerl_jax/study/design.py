@@ -11,7 +11,7 @@ import math
 import runpy
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ml_collections import ConfigDict
 
@@ -27,6 +27,8 @@ _OWN = {"seed": "seeds", "train.num_steps": "steps"}
 _MOST_RUNS = 2000
 
 Axis = Literal["generated_tokens", "train_flops", "compute_chip_hours"]
+# Settings that choose the prompts of the evaluations; see `_check_evaluations`.
+_EVALUATED = ("eval.sets", "eval.num_prompts")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -155,6 +157,7 @@ def check(study: Study) -> dict[str, dict[str, Any]]:
             f"arm {arm} differs from the base in more than it says: "
             f"{', '.join(more)}; name these settings in the arm, or in common"
         )
+    _check_evaluations(settings)
     for arm, resolved in settings.items():
         every = resolved["eval.every"]
         if (count := study.steps // every) < LEAST_EVALUATIONS:
@@ -173,8 +176,27 @@ def check(study: Study) -> dict[str, dict[str, Any]]:
     return settings
 
 
+def _check_evaluations(settings: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise ValueError if arms are evaluated on different prompts.
+
+    Without `eval.sets` the prompts are held out from those of `data.tasks`.
+    """
+    first, *others = settings
+    held_out = () if settings[first]["eval.sets"] else ("data.tasks",)
+    for other in others:
+        for name in (*_EVALUATED, *held_out):
+            values = [settings[arm][name] for arm in (first, other)]
+            if values[0] != values[1]:
+                way_out = ", or name eval.sets in common" if name in held_out else ""
+                raise ValueError(
+                    f"arms {first} and {other} are evaluated on different prompts: "
+                    f"{name} = {values[0]!r} and {values[1]!r}; give both the same"
+                    f"{way_out}"
+                )
+
+
 def _check_fields(study: Study) -> None:
-    """Raise ValueError if names, seeds, budgets or pairs are invalid."""
+    """Raise ValueError if names, seeds, budgets, pairs or the axis are invalid."""
     if not study.arms:
         raise ValueError("arms is empty; name one at least")
     for arm in study.arms:
@@ -186,6 +208,10 @@ def _check_fields(study: Study) -> None:
         )
     if (count := len(study.arms) * len(study.seeds)) > _MOST_RUNS:
         raise ValueError(f"{count} runs; {_MOST_RUNS} are the most of one study")
+    if study.axis not in get_args(Axis):
+        raise ValueError(
+            f"axis = {study.axis!r}; choose from {', '.join(get_args(Axis))}"
+        )
     _check_budget(study)
     _check_pairs(study)
 

@@ -65,11 +65,29 @@ def test_arms_of_a_seed_come_together_and_each_seed_begins_with_another():
         ({"pairs": [("prompt", "sample")]}, "pairs.*'sample'"),
         ({"pairs": [("token", "token")]}, "pairs.*token"),
         ({"base": "configs/none.py"}, "base = configs/none.py"),
+        ({"axis": "hours"}, "axis = 'hours'; choose from generated_tokens"),
+        (
+            {"arms": {"a": {}, "b": {"eval.num_prompts": 30}}},
+            "a and b are evaluated on different prompts: eval.num_prompts",
+        ),
+        (
+            {"arms": {"a": {}, "b": {"data.tasks": ("chain_sum",)}}},
+            "different prompts: data.tasks .*name eval.sets in common",
+        ),
     ],
 )
 def test_what_makes_no_study_is_refused_by_name(changes, named):
     with pytest.raises(ValueError, match=named):
         check(dataclasses.replace(SMALL, **changes))
+
+
+def test_arms_of_other_tasks_are_compared_on_the_sets_that_all_share():
+    study = dataclasses.replace(
+        SMALL,
+        common=SMALL.common | {"eval.sets": ("letter_counting",)},
+        arms={"a": {}, "b": {"data.tasks": ("chain_sum",)}},
+    )
+    assert check(study)["b"]["data.tasks"] == ["chain_sum"]
 
 
 @pytest.mark.parametrize(

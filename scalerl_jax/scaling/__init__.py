@@ -18,6 +18,7 @@ of JSON values) and `to_json()`.
     bootstrap, bootstrap_prompts, region    other intervals of a fit
     pool_seeds                  several seeds of one recipe: Pooled
     extrapolate_curve           fit early, predict the rest: Extrapolation
+    pool_extrapolations         these of several seeds: PooledExtrapolation
     compare, compare_many       recipes by A and B: Comparison, RunTable
     plan                        compute and cost to a target, when to stop: Plan
     fit_tan, fit_plateau        Tan et al.'s laws over model sizes: TanFit, SurfaceFit
@@ -49,10 +50,13 @@ from scalerl_jax.scaling.forecasts import (
     Estimate,
     Extrapolation,
     Plan,
+    PooledExtrapolation,
+    PooledPrediction,
     Prediction,
     Target,
     extrapolate_curve,
     plan,
+    pool_extrapolations,
 )
 from scalerl_jax.scaling.isocompute import (
     Allocation,

@@ -13,7 +13,7 @@ import dataclasses
 import inspect
 import itertools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -62,8 +62,8 @@ from scalerl_jax.scaling.live import watch as follow
 from scalerl_jax.scaling.live_page import find_runs, follow_on_page
 from scalerl_jax.scaling.load import load_columns, when_enough
 from scalerl_jax.scaling.power import plan_power
-from scalerl_jax.scaling.recipes import compare_recipes, group_runs
-from scalerl_jax.scaling.records import Array, TooFewPointsError, to_json
+from scalerl_jax.scaling.recipes import compare_recipes, group_runs, seeds_of
+from scalerl_jax.scaling.records import Array, Record, TooFewPointsError, to_json
 from scalerl_jax.scaling.report import make_report
 from scalerl_jax.scaling.search import R0
 from scalerl_jax.scaling.tables import EVALS_NAME, is_step
@@ -319,7 +319,8 @@ def _save(figure: "Figure", path: Path) -> Path:
     Flag(
         "--pool",
         SWITCH,
-        "the curves are seeds of one recipe: also their mean and spread",
+        "the curves are seeds of one recipe, or of each that their files name: also "
+        "their mean and spread",
     ),
     Flag("--out", PATH, "a .png or .svg of all curves"),
 )
@@ -355,13 +356,23 @@ def fit(flags: Flags) -> Answer:
         )
     record = _one_or_all(records)
     if flags.pool:
-        pooled = scaling.pool_seeds(list(fits.values()))
-        texts.append(text.pooled_text(pooled))
-        record = {"seeds": records, "pooled": pooled}
+        pooled = {
+            recipe: scaling.pool_seeds([fits[name] for name in names])
+            for recipe, names in seeds_of(
+                {name: result.curve for name, result in fits.items()}
+            ).items()
+        }
+        texts += [text.pooled_text(each, recipe) for recipe, each in pooled.items()]
+        record = {"seeds": records, "pooled": _pooled_record(pooled)}
     if flags.json:
         for result in fits.values():
             to_stderr(text.warned(result.warnings))
     return Answer("\n".join(texts), record, written)
+
+
+def _pooled_record(pooled: Mapping[str, Record]) -> Any:
+    """Return what was pooled as JSON: one recipe as an object, several by name."""
+    return pooled[""] if list(pooled) == [""] else dict(pooled)
 
 
 def _with_extras(result: Fit, flags: Flags) -> tuple[str, dict[str, Any]]:
@@ -485,6 +496,12 @@ def compare(flags: Flags) -> Answer:
         "with --model-size: evaluations of each run that are fitted (%(default)s)",
         default=25,
     ),
+    Flag(
+        "--pool",
+        SWITCH,
+        "the curves are seeds of one recipe, or of each that their files name: also "
+        "the mean errors over the seeds",
+    ),
     Flag("--out", PATH, "a .png or .svg"),
 )
 def extrapolate(flags: Flags) -> Answer:
@@ -503,8 +520,23 @@ def extrapolate(flags: Flags) -> Answer:
             figure = plots.draw_extrapolation(test, title=name)
             written.append(_save(figure, flags.out.with_stem(stem)))
     texts = [text.extrapolation_text(test, name) for name, test in found.items()]
-    records = [_named(name, test) for name, test in found.items()]
-    return Answer("\n".join(texts), _one_or_all(records), written)
+    record = _one_or_all([_named(name, test) for name, test in found.items()])
+    if flags.pool:
+        level = _from_flags(Settings, flags).level
+        pooled = {
+            recipe: scaling.pool_extrapolations(
+                [found[name] for name in names], level=level
+            )
+            for recipe, names in seeds_of(
+                {name: test.curve for name, test in found.items()}
+            ).items()
+        }
+        texts += [
+            text.pooled_extrapolation_text(each, recipe)
+            for recipe, each in pooled.items()
+        ]
+        record = {"seeds": record, "pooled": _pooled_record(pooled)}
+    return Answer("\n".join(texts), record, written)
 
 
 def _extrapolate_one(curve: Curve, flags: Flags) -> scaling.Extrapolation:

@@ -28,6 +28,7 @@ from scalerl_jax.scaling.records import (
     envelope,
 )
 from scalerl_jax.scaling.result import LAST_POINTS, Fit, Settings
+from scalerl_jax.scaling.uncertainty import student_quantile
 
 LAST_VALUE = "last_value"
 DEFAULT_FRACTIONS = (0.25, 0.33, 0.5)
@@ -204,6 +205,92 @@ def _predict(curve: Curve, fraction: float, law: str, settings: Settings) -> Pre
         mean_error=float(errors.mean()),
         last_predicted=float(predicted[-1]),
         last_error=float(errors[-1]),
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PooledPrediction(Record):
+    """Errors of one law from one part of the compute, over the seeds of a recipe.
+
+    The intervals are of the means, Student's t over the seeds: they include the spread
+    between runs.  None: fewer than two seeds.
+    """
+
+    law: str
+    fraction: float
+    num_seeds: int  # that the law could be fitted to
+    mean_absolute_error: float | None = None
+    mean_error: float | None = None  # > 0: too hopeful
+    mean_error_interval: Interval | None = None
+    last_error: float | None = None
+    last_error_interval: Interval | None = None
+    share_in_band: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PooledExtrapolation(Record):
+    """The extrapolation tests of several seeds of one recipe."""
+
+    num_seeds: int
+    level: float
+    predictions: tuple[PooledPrediction, ...]  # by fraction, then law
+    warnings: tuple[str, ...] = ()
+
+
+def pool_extrapolations(
+    tests: Sequence[Extrapolation], *, level: float = Settings.level
+) -> PooledExtrapolation:
+    """Return the mean errors over the seeds of one recipe, with intervals.
+
+        interval = mean +- t(S - 1) * sd / sqrt(S)
+
+    over the S seeds to which a law could be fitted.
+    """
+    if not tests:
+        raise CurveError("no seeds to pool; give at least one test")
+    if len({(t.fractions, t.laws, t.x_name, t.y_name) for t in tests}) > 1:
+        raise CurveError("seeds to pool must be tests of the same laws, parts, x and y")
+    warnings = (
+        ["one seed: what seeds change is not measured"] if len(tests) == 1 else []
+    )
+    return PooledExtrapolation(
+        num_seeds=len(tests),
+        level=level,
+        predictions=tuple(
+            _pooled([test.get(law, fraction) for test in tests], level)
+            for fraction in tests[0].fractions
+            for law in tests[0].laws
+        ),
+        warnings=tuple(warnings),
+    )
+
+
+def _pooled(seeds: Sequence[Prediction], level: float) -> PooledPrediction:
+    """Return one cell of the pooled table."""
+
+    def over_seeds(name: str) -> tuple[float | None, Interval | None]:
+        values = [v for each in seeds if (v := getattr(each, name)) is not None]
+        if not values:
+            return None, None
+        mean = float(np.mean(values))
+        if len(values) == 1:
+            return mean, None
+        error = float(np.std(values, ddof=1)) / np.sqrt(len(values))
+        reach = student_quantile(level, len(values) - 1) * error
+        return mean, Interval(mean - reach, mean + reach)
+
+    mean_error, mean_interval = over_seeds("mean_error")
+    last_error, last_interval = over_seeds("last_error")
+    return PooledPrediction(
+        law=seeds[0].law,
+        fraction=seeds[0].fraction,
+        num_seeds=sum(each.mean_error is not None for each in seeds),
+        mean_absolute_error=over_seeds("mean_absolute_error")[0],
+        mean_error=mean_error,
+        mean_error_interval=mean_interval,
+        last_error=last_error,
+        last_error_interval=last_interval,
+        share_in_band=over_seeds("share_in_band")[0],
     )
 
 

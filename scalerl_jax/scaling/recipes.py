@@ -20,6 +20,7 @@ from scalerl_jax.scaling.compare import (
 )
 from scalerl_jax.scaling.differences import RUN_SD
 from scalerl_jax.scaling.identifiability import ASYMPTOTE_MARGIN
+from scalerl_jax.scaling.records import Curve
 from scalerl_jax.scaling.result import Fit
 
 MOST_PAIRED = 4  # recipes that are all compared pairwise
@@ -116,6 +117,22 @@ def group_runs(
         title = names[0] if len(names) == 1 or taken else alike
         found[title] = tuple(fits[name] for name in names)
     return found
+
+
+def seeds_of(curves: Mapping[str, Curve]) -> dict[str, list[str]]:
+    """Return the names of runs by recipe, for runs that are said to be seeds.
+
+    All are of one recipe, called "", unless their files name several.
+    """
+    groups: dict[str, list[str]] = {}
+    for name, curve in curves.items():
+        groups.setdefault(curve.recipe or "", []).append(name)
+    if len(groups) < 2:
+        return {"": list(curves)}
+    titles = {key: _alike(names) or names[0] for key, names in groups.items()}
+    if len(set(titles.values())) < len(titles):
+        titles = {key: names[0] for key, names in groups.items()}
+    return {titles[key]: names for key, names in groups.items()}
 
 
 def _alike(names: Sequence[str]) -> str:

@@ -14,7 +14,12 @@ from scalerl_jax.scaling.bootstrap import Bootstrap
 from scalerl_jax.scaling.compare import Comparison, Pooled, RunTable
 from scalerl_jax.scaling.differences import Difference
 from scalerl_jax.scaling.fit import Cutoff
-from scalerl_jax.scaling.forecasts import Estimate, Extrapolation, Plan
+from scalerl_jax.scaling.forecasts import (
+    Estimate,
+    Extrapolation,
+    Plan,
+    PooledExtrapolation,
+)
 from scalerl_jax.scaling.isocompute import Allocation, IsoCompute
 from scalerl_jax.scaling.laws_over_sizes import SurfaceFit, TanExtrapolation
 from scalerl_jax.scaling.power import PowerPlan
@@ -209,7 +214,11 @@ def sensitivity_sheet(result: Fit, cutoffs: Sequence[Cutoff]) -> Sheet:
     ]
 
 
-def pooled_text(found: Pooled) -> str:
+def _seeds(count: int) -> str:
+    return "1 seed" if count == 1 else f"{count} seeds"
+
+
+def pooled_text(found: Pooled, recipe: str = "") -> str:
     """Return several seeds of one recipe."""
     header = ("", "mean", "sd over seeds", f"{percent(found.level)} interval")
     rows = [
@@ -222,7 +231,10 @@ def pooled_text(found: Pooled) -> str:
         for p in found.parameters.values()
     ]
     return _block(
-        f"{found.num_seeds} seeds of one recipe, pooled", header, rows, found.warnings
+        f"{recipe and f'{recipe}: '}{_seeds(found.num_seeds)} of one recipe, pooled",
+        header,
+        rows,
+        found.warnings,
     )
 
 
@@ -441,9 +453,9 @@ def unfitted(found: Extrapolation) -> list[str]:
     laws: dict[str, list[str]] = {}
     for p in found.predictions:
         if p.reason and p.fit is None:
-            points = f"{p.num_fitted} point{'s' if p.num_fitted != 1 else ''}"
+            points = "1 point is" if p.num_fitted == 1 else f"{p.num_fitted} points are"
             few = "cannot fix" in p.reason
-            reason = f"{points} are too few" if few else p.reason
+            reason = f"{points} too few" if few else p.reason
             laws.setdefault(f"on {100 * p.fraction:.0f} %: {reason}", []).append(p.law)
     return [f"{', '.join(names)} {reason}" for reason, names in laws.items()]
 
@@ -456,6 +468,36 @@ def extrapolation_text(found: Extrapolation, name: str) -> str:
     )
     said = _block(said, *extrapolation_sheet(found)) + f"  {choice_text(found)}\n"
     return said + "".join(f"not fitted: {reason}\n" for reason in unfitted(found))
+
+
+def pooled_extrapolation_text(found: PooledExtrapolation, recipe: str = "") -> str:
+    """Return the extrapolation tests of several seeds of a recipe."""
+    header = (
+        *("law", "fitted on", "seeds", "mean |error|", "mean error"),
+        *("last error", "in band"),
+    )
+    rows = [
+        (
+            p.law,
+            f"{100 * p.fraction:.0f} %",
+            str(p.num_seeds),
+            number(p.mean_absolute_error),
+            _signed(p.mean_error, p.mean_error_interval),
+            _signed(p.last_error, p.last_error_interval),
+            "-" if p.share_in_band is None else f"{100 * p.share_in_band:.0f} %",
+        )
+        for p in found.predictions
+    ]
+    said = (
+        f"{recipe and f'{recipe}: '}{_seeds(found.num_seeds)} of one recipe, pooled; "
+        f"{percent(found.level)} intervals of the mean errors over the seeds"
+    )
+    return _block(said, header, rows, found.warnings)
+
+
+def _signed(value: float | None, interval: Interval | None) -> str:
+    """Return a difference with its interval, if it has one."""
+    return f"{number(value, '+.4f')} {show(interval, '+.4f')}".rstrip()
 
 
 def surface_text(found: SurfaceFit, what: str) -> str:

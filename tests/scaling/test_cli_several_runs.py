@@ -163,6 +163,33 @@ def test_seeds_are_pooled_and_other_tables_shown(runs, capsys):
     record = json.loads(capsys.readouterr().out)
     values = record["pooled"]["parameters"]["A"]["values"]
     np.testing.assert_allclose(values, [0.61, 0.60, 0.52], atol=0.015)
+    assert run("extrapolate", runs, "--pool", "--fractions", "0.5") == 0
+    assert "3 seeds of one recipe, pooled" in capsys.readouterr().out
+    assert run("extrapolate", runs, "--pool", "--json") == 0
+    record = json.loads(capsys.readouterr().out)
+    assert len(record["seeds"]) == record["pooled"]["num_seeds"] == 3
+
+
+@pytest.mark.parametrize("command", ["fit", "extrapolate"])
+def test_seeds_are_pooled_by_the_recipe_that_their_file_names(
+    command, tmp_path, capsys
+):
+    table, x = tmp_path / "study.csv", np.arange(0.0, 13.0)
+    generator, rows = np.random.default_rng(0), ["recipe,seed,tokens,pass_rate"]
+    for recipe, asymptote in (("low", 0.5), ("high", 0.7)):
+        for seed in range(2):
+            y = 0.2 + (asymptote - 0.2) / (1 + (3.0 / np.maximum(x, 1e-9)) ** 2)
+            y += generator.normal(0.0, 0.004, x.size)
+            pairs = zip(x, y, strict=True)
+            rows += [f"{recipe},{seed},{a},{b}" for a, b in pairs]
+    table.write_text("\n".join(rows))
+    flags = [str(table), "--x=tokens", "--group=recipe,seed", "--pool"]
+    assert main([command, *flags]) == 0
+    said = capsys.readouterr().out
+    assert "low: 2 seeds of one recipe, pooled" in said
+    assert "high: 2 seeds of one recipe, pooled" in said
+    assert main([command, *flags, "--json"]) == 0
+    assert sorted(json.loads(capsys.readouterr().out)["pooled"]) == ["high", "low"]
 
 
 def test_the_report_is_one_page_that_fetches_nothing(runs, tmp_path):

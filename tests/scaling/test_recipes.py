@@ -18,6 +18,7 @@ from scalerl_jax.scaling import (
     linearise,
     make_curve,
     plan,
+    pool_extrapolations,
     pool_seeds,
 )
 from scalerl_jax.scaling.compare import Recipe
@@ -26,6 +27,7 @@ from scalerl_jax.scaling.recipes import compare_recipes
 from scalerl_jax.scaling.text import (
     choice_text,
     comparison_text,
+    pooled_extrapolation_text,
     pooled_text,
     runs_text,
     verdict_text,
@@ -374,6 +376,27 @@ def test_pooled_seeds_carry_the_spread_between_them():
     )
     with pytest.raises(CurveError, match="one law"):
         pool_seeds([run(), fit(X, rate(X), law="power")])
+
+
+def test_pooled_tests_carry_the_spread_between_seeds():
+    tests = [extrapolate_curve(run(i).curve, fractions=(0.05, 0.5)) for i in range(3)]
+    pooled = pool_extrapolations(tests)
+    (found,) = [
+        each
+        for each in pooled.predictions
+        if (each.law, each.fraction) == ("sigmoid", 0.5)
+    ]
+    errors = [test.get("sigmoid", 0.5).last_error for test in tests]
+    assert found.num_seeds == 3 and found.last_error == pytest.approx(np.mean(errors))
+    reach = 2.919986 * np.std(errors, ddof=1) / np.sqrt(3)  # t(2) at 95 %
+    assert found.last_error_interval.high == pytest.approx(np.mean(errors) + reach)
+    few = pooled.predictions[0]  # sigmoid on 5 %: two points
+    assert few.num_seeds == 0 and few.mean_error is None
+    alone = pool_extrapolations(tests[:1])
+    assert alone.warnings == ("one seed: what seeds change is not measured",)
+    assert "1 seed of one recipe" in pooled_extrapolation_text(alone)
+    with pytest.raises(CurveError, match="same laws, parts"):
+        pool_extrapolations([tests[0], extrapolate_curve(run().curve)])
 
 
 def test_pooled_text_has_no_number_for_what_a_seed_does_not_fix():

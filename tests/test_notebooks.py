@@ -54,6 +54,12 @@ def is_a_fitted_example(said):
     assert "winner: None" in said and "rule: float32 head" in said
 
 
+def is_a_study(said):
+    """Whether the verdict is that of docs/studies.md."""
+    assert "winner: scalerl - B at the shared A is higher" in said
+    assert "+0.096 Interval(low=0.002" in said
+
+
 def test_the_scaling_notebook_fits_plots_and_forecasts(tmp_path):
     said, pictures = execute(FITTER, tmp_path)
     is_a_fitted_example(said)
@@ -72,6 +78,13 @@ def test_the_scaling_notebook_takes_an_uploaded_file(tmp_path):
     assert "30 points, step up to 600, R0 = 0.200" in said
     assert "rule:" not in said, "one curve has nothing to be compared with"
     assert len(pictures) == 3
+
+
+def test_the_scaling_notebook_compares_arms_of_a_published_study(tmp_path):
+    study = FOLDER.parent / "studies" / "leave_one_out"
+    said, pictures = execute(FITTER, tmp_path, ("../studies/leave_one_out", str(study)))
+    is_a_study(said)
+    assert len(pictures) == 5
 
 
 @pytest.mark.slow
@@ -116,7 +129,8 @@ def test_the_scaling_notebook_keeps_its_outputs():
     assert counts == list(range(1, len(counts) + 1)), "run by `make notebooks`"
     said, pictures = said_and_shown(notebook)
     is_a_fitted_example(said)
-    assert len(pictures) == 4
+    is_a_study(said)
+    assert len(pictures) == 5
 
 
 @BOTH

@@ -2,20 +2,25 @@
 
 The curves are those of `studies/`, which `scalerl study export` writes: fitted up to a
 share of the compute, judged on the later evaluations and on the last one.  `band` is
-the share of later evaluations inside the 90 % band of the package's sigmoid.
+the share of later evaluations inside the 90 % band of the package's sigmoid.  Forecasts
+from half of the compute are drawn in `studies/forecasts.png`.
 """
 
 import warnings
 from pathlib import Path
 
 import numpy as np
+from matplotlib.figure import Figure
 from scipy.optimize import OptimizeWarning, curve_fit
 
 from scalerl_jax.scaling import Settings, extrapolate_curve, load_curves
+from scalerl_jax.scaling.plots import COLOURS
 from scalerl_jax.scaling.records import CurveError
 
 STUDIES = Path(__file__).resolve().parent.parent / "studies"
 FRACTIONS = (0.25, 0.5)
+DRAWN_FROM = 0.5
+PICTURE = "forecasts.png"
 OURS = "this package, sigmoid"
 LAWS = {
     OURS: "sigmoid",
@@ -32,6 +37,7 @@ def fitters(_, table, folder=STUDIES):
     print("### Forecasts of measured curves, |error| in the mean\n")
     if not found:
         print(f"There is no exported study in {folder}.\n")
+    drawn = {}  # mean errors of the last evaluation by fitter, by study
     for study in dict.fromkeys(found):
         curves = load_curves(study)
         print(f"`studies/{study.name}`, {len(curves)} runs\n")
@@ -48,7 +54,31 @@ def fitters(_, table, folder=STUDIES):
                 inside = f"{100 * band.mean():.0f} %" if name == OURS else "-"
                 cells = f"{later.mean():.4f}", f"{last.mean():.4f}", inside
                 rows.append((name, f"{100 * share:.0f} %", len(each), *cells))
+                if share == DRAWN_FROM:
+                    label = f"{study.name} ({len(each)} of {len(curves)})"
+                    drawn.setdefault(label, {})[name] = last.mean()
         table(*rows)
+    if drawn:
+        draw(drawn, folder / PICTURE)
+
+
+def draw(errors, file):
+    """Draw the mean error of each fitter, a row of points per study."""
+    figure = Figure(figsize=(7.0, 1.2 + 0.3 * len(errors)), layout="constrained")
+    axes = figure.subplots()
+    rows = range(len(errors))
+    for place, name in enumerate((*LAWS, SCIPY)):
+        values = [by[name] for by in errors.values()]
+        size = 60 if name == OURS else 30
+        colour = COLOURS[place % len(COLOURS)]
+        axes.scatter(values, rows, s=size, color=colour, label=name, zorder=2)
+    axes.set_yticks(rows, list(errors))
+    axes.invert_yaxis()
+    axes.set(xlabel="mean error of the last evaluation", xlim=(0.0, None))
+    axes.set_title("forecasts from half of the compute (curves of a study)", loc="left")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+    figure.savefig(file, dpi=90)
 
 
 def forecasts(curve, share):

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from scalerl_jax.process import full_disk
 from scalerl_jax.process.printing import guard_terminal, shown, to_stderr
 
-_MISTAKE, _FAILURE = 2, 1  # exit statuses
+MISTAKE, FAILURE = 2, 1  # exit statuses: the user's mistake, any other failure
 INTERRUPTED = 130  # a shell's status for Ctrl-C
 
 
@@ -47,7 +47,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print the error and exit with status 2."""
         said = " ".join(message.split())
-        self.exit(_MISTAKE, f"error: {said}; {self.prog} --help lists the flags\n")
+        self.exit(MISTAKE, f"error: {said}; {self.prog} --help lists the flags\n")
 
 
 def first_line(error: BaseException) -> str:
@@ -77,12 +77,12 @@ def tell(error: Exception) -> int:
     if full_disk.why_full(error) and not isinstance(error, RuntimeError):
         to_stderr(f"error: {full_disk.sentence(error)}\n")
         _drop_output()
-        return _FAILURE
+        return FAILURE
     if not isinstance(error, OSError) and not is_explained(error):
         raise error
     to_stderr(f"error: {' '.join(str(error).split())}\n")
     named = isinstance(error, OSError) and error.filename is not None
-    return _MISTAKE if named or isinstance(error, ValueError) else _FAILURE
+    return MISTAKE if named or isinstance(error, ValueError) else FAILURE
 
 
 def answer(command: Callable[[], int | None]) -> int:

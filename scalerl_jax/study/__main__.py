@@ -39,6 +39,7 @@ from scalerl_jax.study.runs import (
     command,
     keep_record,
     look,
+    read_record,
     unnamed,
 )
 
@@ -60,6 +61,7 @@ def main(argv: list[str] | None = None) -> int:
         if flags.command == "stop":
             return _stop(launched, _states(study, root), root)
         return _run(study, root, flags, launched)
+    read_record(root)  # is it one that this code can read?
     if flags.command == "status":
         if flags.json:
             facts = [_facts(study, each) for each in _states(study, root)]

@@ -221,7 +221,8 @@ def _check_budget(study: Study) -> None:
     for name in ("steps", "tokens", "chip_hours"):
         if not getattr(study, name) > 0:
             raise ValueError(f"{name} = {getattr(study, name)}; it must be above 0")
-    for where, values in {"common": study.common, **study.arms}.items():
+    arms = {f"arm {arm}": values for arm, values in study.arms.items()}
+    for where, values in {"common": study.common, **arms}.items():
         for name in _OWN.keys() & values.keys():
             raise ValueError(
                 f"{where} sets {name}, which is the study's own; use {_OWN[name]}"

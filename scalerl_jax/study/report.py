@@ -4,11 +4,13 @@ The tests are those of `scaling.compare`: runs of one seed are paired, all pairs
 study share the error, and the spread between runs is estimated from all arms.
 """
 
+import contextlib
 import csv
 import dataclasses
 import functools
 import io
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,11 @@ from scalerl_jax.run.writing import replace_file
 from scalerl_jax.scaling import text
 from scalerl_jax.scaling.compare import FEWEST_RECIPES, Comparison, Recipe, compare
 from scalerl_jax.scaling.fit import fit_curve
-from scalerl_jax.scaling.forecasts import extrapolate_curve
+from scalerl_jax.scaling.forecasts import (
+    LAST_VALUE,
+    Extrapolation,
+    extrapolate_curve,
+)
 from scalerl_jax.scaling.plots import draw_fits, draw_linearised, to_png
 from scalerl_jax.scaling.power import runs_to_decide
 from scalerl_jax.scaling.pruning import ReplayedStudy, replay
@@ -48,6 +54,20 @@ class Findings:
         return replay(
             [(run.arm, run.seed, fit.whole_curve) for run, fit in self.fits.items()]
         )
+
+    @functools.cached_property
+    def forecasts(self) -> Mapping[Planned, Extrapolation]:
+        """Forecasts of the runs from their first parts, where these allow a fit."""
+        found = {}
+        for run, fit in self.fits.items():
+            with contextlib.suppress(CurveError):
+                found[run] = extrapolate_curve(
+                    fit.whole_curve,
+                    fractions=_FORESEEN_FROM,
+                    laws=(fit.law,),
+                    settings=fit.settings,
+                )
+        return found
 
     def of_arm(self, arm: str) -> list[tuple[int, Fit]]:
         """Return the fits of an arm, by seed."""
@@ -147,7 +167,12 @@ def curves_table(study: Study, findings: Findings) -> list[Row]:
 def runs_table(findings: Findings) -> list[Row]:
     """Return A, B and C_mid of every run, with intervals, and its forecasts."""
     return [
-        {"arm": run.arm, "seed": run.seed, **_parameters(fit), **_foreseen(fit)}
+        {
+            "arm": run.arm,
+            "seed": run.seed,
+            **_parameters(fit),
+            **_foreseen(findings.forecasts.get(run), fit.law),
+        }
         for run, fit in findings.fits.items()
     ]
 
@@ -168,22 +193,52 @@ def _ends(name: str, interval: Interval | None) -> Row:
     return {f"{name}_low": low, f"{name}_high": high}
 
 
-def _foreseen(fit: Fit) -> Row:
+def _foreseen(tried: Extrapolation | None, law: str) -> Row:
     """Return the last evaluation as forecast from the first parts of the compute."""
     row: Row = {}
-    try:
-        tried = extrapolate_curve(
-            fit.whole_curve,
-            fractions=_FORESEEN_FROM,
-            laws=(fit.law,),
-            settings=fit.settings,
-        )
-    except CurveError:
-        return row
     for share in _FORESEEN_FROM:
-        found, name = tried.get(fit.law, share), f"foretold_from_{share:g}"
-        row |= {name: found.last_predicted, f"{name}_error": found.last_error}
+        found, name = tried and tried.get(law, share), f"foretold_from_{share:g}"
+        row[name] = found and found.last_predicted
+        row[f"{name}_error"] = found and found.last_error
+        row[f"{name}_in_band"] = found and found.share_in_band
     return row
+
+
+def forecasts_table(findings: Findings) -> list[Row]:
+    """Return how good the forecasts of all runs are, beside their last value's."""
+    rows: list[Row] = []
+    for share in _FORESEEN_FROM:
+        pairs = [
+            (tried.get(findings.fits[run].law, share), tried.get(LAST_VALUE, share))
+            for run, tried in findings.forecasts.items()
+        ]
+        pairs = [both for both in pairs if all(e.last_error is not None for e in both)]
+        row: Row = {"from": share, "runs": len(pairs), "of": len(findings.fits)}
+        for at, name in enumerate(("fit", LAST_VALUE)):
+            errors = [abs(both[at].last_error or 0.0) for both in pairs]
+            row[f"{name}_error"] = statistics.fmean(errors) if errors else None
+        bands = [fit.share_in_band for fit, _ in pairs if fit.share_in_band is not None]
+        row["in_band"] = statistics.fmean(bands) if bands else None
+        rows.append(row)
+    return rows
+
+
+def forecast_lines(findings: Findings) -> list[str]:
+    """Return text on the forecasts, for the shares from which there are some."""
+    level = 100 * next(iter(findings.fits.values())).settings.level
+    return [
+        f"forecasts of the last evaluation from {100 * row['from']:.0f} % of the "
+        f"compute, {row['runs']} of {row['of']} runs: mean error "
+        f"{row['fit_error']:.3f}, of the last value {row['last_value_error']:.3f}"
+        + (
+            f"; {100 * row['in_band']:.0f} % of later evaluations are in the "
+            f"{level:.0f} % band"
+            if row["in_band"] is not None
+            else ""
+        )
+        for row in forecasts_table(findings)
+        if row["runs"]
+    ]
 
 
 def differences_table(findings: Findings) -> list[Row]:
@@ -253,6 +308,7 @@ def write_report(
         "curves.csv": to_csv(curves_table(study, findings)),
         "runs.csv": to_csv(runs_table(findings)),
         "differences.csv": to_csv(differences_table(findings)),
+        "forecasts.csv": to_csv(forecasts_table(findings)),
         "curves.png": to_png(draw_fits(list(fits.values()), list(fits), title=title)),
         "report.html": make_report(
             fits,
@@ -282,6 +338,7 @@ def describe(study: Study, findings: Findings) -> str:
                 f"would decide it in 4 of 5 studies"
             )
     lines += [f"{name}: {why}" for name, why in findings.left_out.items()]
+    lines += forecast_lines(findings)
     lines += pruned_lines(findings.pruned)
     return "\n".join(lines) + "\n"
 

@@ -25,6 +25,7 @@ from scalerl_jax.cluster.parent_watch import watching_parent
 from scalerl_jax.formats.bounded import last_lines
 from scalerl_jax.formats.reading import read_json
 from scalerl_jax.process.common_flags import QUIET
+from scalerl_jax.process.ending import MISTAKE
 from scalerl_jax.process.preemption import INTERRUPTED, PREEMPTED
 from scalerl_jax.run.directory import (
     ENDED_FILE,
@@ -41,7 +42,13 @@ from scalerl_jax.scaling.load import load_curves
 from scalerl_jax.scaling.pruning import cannot_reach, fit_to_judge
 from scalerl_jax.scaling.records import Curve, CurveError
 from scalerl_jax.scaling.result import Fit
-from scalerl_jax.study.design import Planned, Study, check, interleaved
+from scalerl_jax.study.design import (
+    LEAST_EVALUATIONS,
+    Planned,
+    Study,
+    check,
+    interleaved,
+)
 
 STUDY_FILE = "study.json"
 FAILED_FILE = "failed.json"
@@ -87,20 +94,26 @@ def look(study: Study, root: Path, planned: Planned) -> State:
         folder=folder,
         step=step,
         evaluation=evaluation,
-        finished=_has_enough(study, evaluation),
+        finished=_has_enough(study, evaluation, folder / EVALS_FILE),
         failure=failure,
         behind=behind,
         steps=study.steps,
     )
 
 
-def _has_enough(study: Study, evaluation: Mapping[str, Any]) -> bool:
-    """Return whether a run with this last evaluation has used its budget."""
-    return bool(evaluation) and (
-        evaluation["step"] >= study.steps
-        or evaluation["generated_tokens"] >= study.tokens
+def _has_enough(study: Study, evaluation: Mapping[str, Any], file: Path) -> bool:
+    """Return whether a run with this last evaluation has used its budget.
+
+    A budget that is used earlier leaves it the evaluations that a fit needs.
+    """
+    if not evaluation or evaluation["step"] >= study.steps:
+        return bool(evaluation)
+    used = (
+        evaluation["generated_tokens"] >= study.tokens
         or evaluation["compute_chip_hours"] >= study.chip_hours
     )
+    least = LEAST_EVALUATIONS + 1  # with the one before the first step
+    return used and len(last_lines(file, least)) == least
 
 
 def unnamed(study: Study, root: Path) -> list[str]:
@@ -158,13 +171,7 @@ def keep_record(
     }
     file, warnings = root / STUDY_FILE, []
     if file.exists():
-        old = read_json(file)
-        if not isinstance(old, dict) or old.get("version") != _VERSION:
-            kind = old.get("version") if isinstance(old, dict) else None
-            raise ValueError(
-                f"{file} is of version {kind} of studies, and this code reads "
-                f"{_VERSION}; choose another --root, or use the code that made it"
-            )
+        old = read_record(root)
         _check_machines(file, old, record["machines"])
         _check_settings(file, with_own_assets(old["arms"]), settings)
         record["code"] = list(dict.fromkeys([*old["code"], code]))
@@ -180,10 +187,29 @@ def keep_record(
     return warnings
 
 
+def read_record(root: Path) -> dict[str, Any]:
+    """Return the record in a study's folder; {}: there is none.
+
+    Raises:
+        ValueError: it is of another version of studies.
+    """
+    file = root / STUDY_FILE
+    if not file.exists():
+        return {}
+    found = read_json(file)
+    if not isinstance(found, dict) or found.get("version") != _VERSION:
+        kind = found.get("version") if isinstance(found, dict) else None
+        raise ValueError(
+            f"{file} is of version {kind} of studies, and this code reads "
+            f"{_VERSION}; choose another --root, or use the code that made it"
+        )
+    return found
+
+
 def check_machines(root: Path, machines: Mapping[str, str]) -> None:
     """Raise ValueError if the runs of a study's folder are on other machines."""
-    if (root / STUDY_FILE).exists():
-        _check_machines(root / STUDY_FILE, read_json(root / STUDY_FILE), machines)
+    if record := read_record(root):
+        _check_machines(root / STUDY_FILE, record, machines)
 
 
 def _check_machines(
@@ -312,6 +338,7 @@ class Runner:
         self._study, self._root, self._progress = study, root, progress
         self._running: list[_Running] = []
         self._failed: dict[str, str] = {}
+        self._mistaken: dict[str, str] = {}  # by arm: its run that cannot start
         self._states = {each: look(study, root, each) for each in interleaved(study)}
         self._free = _shares_of_cores(jobs if on_cores else 1)
         self._free += [()] * (jobs - len(self._free))
@@ -319,7 +346,8 @@ class Runner:
     def run(self, stopped: Callable[[], bool]) -> dict[str, str]:
         """Run the missing runs; return the reasons of failures by the run's name.
 
-        Every run is tried once, including runs that failed in an earlier call.
+        Every run is tried once, including runs that failed in an earlier call, but no
+        second one of an arm of which one ended by a mistake in its settings.
         """
         waiting = [
             each
@@ -332,7 +360,9 @@ class Runner:
             try:
                 while (waiting or self._running) and not stopped():
                     while waiting and self._free:
-                        self._start(waiting.pop(0))
+                        if not self._hopeless(waiting[0]):
+                            self._start(waiting[0])
+                        del waiting[0]
                     time.sleep(_LOOK_S)
                     self._look()
             finally:
@@ -340,6 +370,15 @@ class Runner:
                     each.process.poll()
                     each.held.close()  # ends it after it has saved
         return self._failed
+
+    def _hopeless(self, planned: Planned) -> bool:
+        """Return whether another seed of the arm has failed by its settings."""
+        first = self._mistaken.get(planned.arm)
+        if first:
+            self._progress.note(
+                f"{planned.name} is not started: it has the settings of {first}"
+            )
+        return bool(first)
 
     def _start(self, planned: Planned) -> None:
         folder = self._root / planned.name
@@ -406,6 +445,8 @@ class Runner:
             write_json(state.folder / FAILED_FILE, {"why": why, "status": status})
             keep_end(state.folder, why)
             self._failed[name] = why
+            if status == MISTAKE and not state.step:
+                self._mistaken[state.planned.arm] = name
             self._progress.note(f"{name} failed: {why}")
 
     def _stop_hopeless(self, state: State) -> State:

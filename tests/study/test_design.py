@@ -50,7 +50,7 @@ def test_arms_of_a_seed_come_together_and_each_seed_begins_with_another():
         ({"arms": {}}, "arms"),
         ({"arms": {"../x": {}}}, "'../x'"),
         ({"arms": {"a": {}, "b": {}}}, "a and b differ in nothing"),
-        ({"arms": {"a": {}, "b": {"seed": 4}}}, "b sets seed"),
+        ({"arms": {"a": {}, "b": {"seed": 4}}}, "arm b sets seed"),
         ({"common": {"train.num_steps": 4}}, "common sets train.num_steps"),
         ({"arms": {"a": {"objective.los": "x"}}}, "arm a.*objective.los"),
         ({"arms": {"a": {"objective.loss": "x"}}}, "arm a.*objective.loss"),

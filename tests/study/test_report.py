@@ -82,6 +82,7 @@ def test_a_difference_beyond_the_spread_of_seeds_has_a_winner(tmp_path):
         "curves.csv",
         "curves.png",
         "differences.csv",
+        "forecasts.csv",
         "linearised.png",
         "report.html",
         "runs.csv",
@@ -97,6 +98,14 @@ def test_a_difference_beyond_the_spread_of_seeds_has_a_winner(tmp_path):
     )
     assert all(float(run["B"]) == pytest.approx(2.0, rel=0.1) for run in runs)
     assert all(abs(float(run["foretold_from_0.5_error"])) < 0.02 for run in runs)
+    _, half = table(tmp_path / "report" / "forecasts.csv")
+    assert (half["from"], half["runs"], half["of"]) == ("0.5", "6", "6")
+    assert float(half["fit_error"]) < 0.01 and float(half["in_band"]) > 0.7
+    # By hand: the last three seen are at 3,600 to 4,000 of C_mid = 1,000, the end at
+    # 8,000: shares of 14/15 and 64/65, of A - 0.2 = 0.4 and 0.5 in the mean.
+    assert float(half["last_value_error"]) == pytest.approx(0.023, abs=0.003)
+    said = describe(STUDY, find(STUDY, tmp_path))
+    assert "from 50 % of the compute, 6 of 6 runs: mean error 0.00" in said
     assert len(table(tmp_path / "report" / "curves.csv")) == 6 * 41
     page = (tmp_path / "report" / "report.html").read_text()
     assert "high is better" in page and "<script" not in page.split("</head>")[0]

@@ -80,6 +80,44 @@ def test_what_is_finished_is_skipped_and_what_failed_is_tried_again(tmp_path):
     assert "failed" not in status_text(STUDY, tmp_path)
 
 
+def test_seeds_of_an_arm_whose_settings_are_wrong_are_not_tried(tmp_path):
+    def command(study, root, planned):
+        status = 2 if planned.arm == "token" else 1
+        return ["sh", "-c", f"echo error: no such model; exit {status}"]
+
+    study = dataclasses.replace(STUDY, seeds=(0, 1, 2))
+    failed = run(tmp_path, study, command=command)
+    # Another failure may be gone for the next seed.
+    assert set(failed) == {
+        "token/seed0",
+        "prompt/seed0",
+        "prompt/seed1",
+        "prompt/seed2",
+    }
+    assert not (tmp_path / "token/seed1").exists()
+
+
+def test_a_budget_leaves_the_evaluations_that_a_fit_needs(tmp_path):
+    """One before the first step and four after it, though the first uses it up."""
+    arms = {"slow": {}, "slow2": {"objective.aggregation": "token"}}
+    study = dataclasses.replace(
+        STUDY, arms=arms, seeds=(0,), steps=100, chip_hours=1e-9
+    )
+    assert run(tmp_path, study, command=training(), jobs=2) == {}
+    assert look(study, tmp_path, Planned("slow", 0)).finished
+    file = tmp_path / "slow/seed0/evals.jsonl"
+    first = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(first[:4]))
+    assert not look(study, tmp_path, Planned("slow", 0)).finished
+
+
+def test_a_study_of_another_version_is_refused_by_every_command(tmp_path, capsys):
+    (tmp_path / STUDY_FILE).write_text('{"version": 7}')
+    for name in ("run", "status", "report", "export"):
+        with pytest.raises(ValueError, match="is of version 7 of studies, and this"):
+            command_line.main([name, "smoke", f"--root={tmp_path}"])
+
+
 def test_a_run_that_was_cut_goes_on(tmp_path):
     folder = tmp_path / "prompt/seed0"
     folder.mkdir(parents=True)

@@ -2,9 +2,10 @@
 
 scalerl study run corrections && scalerl study report corrections
 
-`staleness.py` has windows of 1 to 32 steps with CISPO, whose ratio is the truncated
-weight of a token; here two of them, and the weight of a sequence, truncated at the same
-value.  `objective.loss=truncated_is` has CISPO's gradient: its runs would be the same.
+The windows are those of `staleness.py` in which samples get old, with CISPO, whose ratio
+is the truncated weight of a token, and with the weight of a sequence, truncated at the
+same value.  `objective.loss=truncated_is` has CISPO's gradient: its runs would be the
+same.
 
 Result: docs/studies.md.
 """
@@ -13,7 +14,8 @@ from scalerl_jax.study.design import Study
 
 
 def get_study() -> Study:
-    """Return two corrections of samples up to 7 and up to 31 steps old."""
+    """Return two corrections of samples up to 1, 3, 7, 15 and 31 steps old."""
+    windows = (2, 4, 8, 16, 32)
     losses = {"token": {}, "sequence": {"objective.loss": "sequence_truncated_is"}}
     return Study(
         base="configs/studies/base.py",
@@ -21,10 +23,10 @@ def get_study() -> Study:
         arms={
             f"{name}_{k}": loss | {"queue.max_staleness": k}
             for name, loss in losses.items()
-            for k in (8, 32)
+            for k in windows
         },
         seeds=(0, 1, 2),
         steps=64,
         axis="train_flops",  # sampled tokens come in windows
-        pairs=[(f"token_{k}", f"sequence_{k}") for k in (8, 32)],
+        pairs=[(f"token_{k}", f"sequence_{k}") for k in windows],
     )

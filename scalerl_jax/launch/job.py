@@ -190,14 +190,14 @@ def read_job(flags: argparse.Namespace) -> Job:
     )
 
 
-def read_file(file: str) -> dict[str, Any]:
+def read_file(file: str, *, flag: str = "--job") -> dict[str, Any]:
     """Return the settings of a job in a file, TOML or JSON.
 
     Raises:
         ValueError: the file cannot be read, or has a wrong name, or a wrong type.
     """
     fields = {field.name: field for field in dataclasses.fields(Job)}
-    values = _parse_file(file)
+    values = _parse_file(file, flag)
     for name, value in values.items():
         if name not in fields:
             close = difflib.get_close_matches(name, fields, n=1)
@@ -213,21 +213,21 @@ def read_file(file: str) -> dict[str, Any]:
     return values
 
 
-def _parse_file(name: str) -> dict[str, Any]:
+def _parse_file(name: str, flag: str) -> dict[str, Any]:
     path = Path(name)
     try:
         data = read_bytes(path)
     except ValueError as error:
-        raise ValueError(f"--job={name} cannot be read: {error}") from error
+        raise ValueError(f"{flag}={name} cannot be read: {error}") from error
     try:
         if path.suffix == ".json":
             values = parse_json(data)
         else:
             values = tomllib.loads(data.decode())
     except (RecursionError, ValueError) as error:
-        raise ValueError(f"--job={name} is neither TOML nor JSON: {error}") from error
+        raise ValueError(f"{flag}={name} is neither TOML nor JSON: {error}") from error
     if not isinstance(values, dict):
-        raise ValueError(f"--job={name} must hold names and values")
+        raise ValueError(f"{flag}={name} must hold names and values")
     return values
 
 

@@ -696,6 +696,8 @@ def _watch_on_page(flags: Flags) -> int:
         raise CurveError(f"--port does not read {unread}: leave it out")
     watches = {}
     for name, path in find_runs(flags.paths).items():
+        if not path.exists():
+            to_stderr(f"waiting for {path}: there is no such file yet\n")
         flags.path = path
         watches[name] = _from_flags(Watch, flags)
     return follow_on_page(watches, port=flags.port, every_s=flags.every)

@@ -78,7 +78,7 @@ CHARTS = (
           {f"verifier/{name}_share": name.replace("_", " ") for name in _VERDICTS}),
     Chart("entropy (nats)", {"entropy": "mean"}),
     Chart("gradient norm", {"grad_norm": "norm"}),
-    Chart("gradient's cosine with the mean of those before", {"grad_cosine": "cosine"}),
+    Chart("cosine of gradient and momentum", {"grad_cosine": "cosine"}),
     Chart("effective sample size (share)", {"ratio/effective_sample_size": "share"}),
     Chart("tokens per second", {"throughput/generated_tokens_per_s": "generated",
                                 "throughput/trained_tokens_per_s": "trained"}),

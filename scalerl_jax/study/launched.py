@@ -53,7 +53,7 @@ class Launched:
         Raises:
             ValueError: the file, or a name that follows from it, is wrong.
         """
-        values = read_file(self.file)
+        values = read_file(self.file, flag="--launch")
         for name, why in _OWN.items():
             if name in values:
                 raise ValueError(f"{self.file}: leave {name} out; {why}")

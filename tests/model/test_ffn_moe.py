@@ -61,6 +61,11 @@ def states(tokens, arch=ARCH):
     return jnp.asarray(numbers, jnp.float32)
 
 
+def largest(tree):
+    """The largest size of a number in arrays that are on the host."""
+    return max(np.abs(leaf).max() for leaf in jax.tree.leaves(tree))
+
+
 def silu(x):
     return x / (1 + np.exp(-x))
 
@@ -127,7 +132,8 @@ def test_the_ways_have_one_gradient(mixture):
 
     gradient = jax.jit(jax.grad(loss, (0, 1)), static_argnums=2)
     found, wanted = gradient(layer, x, False), gradient(layer, x, True)
-    scale = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(wanted))
+    found, wanted = jax.device_get((found, wanted))
+    scale = largest(wanted)
     for ours, theirs in zip(*map(jax.tree.leaves, (found, wanted)), strict=True):
         np.testing.assert_allclose(ours / scale, theirs / scale, atol=2e-6)
 
@@ -339,7 +345,8 @@ def same_on_a_mesh(random_params, arch, shape):
     )
     np.testing.assert_array_equal(taken, chosen)
     np.testing.assert_allclose(ours, hidden, atol=2e-5)
-    scale = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(wanted))
+    found, wanted = jax.device_get((found, wanted))
+    scale = largest(wanted)
     for mine, theirs in zip(*map(jax.tree.leaves, (found, wanted)), strict=True):
         np.testing.assert_allclose(mine / scale, theirs / scale, atol=2e-6)
 
@@ -378,6 +385,11 @@ def test_experts_that_an_axis_does_not_divide_are_refused_in_a_line():
         sampler_mesh(ARCH, jax.devices()[:4])
 
 
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def decoded(layer, x, arch, mesh=None):
+    return ffn_moe.expert_feed_forward(layer, arch, x, decoding=True, mesh=mesh)
+
+
 # Numbers of tokens: few, computed by all experts, and grouped; devices of two kv heads.
 @pytest.mark.parametrize("count", [3, 40, 200])
 @pytest.mark.parametrize("devices", [2, 4])
@@ -389,11 +401,7 @@ def test_a_samplers_devices_share_the_experts(random_params, name, count, device
     mesh = sampler_mesh(arch, jax.devices()[:devices])
     assert mesh.shape["tensor"] == 2 and mesh.shape["expert"] == devices // 2
     cut = sampler_shardings(arch, mesh)["layers"][0]
-    wanted, chosen = ffn_moe.expert_feed_forward(layer, arch, x, decoding=True)
-    found, said = jax.jit(
-        lambda layer, x: ffn_moe.expert_feed_forward(
-            layer, arch, x, decoding=True, mesh=mesh
-        )
-    )(jax.device_put(layer, cut), x)
+    wanted, chosen = decoded(layer, x, arch)
+    found, said = decoded(jax.device_put(layer, cut), x, arch, mesh)
     np.testing.assert_allclose(found, wanted, atol=1e-5, rtol=1e-5)
     np.testing.assert_array_equal(said["experts"], chosen["experts"])

@@ -27,7 +27,7 @@ def test_by_hand():
 @given(
     arrays.arrays(
         np.float32,
-        st.tuples(st.integers(1, 9), st.integers(1, 5)),
+        st.sampled_from([(1, 1), (1, 4), (9, 5)]),  # programs are compiled for each
         elements=st.floats(-100, 100, width=32),
     ),
     st.sampled_from(["float32", "bfloat16"]),

@@ -121,26 +121,39 @@ def decode(params, arch, tokens, cache, positions, rows):
     return hidden, tuple(cache)
 
 
+@functools.partial(jax.jit, static_argnames="arch")
+def decode_greedily(params, arch, tokens, cache, positions, rows):
+    """The most likely token after each of these, and the cache after them."""
+    hidden, cache = decode(params, arch, tokens, cache, positions, rows)
+    return logits_of(params, hidden, arch).argmax(-1), cache
+
+
 def greedy_continuations(params, arch, prompts, new_tokens):
-    """Prompts in one pass, as a pack of tokens; then a token of each per pass."""
+    """Prompts in one pass, as a pack of tokens; then a token of each per pass.
+
+    The later passes are filled up with tokens of a row that nobody reads: they then
+    have the program of the first.
+    """
     lengths = np.array([len(prompt) for prompt in prompts])
-    count = len(prompts)
-    cache = empty_cache(arch, count, max(lengths) + new_tokens)
-    hidden, cache = decode(
+    count, size = len(prompts), sum(lengths)
+    cache = empty_cache(arch, count + 1, max(lengths) + new_tokens)
+    following, cache = decode_greedily(
         params,
         arch,
-        jnp.asarray(np.concatenate(prompts)),
+        np.concatenate(prompts),
         cache,
-        jnp.asarray(np.concatenate([np.arange(length) for length in lengths])),
-        jnp.asarray(np.repeat(np.arange(count), lengths)),
+        np.concatenate([np.arange(length) for length in lengths]),
+        np.repeat(np.arange(count), lengths),
     )
-    hidden = hidden[np.cumsum(lengths) - 1]
-    continuations = []
-    for extra in range(new_tokens):
-        following = logits_of(params, hidden, arch).argmax(-1)
-        continuations.append(np.asarray(following))
-        positions, rows = jnp.asarray(lengths + extra), jnp.arange(count)
-        hidden, cache = decode(params, arch, following, cache, positions, rows)
+    following = np.asarray(following)[np.cumsum(lengths) - 1]
+    rows = np.minimum(np.arange(size), count)
+    continuations = [following]
+    for extra in range(new_tokens - 1):
+        tokens, positions = np.zeros((2, size), int)
+        tokens[:count], positions[:count] = following, lengths + extra
+        following, cache = decode_greedily(params, arch, tokens, cache, positions, rows)
+        following = np.asarray(following)[:count]
+        continuations.append(following)
     return np.stack(continuations, axis=1)
 
 
@@ -151,7 +164,7 @@ def test_logits_match_transformers(hugging_face):
     hidden = forward_rows(loaded, arch, tokens[None])
     expected = hugging_face.logits(tokens.tolist())
     atol = 5e-5 * max(1.0, expected.std())
-    found = logits_of(loaded, hidden, arch)[0]
+    found = jax.jit(logits_of, static_argnums=2)(loaded, hidden, arch)[0]
     np.testing.assert_allclose(found, expected, atol=atol)
     assert expected.std() > 0.1  # else the tolerance would say nothing
 

@@ -194,6 +194,7 @@ def test_loss_and_gradient_are_torchs_with_masked_labels(tmp_path, rows, family)
         np.testing.assert_allclose(own, theirs, atol=1e-4, rtol=1e-4, err_msg=name)
 
 
+@pytest.mark.usefixtures("shared_parts")  # four times the same programs
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of ml_collections
 def test_a_warm_start_that_was_stopped_goes_on_bit_for_bit(
     tmp_path, rows, monkeypatch, capsys

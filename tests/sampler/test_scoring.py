@@ -82,9 +82,16 @@ def sequences(temperatures=(1.0,)):
     ]
 
 
+def learners(params, arch, each):
+    """Log-probabilities of a sequence's tokens by the learner, and of all tokens."""
+    row = np.zeros(max(LENGTHS), np.int32)  # what comes later is not seen
+    row[: len(each.tokens)] = each.tokens
+    found = _learners(params, arch, row, each.temperature)
+    return (np.asarray(part)[: len(each.tokens) - 1] for part in found)
+
+
 @functools.partial(jax.jit, static_argnames=("arch", "temperature"))
-def learners(params, arch, tokens, temperature):
-    """Log-probabilities of a sequence's tokens by the learner, and all logits."""
+def _learners(params, arch, tokens, temperature):
     hidden, _ = hidden_states(
         params,
         arch,
@@ -98,7 +105,7 @@ def learners(params, arch, tokens, temperature):
     logprobs, _ = token_logprobs(hidden[:, :-1], weights, tokens[None, 1:], head)
     options = {"float32_head": True, "cap": arch.logit_cap}
     logits = head_logits(hidden[0, :-1], weights, **options)
-    return logprobs[0], logits / temperature
+    return logprobs[0], jax.nn.log_softmax(logits / temperature)
 
 
 @pytest.mark.parametrize(
@@ -119,9 +126,8 @@ def test_the_log_probabilities_are_the_learners(arch, devices):
         assert found.logprobs.shape == (len(each.tokens) - 1,)
         if len(each.tokens) == 1:
             continue
-        expected, logits = learners(params, arch, each.tokens, each.temperature)
+        expected, all_logprobs = learners(params, arch, each)
         np.testing.assert_allclose(found.logprobs, expected, atol=1e-4)
-        all_logprobs = np.asarray(jax.nn.log_softmax(logits))
         best = np.sort(all_logprobs, axis=-1)[:, :-4:-1]
         np.testing.assert_allclose(found.top_logprobs, best, atol=1e-4)
         own = np.take_along_axis(all_logprobs, found.top_tokens, axis=-1)

@@ -15,7 +15,11 @@ RATES = {
     "publish_s": 0.1,
 }
 TINY = f"simulate --config={small_run.ROOT}/configs/tiny.py --rates=rates.json"
-OPEN = f"simulate --config={small_run.ROOT}/configs/8b.py --topology=v5p:4x4x4"
+# An evaluation of 1000 prompts is simulated for longer than the steps are.
+OPEN = (
+    f"simulate --config={small_run.ROOT}/configs/8b.py --topology=v5p:4x4x4 "
+    f"--config.eval.num_prompts=50"
+)
 POD = (
     f"{OPEN} --config.generators.count=1 --config.generators.devices=8 "
     f"--config.sampler.slots=64 --config.sampler.cache_tokens=300000 "
@@ -130,7 +134,7 @@ def test_the_learner_has_the_chips_of_its_mesh_and_others_are_paid_for():
     # A sweep of generators gives the learner what they leave.
     [swept] = json.loads(ask(f"{line} --json --sweep=generators.count=4"))
     idle = float(re.search(r"idle: learner (\S+)%", said)[1])
-    assert idle < 40 < 60 < 100 * swept["learner_idle"]
+    assert idle < 10 < 30 < 100 * swept["learner_idle"]
 
 
 def test_both_halves_of_a_tpu7x_are_one_chip():

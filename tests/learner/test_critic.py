@@ -253,7 +253,7 @@ def torch_gae(reward, values):
 def slow_targets():
     """Old values, advantages and returns of the sampled tokens, by rollout."""
     params = jax.tree.map(jnp.asarray, start_critic_params())
-    old = [np.asarray(values) for values in slow_values(params)]
+    old = [np.asarray(values) for values in jax.jit(slow_values)(params)]
     advantages = [
         torch_gae(sequence.advantage, values)
         for sequence, values in zip(make_sequences(), old, strict=True)

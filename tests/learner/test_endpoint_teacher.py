@@ -28,6 +28,7 @@ from scalerl_jax.model.transformer import (
 from scalerl_jax.parallel.mesh import make_mesh
 
 GROUPS = [(3, (2, 5, 4)), (1, (6, 3)), (4, (7,))]
+LONGEST = 4 + 7
 
 
 @pytest.fixture
@@ -80,23 +81,30 @@ def policy():
     return forward, init_params(SMALL, jax.random.key(3), dtype=jnp.float32)
 
 
+@jax.jit
+def whole_rows(params, tokens):
+    """Log-probabilities of all tokens behind each, in one row."""
+    states, _ = hidden_states(
+        params,
+        SMALL,
+        tokens,
+        positions=jnp.arange(tokens.shape[1])[None],
+        segment_ids=jnp.ones_like(tokens),
+        dtype=jnp.float32,
+    )
+    logits = head_logits(states, head_weights(params), float32_head=True)
+    return jax.nn.log_softmax(logits[0])
+
+
 @pytest.mark.parametrize("layout", ["rows", "streams"])
 def test_it_scores_as_the_same_weights_do_as_a_checkpoint(server, layout):
     forward, params = policy()
 
     def score(ids):
         """Each token behind those before it, without rows, segments or packing."""
-        tokens = jnp.asarray([ids])
-        states, _ = hidden_states(
-            params,
-            SMALL,
-            tokens,
-            positions=jnp.arange(len(ids))[None],
-            segment_ids=jnp.ones((1, len(ids)), jnp.int32),
-            dtype=jnp.float32,
-        )
-        logits = head_logits(states, head_weights(params), float32_head=True)
-        logprobs = jax.nn.log_softmax(logits[0, :-1])
+        tokens = np.zeros(LONGEST, np.int32)  # what comes later is not seen
+        tokens[: len(ids)] = ids
+        logprobs = np.asarray(whole_rows(params, tokens[None]))
         return [float(logprobs[n, each]) for n, each in enumerate(ids[1:])]
 
     server.score = score

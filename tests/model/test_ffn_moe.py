@@ -320,17 +320,19 @@ SOME = [
 def test_a_mesh_has_the_output_and_the_gradient_of_one_device(
     random_params, name, shape
 ):
-    same_on_a_mesh(random_params, MIXTURES[name], shape)
+    # The other meshes, which are slow, all compute their layers anew.
+    remat = "full" if shape == SOME[-1] or name == "gpt-oss" else "none"
+    same_on_a_mesh(random_params, MIXTURES[name], shape, remat=remat)
 
 
 @pytest.mark.slow  # a compilation each
 def test_every_mesh_of_parts_has_the_output_and_gradient_of_one_device(random_params):
     arch = dataclasses.replace(ARCH, num_layers=1)
     for shape in sorted(set(WAYS) - set(SOME)):
-        same_on_a_mesh(random_params, arch, shape)
+        same_on_a_mesh(random_params, arch, shape, remat="full")
 
 
-def same_on_a_mesh(random_params, arch, shape):
+def same_on_a_mesh(random_params, arch, shape, *, remat):
     arch = dataclasses.replace(arch, experts=dataclasses.replace(arch.experts, count=4))
     params = random_params(arch)
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 16, (8, 8)))
@@ -341,7 +343,7 @@ def same_on_a_mesh(random_params, arch, shape):
         jax.device_put(tokens, batch_sharding(mesh)),
         arch,
         mesh,
-        "full",
+        remat,
     )
     np.testing.assert_array_equal(taken, chosen)
     np.testing.assert_allclose(ours, hidden, atol=2e-5)

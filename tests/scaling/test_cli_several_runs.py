@@ -36,6 +36,12 @@ def runs(tmp_path_factory):
     return file
 
 
+@pytest.fixture
+def short_reports(monkeypatch):
+    """Pages without the extrapolation test of each run, which is ten fits."""
+    monkeypatch.setattr(report, "MOST_IN_DETAIL", 1)
+
+
 def run(command, file, *arguments):
     flags = ["--x=gpu_hours", "--group=recipe", *arguments]
     return main([command, str(file), *flags])
@@ -223,6 +229,7 @@ def test_many_runs_are_folded_and_tested_less(runs, monkeypatch):
     assert "are left out" in text
 
 
+@pytest.mark.usefixtures("short_reports")
 def test_the_report_gives_no_difference_of_a_plateau_that_is_not_identified(runs):
     best, *_ = load_curves(runs, x="gpu_hours", group="recipe")
     climb = sigmoid(
@@ -354,6 +361,7 @@ def seeds_of_a_run(folder, name, *, asymptote, first=0, **settings):
     ]
 
 
+@pytest.mark.usefixtures("short_reports")
 def test_runs_that_differ_in_their_seeds_are_one_recipe(tmp_path, capsys):
     ours = seeds_of_a_run(tmp_path, "prompt", asymptote=0.8)
     others = seeds_of_a_run(
@@ -401,6 +409,7 @@ def test_compute_of_a_cpu_is_in_tokens(tmp_path, capsys):
     assert "compute_chip_hours" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("short_reports")
 def test_one_run_of_several_that_cannot_be_used_is_left_out_by_name(tmp_path, capsys):
     ours = seeds_of_a_run(tmp_path, "prompt", asymptote=0.8)
     constant = write_run(tmp_path / "dead", seed=9, rates=[0.5] * 20)

@@ -694,13 +694,18 @@ def _watch_on_page(flags: Flags) -> int:
     if flags.once or flags.logdir:
         unread = "--once" if flags.once else "--logdir"
         raise CurveError(f"--port does not read {unread}: leave it out")
-    watches = {}
-    for name, path in find_runs(flags.paths).items():
+    for path in find_runs(flags.paths).values():
         if not path.exists():
             to_stderr(f"waiting for {path}: there is no such file yet\n")
-        flags.path = path
-        watches[name] = _from_flags(Watch, flags)
-    return follow_on_page(watches, port=flags.port, every_s=flags.every)
+
+    def find() -> dict[str, Watch]:
+        found = {}
+        for name, path in find_runs(flags.paths).items():
+            own = argparse.Namespace(**(vars(flags) | {"path": path}))
+            found[name] = _from_flags(Watch, own)
+        return found
+
+    return follow_on_page(find, port=flags.port, every_s=flags.every)
 
 
 @command(

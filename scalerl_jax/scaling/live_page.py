@@ -16,7 +16,7 @@ import math
 import re
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
@@ -249,12 +249,20 @@ def _fitted(status: Status) -> dict[str, Any]:
     return state
 
 
+Find = Callable[[], Mapping[str, Watch]]
+
+
 class Board:
     """The state of all runs as JSON, made again by a thread while a page is served."""
 
-    def __init__(self, runs: Iterable[FollowedRun], *, every_s: float) -> None:
-        """Read all runs once."""
-        self._runs, self._every_s = list(runs), every_s
+    def __init__(self, find: Find, *, every_s: float) -> None:
+        """Read all runs once; `find` is asked again later, as runs of a study begin.
+
+        Raises:
+            CurveError: there are none, or too many.
+        """
+        self._find, self._every_s = find, every_s
+        self._runs = [FollowedRun(*item) for item in find().items()]
         self._ended = threading.Event()
         self.body, self.tag = b"", ""
         self._thread = threading.Thread(target=self._work, name="page", daemon=True)
@@ -262,6 +270,10 @@ class Board:
 
     def refresh(self) -> None:
         """Read what is new of every run."""
+        with contextlib.suppress(CurveError, OSError, ValueError):  # keep those before
+            found = dict(self._find())
+            kept = [run for run in self._runs if found.pop(run.name, None)]
+            self._runs = kept + [FollowedRun(*item) for item in found.items()]
         if any([run.refresh() for run in self._runs]) or not self.body:
             state = {
                 "every_s": self._every_s,
@@ -372,16 +384,13 @@ class PageServer(ThreadingHTTPServer):
 
 
 @contextlib.contextmanager
-def open_page(
-    watches: Mapping[str, Watch], *, port: int, every_s: float
-) -> Iterator[PageServer]:
+def open_page(find: Find, *, port: int, every_s: float) -> Iterator[PageServer]:
     """Listen, and read the runs as they grow; `serve_forever` then answers.
 
     Raises:
-        CurveError: the port is taken, or not for this user.
+        CurveError: `find` finds no run, or the port is taken, or not for this user.
     """
-    runs = [FollowedRun(name, watch) for name, watch in watches.items()]
-    with Board(runs, every_s=every_s) as board:
+    with Board(find, every_s=every_s) as board:
         try:
             server = PageServer(board, port)
         except OSError as failure:
@@ -393,11 +402,11 @@ def open_page(
             yield server
 
 
-def follow_on_page(watches: Mapping[str, Watch], *, port: int, every_s: float) -> int:
+def follow_on_page(find: Find, *, port: int, every_s: float) -> int:
     """Serve the page until Ctrl-C; return the exit status."""
-    with open_page(watches, port=port, every_s=every_s) as server:
+    with open_page(find, port=port, every_s=every_s) as server:
         address = f"http://localhost:{server.server_address[1]}/"
-        to_stdout(f"{len(watches)} runs on {address} until Ctrl-C\n")
+        to_stdout(f"{len(find())} runs on {address} until Ctrl-C\n")
         sys.stdout.flush()
         server.serve_forever()
     return 0

@@ -46,11 +46,12 @@ def served(tmp_path):
     """A page on two runs, its server, and a function that asks it."""
     grow(tmp_path / "a", 0, 2)
     (tmp_path / "b").mkdir()  # has not begun
-    watches = {
-        name: Watch(path=path)
-        for name, path in find_runs([tmp_path / "a", tmp_path / "b"]).items()
-    }
-    with open_page(watches, port=0, every_s=0.05) as server:
+
+    def find():
+        paths = [tmp_path / "a", tmp_path / "b"]
+        return {name: Watch(path=path) for name, path in find_runs(paths).items()}
+
+    with open_page(find, port=0, every_s=0.05) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
 
@@ -125,6 +126,25 @@ def test_a_study_is_all_its_runs(tmp_path):
     for name in ("low/seed0", "low/seed1", "high/seed0", "other/seed0"):
         grow(tmp_path / name, 0, 1)
     assert list(find_runs([tmp_path])) == ["low/seed0", "low/seed1", "high/seed0"]
+
+
+def test_runs_of_a_study_that_begin_later_come_to_the_page(tmp_path):
+    (tmp_path / "study.json").write_text(json.dumps({"arms": {"low": {}, "high": {}}}))
+    grow(tmp_path / "high/seed0", 0, 1)
+
+    def find():
+        return {name: Watch(path=path) for name, path in find_runs([tmp_path]).items()}
+
+    with open_page(find, port=0, every_s=1000.0) as server:
+        board = server.board
+        grow(tmp_path / "low/seed0", 0, 1)
+        board.refresh()
+        # After those that are there, whose colours are by their place.
+        both = ["high/seed0", "low/seed0"]
+        assert [run["name"] for run in json.loads(board.body)["runs"]] == both
+        (tmp_path / "study.json").write_text("half a")
+        board.refresh()
+        assert [run["name"] for run in json.loads(board.body)["runs"]] == both
 
 
 @pytest.mark.parametrize(

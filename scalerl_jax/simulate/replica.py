@@ -11,6 +11,7 @@ between two boundaries starts with the call that was dispatched before the first
 import collections
 import heapq
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 LAG_CALLS = 1  # calls for which a slot stays taken after its sequence's last token
@@ -299,9 +300,18 @@ class SimulatedReplica:
 
     def unfinished_tokens(self) -> int:
         """Return the tokens sampled so far for unfinished completions."""
+        return self.unfinished()()
+
+    def unfinished(self) -> Callable[[], int]:
+        """Return a function that tells those of now, which costs more to know."""
+        calls, ends = self.calls, list(self._ends)
         per_call = self.machine.tokens_per_call
         prompt = self.machine.prompt_tokens
-        return sum(
-            min(tokens, max(0, context - prompt + per_call * self.calls))
-            for _, _, context, _, tokens in self._ends
-        )
+
+        def tokens_of_then() -> int:
+            return sum(
+                min(tokens, max(0, context - prompt + per_call * calls))
+                for _, _, context, _, tokens in ends
+            )
+
+        return tokens_of_then

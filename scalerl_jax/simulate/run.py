@@ -569,12 +569,13 @@ def _evaluated(
     for number in range(share):
         replica.give(SimulatedGroup(number, drawn.tokens(number)), 0)
     replica.place()
-    full_s, sampled = 0.0, 0  # while samples wait
+    full_s, generated, unfinished = 0.0, 0, None  # while samples wait
     while replica.plan() < float("inf"):
         replica.advance()
         replica.place()
         if replica.waiting_samples:
             full_s = replica.time_s
-            sampled = replica.generated + replica.unfinished_tokens()
+            generated, unfinished = replica.generated, replica.unfinished()
+    sampled = generated + unfinished() if unfinished else 0
     whole_s = full_s * replica.generated / sampled if sampled else replica.time_s
     return replica.time_s, whole_s

@@ -12,6 +12,7 @@ The file is above 400 lines: it goes from a token's loss to the update in one pl
 import collections
 import dataclasses
 import functools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -32,6 +33,7 @@ from scalerl_jax.model.lora import join
 from scalerl_jax.objective.balance import LoadBalancing
 from scalerl_jax.objective.loss import Objective, Scalars, summarize
 from scalerl_jax.parallel.mesh import SLICES, compiler_options, in_each_slice
+from scalerl_jax.parallel.xla import return_freed_memory
 from scalerl_jax.types import Group, PackedBatch, PyTree, Scores
 
 
@@ -366,12 +368,25 @@ def _sum_of_slices(apart: Accumulated) -> Accumulated:
     return jax.tree.map(lambda leaf: leaf.sum(axis=0), apart).replace(maxima=maxima)
 
 
+def _wait_for_memory(sums: Accumulated) -> None:
+    """Return when the temporary memory of the microbatch before is free again.
+
+    XLA's CPU client allocates a program's memory when the program is called, even if it
+    has to wait for another one: two microbatches would hold theirs at once.  The memory
+    is freed shortly after the results are there, and no event tells when; a hundredth
+    of the time that they took is mostly enough.
+    """
+    start = time.perf_counter()
+    jax.block_until_ready(sums)
+    time.sleep((time.perf_counter() - start) / 100)
+
+
 class TrainStep:
     """One optimizer step over a mesh, a microbatch at a time.
 
-    Every program has one shape.  A microbatch is sent to the devices while the one
-    before it is computed; empty microbatches do not exist.  Over several slices the
-    sums have a first axis with an entry for each, until `combine` adds them.
+    Every program has one shape.  Except on CPUs, a microbatch is sent to the devices
+    while the one before it is computed; empty microbatches do not exist.  Over several
+    slices the sums have a first axis with an entry for each, until `combine` adds them.
     """
 
     def __init__(
@@ -389,6 +404,7 @@ class TrainStep:
         """
         everywhere = NamedSharding(mesh, PartitionSpec())
         self._put_to = batch_sharding(mesh)
+        self._on_cpus = mesh.devices.flat[0].platform == "cpu"
         state = jax.tree.map(abstract, state)
         state, frozen = dataclasses.replace(state, frozen=None), state.frozen
         shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
@@ -442,6 +458,7 @@ class TrainStep:
         for number, (name, (jit, shapes)) in enumerate(self._jitted.items(), start=1):
             notice(number, len(self._jitted))
             self._programs[name] = jit.lower(*shapes).compile()
+        return_freed_memory()
 
     def __call__(
         self, state: TrainState, batch: PackedBatch
@@ -486,6 +503,8 @@ class TrainStep:
         for microbatch in self.microbatches(batch):
             so_far = self._programs["accumulate"](params, so_far, microbatch, frozen)
             yield so_far
+            if self._on_cpus:
+                _wait_for_memory(so_far)
 
     def microbatches(self, batch: PackedBatch) -> Iterator[PackedBatch]:
         """Yield the microbatches of a batch [M, R, S], each put on the devices."""

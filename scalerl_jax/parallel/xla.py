@@ -149,6 +149,16 @@ def keep_freed_memory(num_params: int) -> bool:
     return all(mallopt(option, value) for option, value in wanted.items())
 
 
+def return_freed_memory() -> None:
+    """Give the memory that malloc keeps back to the system; without glibc do nothing.
+
+    Call this after a compilation: a compiler frees hundreds of MiB that no program of
+    the run fits into.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
 Program = Literal["the train step", "publishing params", "the sampler"]
 
 

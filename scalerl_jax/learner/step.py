@@ -296,14 +296,14 @@ def _measured(
     `moments` is the state of the optimizer before the step.
     """
     grad_norm = optax.tree.norm(total.grads)
-    own = {"loss": total.loss, "grad_norm": grad_norm}
+    own: Scalars = {"loss": total.loss, "grad_norm": grad_norm}
     mean = optax.tree.get(moments, "mu")
     if mean is not None:  # an optimizer with momentum
         mean = _float32(mean)
         products = jax.tree.map(lambda a, b: jnp.sum(a * b), total.grads, mean)
+        product = jnp.asarray(optax.tree.sum(products))
         norms = grad_norm * optax.tree.norm(mean)
-        cosine = optax.tree.sum(products) / jnp.where(norms > 0.0, norms, 1.0)
-        own["grad_cosine"] = cosine
+        own["grad_cosine"] = product / jnp.where(norms > 0.0, norms, 1.0)
     return summarize(total.sums, total.maxima) | own
 
 

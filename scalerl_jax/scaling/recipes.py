@@ -120,7 +120,7 @@ def group_runs(
 
 
 def seeds_of(curves: Mapping[str, Curve]) -> dict[str, list[str]]:
-    """Return the names of runs by recipe, for runs that are said to be seeds.
+    """Return the names of runs by recipe, for runs that are taken as seeds.
 
     All are of one recipe, called "", unless their files name several.
     """

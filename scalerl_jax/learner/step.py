@@ -373,8 +373,8 @@ def _wait_for_memory(sums: Accumulated) -> None:
 
     XLA's CPU client allocates a program's memory when the program is called, even if it
     has to wait for another one: two microbatches would hold theirs at once.  The memory
-    is freed shortly after the results exist, and no event tells when; a hundredth of the
-    time that they took is mostly enough.
+    is freed shortly after the results exist, and no event tells when; a hundredth of
+    the time that they took is mostly enough.
     """
     start = time.perf_counter()
     jax.block_until_ready(sums)

@@ -44,7 +44,7 @@ def launched(tmp_path):
     return make
 
 
-def run(found):
+def run(found, stopped=lambda: False):
     with Progress() as progress:
         return Runner(
             found.study,
@@ -54,30 +54,34 @@ def run(found):
             command=found.command,
             release=found.release,
             on_cores=False,
-        ).run(lambda: False)
+        ).run(stopped)
+
+
+@pytest.fixture
+def laptop(cloud, monkeypatch):
+    """The fake cloud, whose commands this process finds."""
+    for name, value in cloud.variables().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(cloud.folder / "laptop")
+    return cloud
 
 
 @pytest.mark.slow
 @small_bucket.NEEDS_EXTRA
-def test_each_run_gets_machines_and_its_files_come_to_the_study(
-    cloud, launched, monkeypatch
-):
-    for name, value in cloud.variables().items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.chdir(cloud.folder / "laptop")
+def test_each_run_gets_machines_and_its_files_come_to_the_study(laptop, launched):
     found = launched(**CLOUD)
     found.check()
     assert run(found) == {}
     for planned in interleaved(STUDY):
         assert look(STUDY, found.root, planned).finished
-    assert not cloud.state()  # no machine is left
-    made = cloud.calls("queued-resources create")
+    assert not laptop.state()  # no machine is left
+    made = laptop.calls("queued-resources create")
     assert len(made) == 4 and "small-token-mean-s1" in "".join(made)
-    assert run(found) == {} and cloud.calls("queued-resources create") == made
+    assert run(found) == {} and laptop.calls("queued-resources create") == made
     # A budget ends runs that would make a million steps, and their machines.
     endless = dataclasses.replace(STUDY, steps=10**6, tokens=35, seeds=(5,))
     found = dataclasses.replace(found, study=endless)
-    assert run(found) == {} and not cloud.state()
+    assert run(found) == {} and not laptop.state()
     for planned in interleaved(endless):
         assert look(endless, found.root, planned).finished
         assert why_ended(found.root / planned.name) == "the study's budget is used"
@@ -85,12 +89,7 @@ def test_each_run_gets_machines_and_its_files_come_to_the_study(
 
 @pytest.mark.slow
 @small_bucket.NEEDS_EXTRA
-def test_machines_outlive_the_command_and_stop_removes_them(
-    cloud, launched, monkeypatch
-):
-    for name, value in cloud.variables().items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.chdir(cloud.folder / "laptop")
+def test_machines_outlive_the_command_and_stop_removes_them(laptop, launched):
     endless = dataclasses.replace(STUDY, steps=10**6, seeds=(0,))
     found = launched(endless, **CLOUD)
 
@@ -98,18 +97,9 @@ def test_machines_outlive_the_command_and_stop_removes_them(
         states = [look(endless, found.root, each) for each in interleaved(endless)]
         return all(state.step for state in states)
 
-    with Progress() as progress:
-        Runner(
-            endless,
-            found.root,
-            progress,
-            jobs=2,
-            command=found.command,
-            release=found.release,
-            on_cores=False,
-        ).run(begun)
-    assert len(cloud.state()) == 2
-    file = cloud.folder / "small.py"
+    run(found, begun)
+    assert len(laptop.state()) == 2
+    file = laptop.folder / "small.py"
     file.write_text(
         f"from scalerl_jax.study.design import Study\n"
         f"def get_study():\n    return {endless!r}\n".replace("inf", "float('inf')")
@@ -117,7 +107,7 @@ def test_machines_outlive_the_command_and_stop_removes_them(
     flags = ["stop", str(file), f"--root={found.root}", f"--launch={found.file}"]
     keep_record(endless, found.root, found.record)
     assert command_line.main(flags) == 0
-    assert not cloud.state()
+    assert not laptop.state()
 
 
 def test_a_run_that_failed_is_released_and_one_that_was_cut_is_not(tmp_path):

@@ -6,6 +6,8 @@
 `run` does everything in turn: create, start, replace machines after a preemption,
 fetch, stop, and fit.  Flags after -- go to the run: -- --config.train.num_steps=50.
 Every command but `supervise` may be repeated at any time, from any machine.
+
+One file above 400 lines: the flags and the actions of the commands name each other.
 """
 
 import argparse
@@ -214,7 +216,10 @@ class _Watching:
         if machines.state != "up" or time.monotonic() < self._next:
             return
         self._next = time.monotonic() + self._every_s
-        self._place.fetch(str(_files(self._job)))
+        try:
+            self._place.fetch(str(_files(self._job)))
+        except (OSError, RuntimeError, ValueError) as error:  # not worth the run's end
+            say(f"the run's files cannot be copied now: {error}")
         alarm = _find_alarm(self._job, self._place, machines, outcome)
         if alarm and not self._told:
             say(f"ALARM: {alarm}")

@@ -98,13 +98,16 @@ class CloudPlace:
         return str(found.get("update_time", "")) if found else ""
 
     def fetch(self, target: str) -> None:
-        """Copy the run's files here, except checkpoints.
+        """Copy the run's files here, except checkpoints; there may be none yet.
 
         Raises:
             ValueError: the name of an object leads out of the directory.
         """
         url = f"{self.job.directory}/"
-        listed = self.client.run(gcloud.storage("ls", f"{url}**"))
+        try:
+            listed = self.client.run(gcloud.storage("ls", f"{url}**"))
+        except NotFound:
+            return
         if not self.client.dry_run:
             Path(target).mkdir(parents=True, exist_ok=True)
             for line in listed.split("\n"):

@@ -59,6 +59,7 @@ proximal/mean_abs | nats | mean difference of sampler and policy at the window's
 proximal/capped_share | share | tokens whose correction for it is truncated
 value/loss | | loss of the critic
 value/grad_norm | | norm of its gradient before clipping
+value/grad_cosine | | likewise, of the critic
 value/mean | | mean value
 value/clipped_share | share | tokens whose value the clip bounds
 value/explained_variance | share | variance of returns that old values explain

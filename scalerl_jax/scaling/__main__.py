@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from scalerl_jax import scaling
-from scalerl_jax.formats.remote import files_of_run, send_back
+from scalerl_jax.formats.remote import URL, files_of_run, send_back
 from scalerl_jax.process.ending import INTERRUPTED, Parser, answer
 from scalerl_jax.process.full_disk import naming
 from scalerl_jax.process.printing import shown, to_stderr, to_stdout
@@ -695,7 +695,7 @@ def _watch_on_page(flags: Flags) -> int:
         unread = "--once" if flags.once else "--logdir"
         raise CurveError(f"--port does not read {unread}: leave it out")
     for path in find_runs(flags.paths).values():
-        if not path.exists():
+        if not URL.match(str(path)) and not path.exists():
             to_stderr(f"waiting for {path}: there is no such file yet\n")
 
     def find() -> dict[str, Watch]:

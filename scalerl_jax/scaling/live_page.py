@@ -135,7 +135,7 @@ class FollowedRun:
 
     def __init__(self, name: str, watch: Watch) -> None:
         """Take the run that `watch` looks at."""
-        self.name, self._watch = name, watch
+        self.name, self.path, self._watch = name, watch.path, watch
         self._status: Status | None = None
         self._waiting = "no evaluation yet"
         self._seen: tuple[Any, ...] = ()
@@ -270,11 +270,19 @@ class Board:
 
     def refresh(self) -> None:
         """Read what is new of every run."""
+        changed = False
         with contextlib.suppress(CurveError, OSError, ValueError):  # keep those before
             found = dict(self._find())
-            kept = [run for run in self._runs if found.pop(run.name, None)]
+            kept = [
+                run
+                for run in self._runs
+                if run.name in found and found[run.name].path == run.path
+            ]
+            for run in kept:
+                del found[run.name]
+            changed = bool(found) or len(kept) < len(self._runs)
             self._runs = kept + [FollowedRun(*item) for item in found.items()]
-        if any([run.refresh() for run in self._runs]) or not self.body:
+        if changed | any([run.refresh() for run in self._runs]) or not self.body:
             state = {
                 "every_s": self._every_s,
                 "charts": [dataclasses.asdict(chart) for chart in CHARTS],

@@ -1,7 +1,7 @@
 """Many runs of one base, compared: a study is a file in `configs/studies`.
 
     scalerl study run NAME        # starts missing runs, resumes those that were stopped
-    scalerl study stop NAME       # with --launch: saves the runs, removes the machines
+    scalerl study stop NAME       # after --launch: saves the runs, removes the machines
     scalerl study status NAME
     scalerl study report NAME     # tables, pictures and a page in the study's folder
     scalerl study export NAME     # its curves as data, with a card, in studies/NAME
@@ -20,27 +20,35 @@ from typing import Any
 
 from scalerl_jax.formats.reading import require_local
 from scalerl_jax.launch import estimate
+from scalerl_jax.launch.job import read_file
 from scalerl_jax.machines import ray_access
 from scalerl_jax.process.ending import Parser, answer
 from scalerl_jax.process.preemption import INTERRUPTED, PREEMPTED, Preemption
 from scalerl_jax.process.printing import to_stderr, to_stdout
 from scalerl_jax.run.directory import lock_directory
 from scalerl_jax.run.progress import Progress
+from scalerl_jax.run.writing import write_json
 from scalerl_jax.scaling import text
 from scalerl_jax.study.design import Study, interleaved, read_study
 from scalerl_jax.study.export import export
-from scalerl_jax.study.launched import Launched
+from scalerl_jax.study.launched import (
+    JOB_FILE,
+    Launched,
+    begun_runs,
+    read_launched,
+)
 from scalerl_jax.study.report import describe, find, write_report
 from scalerl_jax.study.runs import (
     LOG_FILE,
+    RELEASED_FILE,
     Runner,
     State,
-    check_machines,
     command,
-    keep_record,
     look,
+    next_record,
     read_record,
     unnamed,
+    write_record,
 )
 
 _MOST_JOBS = 64
@@ -53,14 +61,11 @@ def main(argv: list[str] | None = None) -> int:
         require_local(getattr(flags, name) or "", flag=f"--{name}=")
     study = read_study(flags.study)
     root = flags.root or Path("runs") / "studies" / Path(flags.study).stem
-    if flags.command in ("run", "stop"):
-        launched = None
-        if flags.launch:
-            title = Path(flags.study).stem
-            launched = Launched(flags.launch, study, title=title, root=root)
-        if flags.command == "stop":
-            return _stop(launched, _states(study, root), root)
-        return _run(study, root, flags, launched)
+    root = root.expanduser()
+    if flags.command == "run":
+        return _run(study, root, flags)
+    if flags.command == "stop":
+        return _stop(study, root)
     read_record(root)  # is it one that this code can read?
     if flags.command == "status":
         if flags.json:
@@ -131,40 +136,43 @@ def _parser() -> Parser:
     return parser
 
 
-def _run(
-    study: Study, root: Path, flags: argparse.Namespace, launched: Launched | None
-) -> int:
+def _run(study: Study, root: Path, flags: argparse.Namespace) -> int:
     if not 1 <= flags.jobs <= _MOST_JOBS:
         raise ValueError(f"--jobs={flags.jobs}: 1 to {_MOST_JOBS} runs side by side")
+    launched = None
+    if flags.launch:
+        title = Path(flags.study).stem
+        launched = read_launched(flags.launch, study, title=title, root=root)
+        launched.check_names()
     options = _elsewhere(flags, launched)
-    machines = launched.record if launched else {}
-    to_stderr(text.warned(keep_record(study, root, machines)))
+    record, warnings = next_record(study, root, launched and launched.record)
+    to_stderr(text.warned(warnings))
     if launched:
-        missing = [s.planned for s in _states(study, root) if not s.finished]
-        to_stderr("".join(f"{line}\n" for line in launched.price(missing)))
-        if missing and machines["place"] != "local" and not flags.yes:
-            estimate.confirm()
+        _ask(launched, _states(study, root), unasked=flags.yes)
     with (
         lock_directory(root, flag="--root"),
         Preemption() as preemption,
         Progress() as progress,
     ):
+        write_record(root, record)
+        if launched:
+            launched.keep()
         runner = Runner(
             study, root, progress, jobs=flags.jobs, prune=flags.prune, **options
         )
-        failed = runner.run(lambda: preemption.requested)
+        try:
+            failed = runner.run(lambda: preemption.requested)
+        finally:
+            if launched:
+                _tell_machines(_states(study, root), flags.study, root)
     to_stdout(status_text(study, root))
     if preemption.requested:
-        if launched:
-            to_stdout(
-                f"runs that have begun keep their machines and go on without this "
-                f"command; `scalerl study stop {flags.study} --launch={flags.launch}` "
-                f"saves them and removes the machines\n"
-            )
         to_stdout("stopped; the same command resumes it\n")
         return INTERRUPTED if preemption.interrupted else PREEMPTED
-    if failed:
-        to_stderr(f"error: {len(failed)} runs failed: {', '.join(failed)}\n")
+    if failed or runner.left:
+        said = [f"{len(failed)} runs failed: {', '.join(failed)}"] if failed else []
+        said += [f"{name}: {left}" for name, left in runner.left.items()]
+        to_stderr("".join(f"error: {line}\n" for line in said))
         return 1
     states = _states(study, root)
     cut = [s.planned.name for s in states if not (s.finished or s.behind)]
@@ -177,11 +185,40 @@ def _run(
     return 0
 
 
+def _ask(launched: Launched, states: Sequence[State], *, unasked: bool) -> None:
+    """Check what machines are needed for, print their price, and ask for confirmation.
+
+    Raises:
+        ValueError: a check fails, or the answer is no.
+    """
+    missing = [state.planned for state in states if not state.finished]
+    launched.check_place(missing)
+    to_stderr("".join(f"{line}\n" for line in launched.price(missing)))
+    if missing and launched.record["place"] != "local" and not unasked:
+        estimate.confirm()
+
+
+def _tell_machines(states: Sequence[State], name: str, root: Path) -> None:
+    """Print which runs may have machines now that the command ends."""
+    on = [
+        state.planned.name
+        for state in states
+        if (state.folder / LOG_FILE).exists()
+        and not (state.folder / RELEASED_FILE).exists()
+    ]
+    if on:
+        to_stdout(
+            f"{len(on)} runs keep their machines and go on without this command "
+            f"({', '.join(on)}); to save them and remove the machines:  scalerl study "
+            f"stop {name} --root={root}\n"
+        )
+
+
 def _elsewhere(flags: argparse.Namespace, launched: Launched | None) -> dict[str, Any]:
     """Return the runner's options for runs that are not this machine's processes.
 
     Raises:
-        ValueError: the cluster or the job cannot be used.
+        ValueError: the cluster cannot be used.
     """
     if launched and flags.ray:
         raise ValueError(
@@ -189,7 +226,6 @@ def _elsewhere(flags: argparse.Namespace, launched: Launched | None) -> dict[str
             f"whether its hosts are a Ray cluster; leave --ray out"
         )
     if launched:
-        launched.check()
         return {
             "command": launched.command,
             "release": launched.release,
@@ -212,21 +248,26 @@ def _elsewhere(flags: argparse.Namespace, launched: Launched | None) -> dict[str
     return {"command": functools.partial(command, more=more), "on_cores": False}
 
 
-def _stop(launched: Launched | None, states: Sequence[State], root: Path) -> int:
-    """Save all runs that are on machines of their own, and remove these."""
-    if launched is None:
+def _stop(study: Study, root: Path) -> int:
+    """Save all runs that are on machines of their own, and remove these.
+
+    Also those of arms and seeds that the study no longer has.
+    """
+    runs = begun_runs(root)
+    if not runs or not (root / JOB_FILE).exists():
         raise ValueError(
-            "study stop is for runs on machines of --launch=FILE; those of this "
-            "machine end with `study run`, by Ctrl-C"
+            f"--root={root} has no run on machines of its own: give the --root of the "
+            f"`study run` with --launch; runs of this machine end with that command"
         )
-    launched.check()
-    check_machines(root, launched.record)
+    launched = Launched(read_file(str(root / JOB_FILE)), JOB_FILE, study, root)
     left = []
-    for state in states:
-        if (state.folder / LOG_FILE).exists():
-            said = launched.release(state.planned)
+    with lock_directory(root, flag="--root"):
+        for planned in runs:
+            said = launched.release(planned)
             left += [said] if said else []
-            to_stdout(f"{state.planned.name}: {said or 'no machines are left'}\n")
+            if not said:
+                write_json(root / planned.name / RELEASED_FILE, {})
+            to_stdout(f"{planned.name}: {said or 'no machines are left'}\n")
     return 1 if left else 0
 
 

@@ -10,8 +10,9 @@ import datetime
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from scalerl_jax.formats.bounded import last_lines
 from scalerl_jax.launch import estimate
@@ -19,13 +20,36 @@ from scalerl_jax.launch.client import Client
 from scalerl_jax.launch.job import Job, make_job, read_file
 from scalerl_jax.launch.place import Refused
 from scalerl_jax.launch.places import make_place
-from scalerl_jax.run.writing import open_to_append
+from scalerl_jax.run.writing import open_to_append, write_json
 from scalerl_jax.study.design import Planned, Study, interleaved
 from scalerl_jax.study.runs import LOG_FILE, setting_flags
 
 _OWN = {"config": "it is the study's base", "files": "--root says where they go"}
 _LOCAL_LOOK_S, _LOOK_S = 1.0, 60.0
-_END_S = 600.0  # for machines to be removed
+_SEED = re.compile(r"-?\d+")
+_END_S = 3600.0  # for machines to be removed; ssh alone may take half of it
+JOB_FILE = "job.json"  # in a study's folder
+
+
+def read_launched(file: str, study: Study, *, title: str, root: Path) -> "Launched":
+    """Read a job's file, TOML or JSON; without a name, runs are named by `title`.
+
+    Raises:
+        ValueError: it cannot be read, or sets what is the study's.
+    """
+    values = read_file(file, flag="--launch")
+    for name, why in _OWN.items():
+        if name in values:
+            raise ValueError(f"{file}: leave {name} out; {why}")
+    named = {**values, "name": values.get("name") or title}
+    return Launched(named, f"--launch={file}", study, root)
+
+
+def begun_runs(root: Path) -> list[Planned]:
+    """Return the runs that were begun in a study's folder, also of former arms."""
+    logs = sorted(root.glob(f"*/seed*/{LOG_FILE}"))
+    names = [(log.parent.parent.name, log.parent.name[len("seed") :]) for log in logs]
+    return [Planned(arm, int(seed)) for arm, seed in names if _SEED.fullmatch(seed)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,53 +57,49 @@ class Launched:
     """The jobs of a study.
 
     Args:
-        file: of the job, TOML or JSON; its `name`, if there is one, begins the names.
+        values: of the job's file; their `name` begins the names of all runs.
+        source: of the values, for errors.
         study: the study.
-        title: begins the names otherwise.
         root: the folder of the study.
         look_s: seconds between two looks at machines, and two copies of a run's files;
             None: 1 on this machine, else 60.
     """
 
-    file: str
+    values: Mapping[str, Any]
+    source: str
     study: Study
-    title: str
     root: Path
     look_s: float | None = None
-
-    def job(self, planned: Planned) -> Job:
-        """Return the job of a run.
-
-        Raises:
-            ValueError: the file, or a name that follows from it, is wrong.
-        """
-        values = read_file(self.file, flag="--launch")
-        for name, why in _OWN.items():
-            if name in values:
-                raise ValueError(f"{self.file}: leave {name} out; {why}")
-        values["name"] = _name(values.get("name") or self.title, planned)
-        values["config"] = self.study.base
-        values["files"] = str(self.root / planned.name)
-        try:
-            return make_job(values)
-        except ValueError as error:
-            raise ValueError(
-                f"{self.file}, for the run {planned.name}: {error}"
-            ) from error
 
     @property
     def record(self) -> dict[str, str]:
         """Settings that may not change while the study goes on."""
         job = self.job(interleaved(self.study)[0])
-        names = ("place", "bucket", "topology", "name")  # of the first run
-        return {name: getattr(job, name) for name in names}
+        names = ("place", "bucket", "project", "zone", "cluster", "topology")
+        found = {name: getattr(job, name) for name in names}
+        return found | {"name": self.values["name"]}
 
-    def check(self) -> None:
-        """Check the jobs of all runs, and the place.
+    def job(self, planned: Planned) -> Job:
+        """Return the job of a run.
 
         Raises:
-            ValueError: one is wrong, or two runs would have one name.
+            ValueError: a value, or a name that follows from it, is wrong.
         """
+        values = {
+            **self.values,
+            "name": _name(self.values["name"], planned),
+            "config": self.study.base,
+            "files": str(self.root / planned.name),
+        }
+        try:
+            return make_job(values)
+        except ValueError as error:
+            raise ValueError(
+                f"{self.source}, for the run {planned.name}: {error}"
+            ) from error
+
+    def check_names(self) -> None:
+        """Raise ValueError if a job is wrong, or two runs would have one name."""
         runs: dict[str, Planned] = {}
         for planned in interleaved(self.study):
             name = self.job(planned).name
@@ -89,13 +109,34 @@ class Launched:
                     f"machines of the name {name}; rename one of the arms"
                 )
             runs[name] = planned
-        first = interleaved(self.study)[0]
-        job = self.job(first)
+
+    def check_place(self, missing: Sequence[Planned]) -> None:
+        """Check the place, and that no missing run has been begun by another study.
+
+        Raises:
+            ValueError: the place cannot be used, or has a run of this name.
+        """
         client = Client(pause_s=1.0)
         try:
-            make_place(job, self._more(first), client, poll_s=1.0).check()
+            for number, planned in enumerate(missing):
+                more = self._more(planned)
+                place = make_place(self.job(planned), more, client, poll_s=1.0)
+                if number == 0:
+                    place.check()
+                ours = (self.root / planned.name / LOG_FILE).exists()
+                if not ours and place.outcome() is not None:
+                    job = self.job(planned)
+                    raise ValueError(
+                        f"{self.source}: {job.bucket} has a run {job.name} already, "
+                        f"which {self.root} did not begin; give the file another name "
+                        f"or bucket"
+                    )
         except Refused as refused:
             raise RuntimeError(f"{refused}; try again") from refused
+
+    def keep(self) -> None:
+        """Write the values beside the runs, for their commands and for `study stop`."""
+        write_json(self.root / JOB_FILE, dict(self.values))
 
     def price(self, runs: Sequence[Planned]) -> list[str]:
         """Estimate what runs take, by the preflight of each arm; return lines.
@@ -136,10 +177,9 @@ class Launched:
         log = self.root / planned.name / LOG_FILE
         with open_to_append(log) as output:
             for what in ("stop", "fetch"):
-                line = self._launch(what, planned)
                 try:
                     done = subprocess.run(
-                        line,
+                        self._launch(what, planned),
                         stdout=output,
                         stderr=output,
                         timeout=_END_S,
@@ -157,7 +197,7 @@ class Launched:
         job = self.job(planned)
         return [
             *(sys.executable, "-m", "scalerl_jax.launch", what),
-            *(f"--job={self.file}", f"--name={job.name}"),
+            *(f"--job={self.root / JOB_FILE}", f"--name={job.name}"),
             *(f"--config={job.config}", f"--files={job.files}"),
         ]
 

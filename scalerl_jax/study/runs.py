@@ -15,6 +15,7 @@ import os
 import shlex
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ import scalerl_jax
 from scalerl_jax.cluster.parent_watch import watching_parent
 from scalerl_jax.formats.bounded import last_lines
 from scalerl_jax.formats.reading import read_json
+from scalerl_jax.launch.outcome import read_outcome
 from scalerl_jax.process.common_flags import QUIET
 from scalerl_jax.process.ending import MISTAKE
 from scalerl_jax.process.preemption import INTERRUPTED, PREEMPTED
@@ -53,6 +55,7 @@ from scalerl_jax.study.design import (
 STUDY_FILE = "study.json"
 FAILED_FILE = "failed.json"
 PRUNED_FILE = "pruned.json"
+RELEASED_FILE = "released.json"  # of a run whose machines were removed
 LOG_FILE = "train.log"
 _VERSION = 1  # of STUDY_FILE
 _LOOK_S = 1.0  # between two looks at the runs
@@ -142,15 +145,30 @@ def _last_row(path: Path) -> dict[str, Any]:
 def keep_record(
     study: Study, root: Path, machines: Mapping[str, str] | None = None
 ) -> list[str]:
-    """Write the record of a study, or check the study against the record in its folder.
+    """Write what `next_record` returns; return its warnings."""
+    record, warnings = next_record(study, root, machines)
+    write_record(root, record)
+    return warnings
+
+
+def write_record(root: Path, record: dict[str, Any]) -> None:
+    """Write the record of a study into its folder."""
+    root.mkdir(parents=True, exist_ok=True)
+    write_json(root / STUDY_FILE, record)
+
+
+def next_record(
+    study: Study, root: Path, machines: Mapping[str, str] | None = None
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the record of a study, checked against that in its folder, and warnings.
 
     Arms, seeds, pairs and the axis may be added or changed; the settings of an arm with
     runs may not, nor may `machines`, which says where the runs are; none: on this
-    machine.  Returns warnings: the code has changed since.
+    machine.  A warning: the code has changed since.
 
     Raises:
         ValueError: the base, or an arm that has runs, has other settings now, by name;
-            or the folder is of another version of studies.
+            or the folder is of another version of studies, or of other machines.
     """
     settings, code = check(study), code_digest()
     record: dict[str, Any] = {
@@ -182,9 +200,7 @@ def keep_record(
                 f"({len(record['code'])} states of it so far): runs before and after "
                 f"differ in more than their arms"
             )
-    root.mkdir(parents=True, exist_ok=True)
-    write_json(file, record)
-    return warnings
+    return record, warnings
 
 
 def read_record(root: Path) -> dict[str, Any]:
@@ -204,12 +220,6 @@ def read_record(root: Path) -> dict[str, Any]:
             f"{_VERSION}; choose another --root, or use the code that made it"
         )
     return found
-
-
-def check_machines(root: Path, machines: Mapping[str, str]) -> None:
-    """Raise ValueError if the runs of a study's folder are on other machines."""
-    if record := read_record(root):
-        _check_machines(root / STUDY_FILE, record, machines)
 
 
 def _check_machines(
@@ -261,6 +271,9 @@ def code_digest() -> str:
 
 # ---- running
 
+Command = Callable[[Study, Path, Planned], list[str]]
+Release = Callable[[Planned], str]
+
 
 @dataclasses.dataclass(kw_only=True)
 class _Running:
@@ -271,6 +284,25 @@ class _Running:
     held: contextlib.ExitStack  # its process and its log
     cores: tuple[int, ...]
     enough: bool = False  # it was stopped: its budget is used, or it is hopeless
+    status: int | None = None  # exit status, once it has ended
+    why: str = ""  # its last line then
+    releasing: "_Releasing | None" = None
+
+
+class _Releasing(threading.Thread):
+    """A thread in which a run's machines are removed, which takes minutes."""
+
+    def __init__(self, release: Release, planned: Planned) -> None:
+        super().__init__(name=f"release {planned.name}", daemon=True)
+        self._release, self._planned = release, planned
+        self.left = "it is not known whether its machines are removed"
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.left = self._release(self._planned)
+        except (OSError, RuntimeError, ValueError) as error:
+            self.left = f"its machines may remain, and cost: {error}"
 
 
 def command(
@@ -299,10 +331,6 @@ def _typed(value: object) -> str:
     if isinstance(value, (list, tuple)):
         return repr(tuple(value))
     return str(value)
-
-
-Command = Callable[[Study, Path, Planned], list[str]]
-Release = Callable[[Planned], str]
 
 
 class Runner:
@@ -339,6 +367,7 @@ class Runner:
         self._running: list[_Running] = []
         self._failed: dict[str, str] = {}
         self._mistaken: dict[str, str] = {}  # by arm: its run that cannot start
+        self.left: dict[str, str] = {}  # by run: what could not be released
         self._states = {each: look(study, root, each) for each in interleaved(study)}
         self._free = _shares_of_cores(jobs if on_cores else 1)
         self._free += [()] * (jobs - len(self._free))
@@ -358,6 +387,8 @@ class Runner:
             "study", total=100 * len(self._states), every_s=_NOTE_S
         ):
             try:
+                if self._release:
+                    self._release_ended()
                 while (waiting or self._running) and not stopped():
                     while waiting and self._free:
                         if not self._hopeless(waiting[0]):
@@ -383,7 +414,7 @@ class Runner:
     def _start(self, planned: Planned) -> None:
         folder = self._root / planned.name
         folder.mkdir(parents=True, exist_ok=True)
-        for name in (FAILED_FILE, PRUNED_FILE, ENDED_FILE):
+        for name in (FAILED_FILE, PRUNED_FILE, ENDED_FILE, RELEASED_FILE):
             (folder / name).unlink(missing_ok=True)
         _await_end(folder)
         held, cores = contextlib.ExitStack(), self._free.pop()
@@ -401,20 +432,28 @@ class Runner:
     def _look(self) -> None:
         """Collect ended runs, stop those that need no more, and show all states."""
         for each in list(self._running):
+            if each.releasing:
+                if not each.releasing.is_alive():
+                    self._collect(each)
+                continue
             state = look(self._study, self._root, each.planned)
-            status = each.process.poll()
-            if status is None and self._prune:
+            each.status = each.process.poll()
+            if each.status is None and self._prune:
                 state = self._stop_hopeless(state)
             self._states[each.planned] = state
-            if status is None:
+            if each.status is None:
                 enough = state.finished and state.step < self._study.steps
-                if enough or state.behind:
-                    each.enough = True
-                    each.held.close()  # SIGTERM: it saves itself
-                    status = each.process.poll()
-                else:
+                if not (enough or state.behind):
                     continue
-            self._collect(each, state, status)
+                each.enough = True
+            each.held.close()  # SIGTERM: it saves itself
+            each.status = each.process.poll()
+            each.why = _why(state.folder / LOG_FILE, each.status)
+            failed = each.status not in (0, PREEMPTED, INTERRUPTED)
+            if self._release and (each.enough or failed):
+                each.releasing = _Releasing(self._release, each.planned)
+            else:
+                self._collect(each)
         states = self._states.values()
         self._progress.show(
             {
@@ -424,30 +463,52 @@ class Runner:
             done=int(100 * sum(each.share for each in states)),
         )
 
-    def _collect(self, ended: _Running, state: State, status: int | None) -> None:
+    def _collect(self, ended: _Running) -> None:
         """Free what a run has held, and tell how it ended."""
-        ended.held.close()
         self._running.remove(ended)
         self._free.append(ended.cores)
-        name, goes_on = state.planned.name, status in (PREEMPTED, INTERRUPTED)
-        why = _why(state.folder / LOG_FILE, status)
-        if self._release and (ended.enough or (status != 0 and not goes_on)):
-            if left := self._release(state.planned):
-                self._progress.note(f"warning: {name}: {left}")
-            state = look(self._study, self._root, state.planned)
-            self._states[state.planned] = state
+        state = look(self._study, self._root, ended.planned)
+        self._states[ended.planned] = state
+        name = state.planned.name
+        cut = ended.status in (PREEMPTED, INTERRUPTED) and not ended.enough
+        if left := ended.releasing and ended.releasing.left:
+            self.left[name] = left
+            self._progress.note(f"warning: {name}: {left}")
+        elif self._release and not cut:
+            write_json(state.folder / RELEASED_FILE, {})
         if ended.enough:
             hopeless = f"it cannot reach {state.behind}" if state.behind else ""
             keep_end(state.folder, hopeless or "the study's budget is used")
-        if status == 0 or ended.enough:
+        if ended.status == 0 or ended.enough:
             self._progress.note(f"{name}: {_result(self._study, state)}")
-        elif not goes_on:
-            write_json(state.folder / FAILED_FILE, {"why": why, "status": status})
-            keep_end(state.folder, why)
-            self._failed[name] = why
-            if status == MISTAKE and not state.step:
-                self._mistaken[state.planned.arm] = name
-            self._progress.note(f"{name} failed: {why}")
+        elif not cut:
+            self._keep_failure(ended, state)
+
+    def _keep_failure(self, ended: _Running, state: State) -> None:
+        name, why, status = state.planned.name, ended.why, ended.status
+        write_json(state.folder / FAILED_FILE, {"why": why, "status": status})
+        keep_end(state.folder, why)
+        self._failed[name] = why
+        self._progress.note(f"{name} failed: {why}")
+        mistake = status == MISTAKE and not state.step
+        if mistake and self._release:  # or is it the machines'?
+            outcome = read_outcome(str(state.folder))
+            mistake = outcome is not None and outcome.state == "mistake"
+        if mistake:
+            self._mistaken[state.planned.arm] = name
+
+    def _release_ended(self) -> None:
+        """Release what runs that ended have left, when the study was interrupted."""
+        for planned, state in self._states.items():
+            ended = state.finished or (state.behind and self._prune)
+            begun = (state.folder / LOG_FILE).exists()
+            if ended and begun and not (state.folder / RELEASED_FILE).exists():
+                assert self._release is not None, "called with something to release"
+                if left := self._release(planned):
+                    self.left[planned.name] = left
+                    self._progress.note(f"warning: {planned.name}: {left}")
+                else:
+                    write_json(state.folder / RELEASED_FILE, {})
 
     def _stop_hopeless(self, state: State) -> State:
         """Mark a run that cannot reach a finished one of its seed; return its state.

@@ -356,7 +356,10 @@ def ls(url):
         sys.stdout.write(f"{url}\n")
         return
     bucket, _ = parts(url)
-    for name in listed(url.removesuffix("/**")):
+    names = list(listed(url.removesuffix("/**")))
+    if not names:
+        raise Failure("ERROR: (gcloud.storage.ls) One or more URLs matched no objects.")
+    for name in names:
         sys.stdout.write(f"gs://{bucket}/{name}\n")
 
 

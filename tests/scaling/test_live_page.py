@@ -142,9 +142,18 @@ def test_runs_of_a_study_that_begin_later_come_to_the_page(tmp_path):
         # After those that are there, whose colours are by their place.
         both = ["high/seed0", "low/seed0"]
         assert [run["name"] for run in json.loads(board.body)["runs"]] == both
+        # The same name for another run: of another study, say.
+        moved = tmp_path / "elsewhere"
+        server.board._find = lambda: {"low/seed0": Watch(path=moved)}
+        grow(moved, 0, 3)
+        board.refresh()
+        (run,) = json.loads(board.body)["runs"]
+        assert run["step"] == 3
+        server.board._find = find
+        board.refresh()
         (tmp_path / "study.json").write_text("half a")
         board.refresh()
-        assert [run["name"] for run in json.loads(board.body)["runs"]] == both
+        assert {run["name"] for run in json.loads(board.body)["runs"]} == {*both}
 
 
 @pytest.mark.parametrize(

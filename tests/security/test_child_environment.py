@@ -50,6 +50,7 @@ INHERITING = {
     "launch/estimate.py": (1, "the preflight, which may read settings from a bucket"),
     "launch/local.py": (1, "the supervisor of the run"),
     "launch/supervisor.py": (1, "the run"),
+    "study/launched.py": (1, "the launcher of a run, a command of this package"),
     "preflight/report.py": (1, "the preflight of one config after the other"),
     "environments/harness.py": (1, "a fork inside of the sandbox, which has no token"),
 }

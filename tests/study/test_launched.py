@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 
 import pytest
 import small_bucket
@@ -11,8 +12,8 @@ from scalerl_jax.run.directory import why_ended
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.study import __main__ as command_line
 from scalerl_jax.study.design import Planned, Study, interleaved
-from scalerl_jax.study.launched import Launched
-from scalerl_jax.study.runs import Runner, keep_record, look
+from scalerl_jax.study.launched import read_launched
+from scalerl_jax.study.runs import RELEASED_FILE, Runner, keep_record, look
 
 STUDY = Study(
     base="configs/tiny.py",
@@ -39,12 +40,15 @@ def launched(tmp_path):
         file = tmp_path / "job.json"
         file.write_text(json.dumps(settings))
         root = tmp_path / "study"
-        return Launched(str(file), study, title="small", root=root, look_s=0.2)
+        found = read_launched(str(file), study, title="small", root=root)
+        return dataclasses.replace(found, look_s=0.2)
 
     return make
 
 
 def run(found, stopped=lambda: False):
+    found.root.mkdir(exist_ok=True)
+    found.keep()
     with Progress() as progress:
         return Runner(
             found.study,
@@ -70,11 +74,15 @@ def laptop(cloud, monkeypatch):
 @small_bucket.NEEDS_EXTRA
 def test_each_run_gets_machines_and_its_files_come_to_the_study(laptop, launched):
     found = launched(**CLOUD)
-    found.check()
+    found.check_names()
+    found.check_place(interleaved(STUDY))
     assert run(found) == {}
     for planned in interleaved(STUDY):
         assert look(STUDY, found.root, planned).finished
     assert not laptop.state()  # no machine is left
+    elsewhere = dataclasses.replace(found, root=found.root / "other")
+    with pytest.raises(ValueError, match="has a run small-prompt-s0 already, which"):
+        elsewhere.check_place(interleaved(STUDY))
     made = laptop.calls("queued-resources create")
     assert len(made) == 4 and "small-token-mean-s1" in "".join(made)
     assert run(found) == {} and laptop.calls("queued-resources create") == made
@@ -99,15 +107,15 @@ def test_machines_outlive_the_command_and_stop_removes_them(laptop, launched):
 
     run(found, begun)
     assert len(laptop.state()) == 2
-    file = laptop.folder / "small.py"
-    file.write_text(
-        f"from scalerl_jax.study.design import Study\n"
-        f"def get_study():\n    return {endless!r}\n".replace("inf", "float('inf')")
-    )
-    flags = ["stop", str(file), f"--root={found.root}", f"--launch={found.file}"]
-    keep_record(endless, found.root, found.record)
+    # Arms that the study no longer has are ended, too.
+    flags = ["stop", "smoke", f"--root={found.root}"]
     assert command_line.main(flags) == 0
     assert not laptop.state()
+
+
+def test_only_a_folder_with_launched_runs_can_be_stopped(tmp_path):
+    with pytest.raises(ValueError, match="has no run on machines of its own"):
+        command_line.main(["stop", "smoke", f"--root={tmp_path}"])
 
 
 def test_a_run_that_failed_is_released_and_one_that_was_cut_is_not(tmp_path):
@@ -126,6 +134,38 @@ def test_a_run_that_failed_is_released_and_one_that_was_cut_is_not(tmp_path):
         runner = Runner(study, tmp_path, progress, command=command, release=release)
         assert runner.run(lambda: False) == {"prompt/seed0": "no quota"}
     assert released == ["prompt/seed0"]
+    assert runner.left == {"prompt/seed0": "machines of it may remain"}
+
+
+def test_what_could_not_be_released_is_tried_again(tmp_path):
+    """The budget was used, but the machines stayed; the next command tries again."""
+    study = dataclasses.replace(STUDY, arms={"prompt": {}}, seeds=(0,))
+    script = """
+import json, pathlib, sys, time
+row = {"step": 4, "pass_rate": 0.5, "generated_tokens": 9, "compute_chip_hours": 1}
+folder = pathlib.Path(sys.argv[1])
+(folder / "evals.jsonl").write_text(json.dumps(row) + "\\n")
+"""
+    answers = ["they stay", ""]
+
+    def runner(progress):
+        return Runner(
+            study,
+            tmp_path,
+            progress,
+            command=lambda *_: [sys.executable, "-c", script + end, str(folder)],
+            release=lambda planned: answers.pop(0),
+        )
+
+    folder, end = tmp_path / "prompt/seed0", "sys.exit(3)"
+    with Progress() as progress:
+        first = runner(progress)
+        first.run(lambda: False)
+        assert first.left == {"prompt/seed0": "they stay"}
+        second = runner(progress)
+        assert second.run(lambda: False) == {} and second.left == {}
+        assert not answers and (folder / RELEASED_FILE).exists()
+        runner(progress).run(lambda: False)  # asks for nothing more
 
 
 def test_jobs_are_named_by_study_arm_and_seed(launched, tmp_path):
@@ -151,9 +191,10 @@ def test_what_no_job_can_be_is_said_before_there_is_one(
     launched, arms, settings, words
 ):
     study = dataclasses.replace(STUDY, arms=arms)
-    found = launched(study, **({"place": "local", "bucket": "runs"} | settings))
     with pytest.raises(ValueError, match=words):
-        found.check()
+        launched(
+            study, **({"place": "local", "bucket": "runs"} | settings)
+        ).check_names()
 
 
 @pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")
@@ -168,6 +209,15 @@ def test_the_price_is_that_of_all_runs(launched, monkeypatch):
     assert [line[:12] for line in arms] == ["1 x prompt: ", "2 x Token_me"]
     # By hand: three runs of four steps of 8 chip-hours.
     assert last == "3 runs: 96 chip-hours, 192.00 at 2 each"
+
+
+def test_arms_and_seeds_can_be_added_to_machines(launched):
+    first = launched(**CLOUD).record
+    more = dataclasses.replace(
+        STUDY, arms={"new": {"seed": 1}, **STUDY.arms}, seeds=(9,)
+    )
+    assert launched(more, **CLOUD).record == first
+    assert launched(**(CLOUD | {"zone": "us-east1-c"})).record != first
 
 
 def test_a_study_does_not_change_its_machines(tmp_path):

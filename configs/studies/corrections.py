@@ -2,10 +2,10 @@
 
 scalerl study run corrections && scalerl study report corrections
 
-The windows are those of `staleness.py` in which samples get old, with CISPO, whose ratio
-is the truncated weight of a token, and with the weight of a sequence, truncated at the
-same value.  `objective.loss=truncated_is` has CISPO's gradient: its runs would be the
-same.
+The windows are those of `staleness.py` in which samples get old, with CISPO, whose
+ratio is the truncated weight of a token, and with the weight of a sequence, truncated
+at the same value.  `objective.loss=truncated_is` has CISPO's gradient: its runs would
+be the same.
 
 Result: docs/studies.md.
 """

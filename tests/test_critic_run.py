@@ -201,7 +201,7 @@ def test_ppo_runs_and_resumes_bit_for_bit(tmp_path, shared_parts):
     assert rows[3]["ratio/max"] > rows[1]["ratio/max"]
     for row in rows:
         values = [value for name, value in row.items() if name.startswith("value/")]
-        assert len(values) == 5 and np.isfinite(values).all()
+        assert len(values) == 6 and np.isfinite(values).all()
 
     shutil.copytree(first, second)
     shutil.rmtree(small_run.checkpoints(second)[-1])

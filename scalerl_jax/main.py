@@ -31,7 +31,7 @@ from scalerl_jax.machines import ray_access
 from scalerl_jax.objective.describe import describe
 from scalerl_jax.parallel import rendezvous
 from scalerl_jax.parallel.xla import exact_products, keep_programs
-from scalerl_jax.process.ending import tell
+from scalerl_jax.process.ending import FAILURE, MISTAKE, tell
 from scalerl_jax.process.printing import (
     Stderr,
     guard_terminal,
@@ -49,8 +49,6 @@ from scalerl_jax.run.directory import (
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.train import RunOutcome, train
 from scalerl_jax.wiring import loading
-
-_MISTAKE, _FAILURE = 2, 1  # exit statuses: the user's mistake, and any other failure
 
 _CONFIG = config_lib.define_config()
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run.")
@@ -158,7 +156,7 @@ def _resolved() -> config_lib.Config:
     except ValueError as error:
         _end(str(error))
     except TimeoutError as error:  # a file in a bucket, which does not answer
-        _end(str(error), status=_FAILURE)
+        _end(str(error), status=FAILURE)
     if rows := config.warmstart.rows:
         _end(
             f"warmstart.rows = {rows} are for scalerl warmstart, and scalerl train "
@@ -230,7 +228,7 @@ def _join() -> None:
     except ValueError as error:
         _end(str(error))
     except (RuntimeError, TimeoutError) as error:
-        _end(str(error), status=_FAILURE)
+        _end(str(error), status=FAILURE)
     end_at_signals()  # again: JAX has replaced the handler by its own
 
 
@@ -248,10 +246,10 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
     except ValueError as error:
         _end(str(error))
     except TimeoutError as error:  # the bucket of --workdir does not answer
-        _end(str(error), status=_FAILURE)
+        _end(str(error), status=FAILURE)
 
 
-def _end(message: str, *, status: int = _MISTAKE) -> NoReturn:
+def _end(message: str, *, status: int = MISTAKE) -> NoReturn:
     to_stderr(f"error: {' '.join(message.split())}\n")
     sys.exit(status)
 

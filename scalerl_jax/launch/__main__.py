@@ -38,10 +38,10 @@ from scalerl_jax.launch.place import (
 )
 from scalerl_jax.launch.places import make_place
 from scalerl_jax.launch.watching import find_alarm, forecast
-from scalerl_jax.process.ending import Parser, answer
+from scalerl_jax.process.ending import FAILURE, MISTAKE, Parser, answer
 from scalerl_jax.process.printing import to_stderr, to_stdout
 
-_FAILURE, _MISTAKE, _ALARM = 1, 2, 3
+_ALARM = 3  # exit status
 COMMANDS = {
     "run": "all of the below, until the run is over",
     "create": "check config, price and place, ask, and create the machines",
@@ -196,13 +196,13 @@ def _run(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> 
     left = [] if flags.keep_machines else _stop_all(place)
     if outcome.state != "done":
         to_stderr(f"{outcome.said or 'error: see launch logs'}\n")
-        return _MISTAKE if outcome.state == "mistake" else _FAILURE
+        return MISTAKE if outcome.state == "mistake" else FAILURE
     if flags.no_fit:
-        return _FAILURE if left else 0
+        return FAILURE if left else 0
     fitted = subprocess.run(
         [sys.executable, "-m", "scalerl_jax.scaling", "fit", str(_files(job))]
     )
-    return _FAILURE if left or fitted.returncode else 0
+    return FAILURE if left or fitted.returncode else 0
 
 
 class _Watching:
@@ -345,7 +345,7 @@ def _fetch(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -
 
 
 def _stop(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> int:
-    return _FAILURE if _stop_all(place) else 0
+    return FAILURE if _stop_all(place) else 0
 
 
 def _stop_all(place: Place) -> list[str]:

@@ -31,10 +31,11 @@ from scalerl_jax.launch.outcome import (
     write_outcome,
 )
 from scalerl_jax.machines.discovery import NotOnTpu, discover
+from scalerl_jax.process.ending import FAILURE, MISTAKE
 from scalerl_jax.process.preemption import PREEMPTED
 from scalerl_jax.process.printing import to_stderr
 
-DONE, FAILURE, MISTAKE = 0, 1, 2
+DONE = 0  # exit status
 _LONGEST_PAUSE_S = 600.0
 _AGAIN_S = 5.0  # seconds before a follower looks for its head again
 _UNSTARTABLE = 127  # a shell's status for a command that it cannot start

@@ -9,7 +9,7 @@ import os
 import platform
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -141,9 +141,8 @@ def keep_freed_memory(num_params: int) -> bool:
     """
     if num_params > SMALL_MODEL:
         return False
-    try:
-        mallopt = ctypes.CDLL("libc.so.6").mallopt
-    except (OSError, AttributeError):
+    mallopt = _of_glibc("mallopt")
+    if mallopt is None:
         return False
     wanted = {_M_ARENA_MAX: 1, _M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: _MOST}
     return all(mallopt(option, value) for option, value in wanted.items())
@@ -155,8 +154,15 @@ def return_freed_memory() -> None:
     Call this after a compilation: a compiler frees hundreds of MiB that no program of
     the run fits into.
     """
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    if trim := _of_glibc("malloc_trim"):
+        trim(0)
+
+
+def _of_glibc(name: str) -> Callable[..., int] | None:
+    try:
+        return getattr(ctypes.CDLL("libc.so.6"), name)
+    except (OSError, AttributeError):
+        return None
 
 
 Program = Literal["the train step", "publishing params", "the sampler"]

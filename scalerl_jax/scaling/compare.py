@@ -37,7 +37,7 @@ from scalerl_jax.scaling.records import (
 )
 from scalerl_jax.scaling.result import Fit
 from scalerl_jax.scaling.search import A
-from scalerl_jax.scaling.uncertainty import student_quantile
+from scalerl_jax.scaling.uncertainty import reach_of_mean, student_quantile
 
 FEWEST_RUNS = 2  # of each recipe, for a winner
 FEWEST_RECIPES = 2  # in a comparison
@@ -757,8 +757,7 @@ def _pooled(name: str, fits: Sequence[Fit], level: float) -> PooledParameter:
     )
     if len(values) == 1:
         return found
-    error = float(scale.std(ddof=1)) / np.sqrt(len(values))
-    reach = student_quantile(level, len(values) - 1) * error
+    reach = reach_of_mean(scale, level)
     limits = (0.0, 1.0) if is_rate else (-np.inf, np.inf)
     ends = [float(np.clip(back(mean + side * reach), *limits)) for side in (-1, 1)]
     return dataclasses.replace(

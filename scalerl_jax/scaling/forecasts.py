@@ -28,7 +28,7 @@ from scalerl_jax.scaling.records import (
     envelope,
 )
 from scalerl_jax.scaling.result import LAST_POINTS, Fit, Settings
-from scalerl_jax.scaling.uncertainty import student_quantile
+from scalerl_jax.scaling.uncertainty import reach_of_mean
 
 LAST_VALUE = "last_value"
 DEFAULT_FRACTIONS = (0.25, 0.33, 0.5)
@@ -250,9 +250,9 @@ def pool_extrapolations(
         raise CurveError("no seeds to pool; give at least one test")
     if len({(t.fractions, t.laws, t.x_name, t.y_name) for t in tests}) > 1:
         raise CurveError("seeds to pool must be tests of the same laws, parts, x and y")
-    warnings = (
-        ["one seed: what seeds change is not measured"] if len(tests) == 1 else []
-    )
+    warnings = ()
+    if len(tests) == 1:
+        warnings = ("one seed: what seeds change is not measured",)
     return PooledExtrapolation(
         num_seeds=len(tests),
         level=level,
@@ -261,7 +261,7 @@ def pool_extrapolations(
             for fraction in tests[0].fractions
             for law in tests[0].laws
         ),
-        warnings=tuple(warnings),
+        warnings=warnings,
     )
 
 
@@ -275,8 +275,7 @@ def _pooled(seeds: Sequence[Prediction], level: float) -> PooledPrediction:
         mean = float(np.mean(values))
         if len(values) == 1:
             return mean, None
-        error = float(np.std(values, ddof=1)) / np.sqrt(len(values))
-        reach = student_quantile(level, len(values) - 1) * error
+        reach = reach_of_mean(np.array(values), level)
         return mean, Interval(mean - reach, mean + reach)
 
     mean_error, mean_interval = over_seeds("mean_error")

@@ -262,34 +262,41 @@ class Board:
             CurveError: there are none, or too many.
         """
         self._find, self._every_s = find, every_s
-        self._runs = [FollowedRun(*item) for item in find().items()]
+        self.runs: list[FollowedRun] = []
         self._ended = threading.Event()
         self.body, self.tag = b"", ""
         self._thread = threading.Thread(target=self._work, name="page", daemon=True)
-        self.refresh()
+        self._read(changed=self._take(find()))
 
     def refresh(self) -> None:
         """Read what is new of every run."""
         changed = False
         with contextlib.suppress(CurveError, OSError, ValueError):  # keep those before
-            found = dict(self._find())
-            kept = [
-                run
-                for run in self._runs
-                if run.name in found and found[run.name].path == run.path
-            ]
-            for run in kept:
-                del found[run.name]
-            changed = bool(found) or len(kept) < len(self._runs)
-            self._runs = kept + [FollowedRun(*item) for item in found.items()]
-        if changed | any([run.refresh() for run in self._runs]) or not self.body:
+            changed = self._take(self._find())
+        self._read(changed=changed)
+
+    def _read(self, *, changed: bool) -> None:
+        if changed | any([run.refresh() for run in self.runs]) or not self.body:
             state = {
                 "every_s": self._every_s,
                 "charts": [dataclasses.asdict(chart) for chart in CHARTS],
-                "runs": [run.state for run in self._runs],
+                "runs": [run.state for run in self.runs],
             }
             self.body = json.dumps(state, allow_nan=False).encode()
             self.tag = f'"{hashlib.sha256(self.body).hexdigest()[:32]}"'
+
+    def _take(self, found: Mapping[str, Watch]) -> bool:
+        """Follow these runs, new ones last; return whether they are others."""
+        kept = [
+            run
+            for run in self.runs
+            if run.name in found and found[run.name].path == run.path
+        ]
+        known = {run.name for run in kept}
+        new = [FollowedRun(*item) for item in found.items() if item[0] not in known]
+        changed = bool(new) or len(kept) < len(self.runs)
+        self.runs = kept + new
+        return changed
 
     def __enter__(self) -> "Board":
         """Start the thread."""
@@ -414,7 +421,7 @@ def follow_on_page(find: Find, *, port: int, every_s: float) -> int:
     """Serve the page until Ctrl-C; return the exit status."""
     with open_page(find, port=port, every_s=every_s) as server:
         address = f"http://localhost:{server.server_address[1]}/"
-        to_stdout(f"{len(find())} runs on {address} until Ctrl-C\n")
+        to_stdout(f"{len(server.board.runs)} runs on {address} until Ctrl-C\n")
         sys.stdout.flush()
         server.serve_forever()
     return 0

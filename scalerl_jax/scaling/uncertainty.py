@@ -61,6 +61,12 @@ def student_quantile(level: float, degrees: int | None) -> float:
     return float(stdtrit(degrees, 0.5 + level / 2))
 
 
+def reach_of_mean(values: Array, level: float) -> float:
+    """Return half of the interval of a mean: t(S - 1) * sd / sqrt(S), S >= 2 values."""
+    error = float(np.std(values, ddof=1)) / np.sqrt(len(values))
+    return student_quantile(level, len(values) - 1) * error
+
+
 def region_quantile(level: float, degrees: int | None) -> float:
     """Return 2 F(level; 2, degrees), or chi-squared with 2 degrees of freedom."""
     tail = 1.0 - level

@@ -142,15 +142,6 @@ def _last_row(path: Path) -> dict[str, Any]:
 # ---- the record of a study
 
 
-def keep_record(
-    study: Study, root: Path, machines: Mapping[str, str] | None = None
-) -> list[str]:
-    """Write what `next_record` returns; return its warnings."""
-    record, warnings = next_record(study, root, machines)
-    write_record(root, record)
-    return warnings
-
-
 def write_record(root: Path, record: dict[str, Any]) -> None:
     """Write the record of a study into its folder."""
     root.mkdir(parents=True, exist_ok=True)
@@ -369,8 +360,9 @@ class Runner:
         self._mistaken: dict[str, str] = {}  # by arm: its run that cannot start
         self.left: dict[str, str] = {}  # by run: what could not be released
         self._states = {each: look(study, root, each) for each in interleaved(study)}
-        self._free = _shares_of_cores(jobs if on_cores else 1)
-        self._free += [()] * (jobs - len(self._free))
+        self._free: list[tuple[int, ...]] = [()] * jobs
+        if on_cores:
+            self._free = _shares_of_cores(jobs)
 
     def run(self, stopped: Callable[[], bool]) -> dict[str, str]:
         """Run the missing runs; return the reasons of failures by the run's name.
@@ -388,7 +380,7 @@ class Runner:
         ):
             try:
                 if self._release:
-                    self._release_ended()
+                    self._release_ended(self._release)
                 while (waiting or self._running) and not stopped():
                     while waiting and self._free:
                         if not self._hopeless(waiting[0]):
@@ -471,11 +463,8 @@ class Runner:
         self._states[ended.planned] = state
         name = state.planned.name
         cut = ended.status in (PREEMPTED, INTERRUPTED) and not ended.enough
-        if left := ended.releasing and ended.releasing.left:
-            self.left[name] = left
-            self._progress.note(f"warning: {name}: {left}")
-        elif self._release and not cut:
-            write_json(state.folder / RELEASED_FILE, {})
+        if self._release and not cut:
+            self._keep_release(state, ended.releasing.left if ended.releasing else "")
         if ended.enough:
             hopeless = f"it cannot reach {state.behind}" if state.behind else ""
             keep_end(state.folder, hopeless or "the study's budget is used")
@@ -497,18 +486,26 @@ class Runner:
         if mistake:
             self._mistaken[state.planned.arm] = name
 
-    def _release_ended(self) -> None:
+    def _release_ended(self, release: Release) -> None:
         """Release what runs that ended have left, when the study was interrupted."""
-        for planned, state in self._states.items():
-            ended = state.finished or (state.behind and self._prune)
-            begun = (state.folder / LOG_FILE).exists()
-            if ended and begun and not (state.folder / RELEASED_FILE).exists():
-                assert self._release is not None, "called with something to release"
-                if left := self._release(planned):
-                    self.left[planned.name] = left
-                    self._progress.note(f"warning: {planned.name}: {left}")
-                else:
-                    write_json(state.folder / RELEASED_FILE, {})
+        left = [
+            (state, _Releasing(release, planned))
+            for planned, state in self._states.items()
+            if (state.finished or (state.behind and self._prune))
+            and (state.folder / LOG_FILE).exists()
+            and not (state.folder / RELEASED_FILE).exists()
+        ]
+        for state, releasing in left:
+            releasing.join()
+            self._keep_release(state, releasing.left)
+
+    def _keep_release(self, state: State, left: str) -> None:
+        """Note that a run has released its machines, or report what it has left."""
+        if left:
+            self.left[state.planned.name] = left
+            self._progress.note(f"warning: {state.planned.name}: {left}")
+        else:
+            write_json(state.folder / RELEASED_FILE, {})
 
     def _stop_hopeless(self, state: State) -> State:
         """Mark a run that cannot reach a finished one of its seed; return its state.

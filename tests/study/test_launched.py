@@ -7,13 +7,14 @@ import sys
 import pytest
 import small_bucket
 from small_cloud import cloud as cloud
+from small_study import keep_record
 
 from scalerl_jax.run.directory import why_ended
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.study import __main__ as command_line
 from scalerl_jax.study.design import Planned, Study, interleaved
 from scalerl_jax.study.launched import read_launched
-from scalerl_jax.study.runs import RELEASED_FILE, Runner, keep_record, look
+from scalerl_jax.study.runs import RELEASED_FILE, Runner, look
 
 STUDY = Study(
     base="configs/tiny.py",

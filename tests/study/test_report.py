@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+from small_study import keep_record
 
 from scalerl_jax.scaling import tables
 from scalerl_jax.scaling.__main__ import main
@@ -22,7 +23,6 @@ from scalerl_jax.study.__main__ import main as study_main
 from scalerl_jax.study.design import Study
 from scalerl_jax.study.export import export
 from scalerl_jax.study.report import describe, differences_table, find, write_report
-from scalerl_jax.study.runs import keep_record
 
 ROOT = Path(__file__).parents[2]
 TINY_BASE = ROOT / "scalerl_jax" / "assets" / "tiny_base"

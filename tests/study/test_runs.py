@@ -6,6 +6,7 @@ import json
 import sys
 
 import pytest
+from small_study import keep_record
 
 from scalerl_jax.process.preemption import PREEMPTED
 from scalerl_jax.run.directory import why_ended
@@ -14,7 +15,7 @@ from scalerl_jax.study import __main__ as command_line
 from scalerl_jax.study.__main__ import status_text
 from scalerl_jax.study.design import Planned, Study, interleaved
 from scalerl_jax.study.report import describe, find
-from scalerl_jax.study.runs import STUDY_FILE, Runner, keep_record, look
+from scalerl_jax.study.runs import STUDY_FILE, Runner, look
 
 STUDY = Study(
     base="configs/tiny.py",

@@ -139,6 +139,11 @@ def _parser() -> Parser:
 def _run(study: Study, root: Path, flags: argparse.Namespace) -> int:
     if not 1 <= flags.jobs <= _MOST_JOBS:
         raise ValueError(f"--jobs={flags.jobs}: 1 to {_MOST_JOBS} runs side by side")
+    if flags.launch and flags.ray:
+        raise ValueError(
+            f"--ray={flags.ray} with --launch={flags.launch}: a job's `place` says "
+            f"whether its hosts are a Ray cluster; leave --ray out"
+        )
     launched = None
     if flags.launch:
         title = Path(flags.study).stem
@@ -220,11 +225,6 @@ def _elsewhere(flags: argparse.Namespace, launched: Launched | None) -> dict[str
     Raises:
         ValueError: the cluster cannot be used.
     """
-    if launched and flags.ray:
-        raise ValueError(
-            f"--ray={flags.ray} with --launch={flags.launch}: a job's `place` says "
-            f"whether its hosts are a Ray cluster; leave --ray out"
-        )
     if launched:
         return {
             "command": launched.command,

@@ -23,6 +23,7 @@ from scalerl_jax.__main__ import COMMANDS
 ROOT = Path(__file__).resolve().parents[2]
 ALWAYS = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 PICTURES = (".png", ".svg")
+WITH_LINKS = (".md", ".ipynb")
 LANGUAGES = {".py": "python", ".sh": "sh", ".yaml": "yaml", ".toml": "toml"}
 API = ("algo", "contract", "environments", "run", "scaling")
 SUBCOMMANDS = {"data": ("list", "prepare", "inspect", "difficulty")}
@@ -99,9 +100,10 @@ def sources(texts: dict[str, str]) -> Iterator[tuple[str, str | Path]]:
         if file.suffix in PICTURES:
             yield place_of(target), file
             continue
-        yield place_of(target), HIDDEN + source_page(target)
-        if file.suffix == ".md":
-            waiting += linked(target, file.read_text())
+        page = source_page(target)
+        yield place_of(target), HIDDEN + page
+        if file.suffix in WITH_LINKS:
+            waiting += linked(target, page)
 
 
 def linked(at: str, text: str) -> list[str]:
@@ -132,6 +134,8 @@ def origin(place: str) -> str | None:
     if not place.startswith("source/"):
         return f"docs/{place}"
     path = place.removeprefix("source/")
+    if path.endswith(".ipynb.md"):
+        path = path.removesuffix(".md")
     return path if (ROOT / path).exists() else None
 
 

@@ -26,6 +26,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.model.compute_dtype = "bfloat16"
     config.model.sampler_dtype = "bfloat16"
     config.model.remat = "auto"  # the least that fits into memory
+    config.model.head_chunk_vocab = 0  # all of it, if it fits
     ask_polaris(config)
     # 48 prompts x 16 completions; 2,048 + 14,336 tokens: the defaults.
     config.batch.rows_per_microbatch = 0  # one per shard

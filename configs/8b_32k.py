@@ -21,6 +21,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.model.compute_dtype = "bfloat16"
     config.model.sampler_dtype = "bfloat16"
     config.model.remat = "auto"  # the least that fits into memory
+    config.model.head_chunk_vocab = 0  # all of it, if it fits
     ask_polaris(config)
     config.sampler.max_completion_tokens = 32_768 + 2_048
     # The paper states [10k, 12k] for a budget of 14k; this leaves the same answer.

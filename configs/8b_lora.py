@@ -21,6 +21,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.model.compute_dtype = "bfloat16"
     config.model.sampler_dtype = "bfloat16"
     config.model.remat = "auto"  # the least that fits into memory
+    config.model.head_chunk_vocab = 0  # all of it, if it fits
     config.model.lora.rank = 32
     # Ten times 8b.py's: https://thinkingmachines.ai/blog/lora
     config.optimizer.learning_rate = 5e-6

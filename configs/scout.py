@@ -21,6 +21,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.model.compute_dtype = "bfloat16"
     config.model.sampler_dtype = "bfloat16"
     config.model.remat = "auto"  # the least that fits into memory
+    config.model.head_chunk_vocab = 0  # all of it, if it fits
     ask_polaris(config)
     config.batch.rows_per_microbatch = 0  # one per shard
     # The split of a TPU slice with the shortest step, and slots and a cache that fit.

@@ -42,6 +42,7 @@ Mode = Literal["pipeline", "batched"]
 MathAnswer = Literal["boxed", "last_number", "boxed_else_last_number"]
 Dtype = Literal["float32", "bfloat16"]
 
+HEAD_CHUNK_VOCAB = 16_384  # where nothing is known of the memory
 
 _LORA = With("model.lora.rank")
 
@@ -114,8 +115,10 @@ class ModelConfig:
     head_chunk_tokens: Tokens = setting(
         1024, "tokens per device whose logits are in memory at one time"
     )
-    head_chunk_vocab: Tokens = setting(
-        16384, "vocabulary entries whose logits are in memory at one time"
+    head_chunk_vocab: TokensOr0 = setting(
+        HEAD_CHUNK_VOCAB,
+        "vocabulary entries whose logits are in memory at one time; 0: on TPUs all of "
+        "a device's if they fit, so that they are computed once; else 16,384",
     )
     frozen: tuple[str, ...] = setting(
         (),

@@ -2,7 +2,8 @@
 
 Open settings are mesh.data = 0, mesh.fsdp = 0, mesh.tensor = 0, generators.count = 0
 and with it generators.devices = 0, generators.versions = 0, sampler.slots = 0 with its
-cache, model.remat = "auto", eval.concurrent = "auto" and batch.rows_per_microbatch = 0.
+cache, model.remat = "auto", model.head_chunk_vocab = 0, eval.concurrent = "auto" and
+batch.rows_per_microbatch = 0.
 The time of a step, with its part of the evaluations, is forecast for every possible
 split whose programs fit, and the shortest one wins.  Ties go to more devices in use,
 then to generators with more time to spare, then to fewer slots, since their tokens are
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from scalerl_jax.config import Config
+from scalerl_jax.config.sections import HEAD_CHUNK_VOCAB
 from scalerl_jax.machines.chips import Chip, chip_of
 from scalerl_jax.machines.partition import box_sizes, boxes, split_slice
 from scalerl_jax.machines.slices import Slice
@@ -32,7 +34,8 @@ _CHOSEN = (
     *("mesh.data", "mesh.fsdp", "mesh.tensor", "batch.rows_per_microbatch"),
     *("generators.count", "generators.devices", "generators.placement"),
     *("generators.processes", "generators.versions"),
-    *("sampler.slots", "sampler.cache_tokens", "model.remat", "eval.concurrent"),
+    *("sampler.slots", "sampler.cache_tokens", "eval.concurrent"),
+    *("model.remat", "model.head_chunk_vocab"),
 )
 
 
@@ -138,6 +141,7 @@ def is_open(config: Config) -> bool:
     mesh = config.mesh
     return (
         0 in (mesh.data, mesh.tensor, config.generators.count, config.sampler.slots)
+        or not config.model.head_chunk_vocab
         or "auto" in (config.model.remat, config.eval.concurrent)
         or not config.generators.versions
     )
@@ -158,7 +162,7 @@ def opened(config: Config) -> Config:
     """Return the config with every setting open that `choose` fills in."""
     return dataclasses.replace(
         config,
-        model=dataclasses.replace(config.model, remat="auto"),
+        model=dataclasses.replace(config.model, remat="auto", head_chunk_vocab=0),
         eval=dataclasses.replace(config.eval, concurrent="auto"),
         mesh=dataclasses.replace(config.mesh, data=0, fsdp=0),
         batch=dataclasses.replace(config.batch, rows_per_microbatch=0),
@@ -286,16 +290,14 @@ def _with_learner(
     """
     if config.mesh.tensor:
         return _with_shards(config, arch, size)
-    leanest: Any = _REMAT[-1] if config.model.remat == "auto" else config.model.remat
     for tensor in range(1, arch.num_kv_heads + 1):
         if arch.num_kv_heads % tensor:
             continue
         mesh = dataclasses.replace(config.mesh, tensor=tensor)
         found = _with_shards(dataclasses.replace(config, mesh=mesh), arch, size)
         if found is not None:
-            model = dataclasses.replace(config.model, remat=leanest)
-            tried = dataclasses.replace(found, model=model)
-            if memory.learner_bytes(tried, arch) <= usable:
+            *_, leanest = _with_policies(found, arch)
+            if memory.learner_bytes(leanest, arch) <= usable:
                 return found
     return None
 
@@ -376,12 +378,10 @@ def _that_fit(
     *,
     own_process: bool,
 ) -> Iterator[Config]:
-    """Yield the config with slots, a cache and a remat policy that fit together."""
+    """Yield the config with slots, a cache and what the learner keeps, if they fit."""
     usable = memory.usable_bytes(chip)
     shared = config.generators.placement == "shared"
-    for remat in _REMAT if config.model.remat == "auto" else (config.model.remat,):
-        model: Any = dataclasses.replace(config.model, remat=remat)
-        found = dataclasses.replace(config, model=model)
+    for found in _with_policies(config, arch):
         learner = memory.learner_bytes(found, arch)
         if learner > usable:
             continue
@@ -389,6 +389,21 @@ def _that_fit(
         yield from _with_slots(found, arch, lengths, left, own_process=own_process)
         if not shared:
             return  # a slower policy gives the replicas no more memory
+
+
+def _with_policies(config: Config, arch: Architecture) -> Iterator[Config]:
+    """Yield the config with each remat policy and tile of the head, fastest first.
+
+    Logits that are computed once save less than any remat policy.
+    """
+    asked = config.model
+    chunks = (asked.head_chunk_vocab,)
+    if not asked.head_chunk_vocab:
+        chunks = (arch.vocab_size // config.mesh.tensor, HEAD_CHUNK_VOCAB)
+    for remat in _REMAT if asked.remat == "auto" else (asked.remat,):
+        for chunk in chunks:
+            model: Any = dataclasses.replace(asked, remat=remat, head_chunk_vocab=chunk)
+            yield dataclasses.replace(config, model=model)
 
 
 def _with_slots(

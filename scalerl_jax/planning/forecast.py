@@ -20,6 +20,7 @@ from scalerl_jax.planning import rates
 from scalerl_jax.planning.lengths import Lengths, attention_share, count_rows
 from scalerl_jax.planning.memory import (
     cache_tokens,
+    has_head_once,
     head_bytes,
     read_bytes,
     teacher_architecture,
@@ -373,6 +374,7 @@ def optimizer_step_seconds(
         *(arch, chip),
         remat=model.remat,
         param_bytes=value_bytes(model.param_dtype),
+        head_once=has_head_once(config, arch),
         **common,
     )
     scoring = [arch] * (needs.passes + needs.critic)

@@ -7,6 +7,7 @@ and reports their real size.  A config in this module has no open settings.
 import functools
 
 from scalerl_jax.config import Config
+from scalerl_jax.config.sections import LOSSES
 from scalerl_jax.machines.chips import Chip
 from scalerl_jax.model.architecture import (
     Architecture,
@@ -106,6 +107,17 @@ def _feed_forward_values(arch: Architecture, tensor: int) -> tuple[int, int]:
     products = experts.top_k * (2 * ffn + arch.hidden_size)
     between = experts.top_k * (ffn + arch.hidden_size)
     return products + 2 * ffn * experts.shared, between + ffn * experts.shared
+
+
+def has_head_once(config: Config, arch: Architecture) -> bool:
+    """Return whether a step's logits are computed once, not also for their gradient.
+
+    A tile then has all of a device's vocabulary, and a token's loss depends on that
+    token alone; see `learner.logprobs.pointwise_loss`.
+    """
+    vocabulary = arch.vocab_size // config.mesh.tensor
+    all_at_once = config.model.head_chunk_vocab >= vocabulary
+    return all_at_once and not LOSSES[config.objective.loss].of_sequences
 
 
 def logits_tile(config: Config, arch: Architecture) -> dict[str, int]:

@@ -141,6 +141,7 @@ def train_seconds(
     param_bytes: int = 4,
     compute_bytes: int = 2,
     head_bytes: int = 4,
+    head_once: bool = False,
     attention_share: float = 1.0,
     reached: Reached = EXPECTED,
 ) -> float:
@@ -161,6 +162,7 @@ def train_seconds(
         param_bytes: bytes of a master weight.
         compute_bytes: bytes of an activation.
         head_bytes: bytes of a weight of the head, as its products read it.
+        head_once: True if the backward pass does not compute the logits again.
         attention_share: see `lengths.attention_share`; 1: a row is one sequence.
         reached: `EXPECTED`, or `BOUND` for a lower bound.
     """
@@ -176,6 +178,7 @@ def train_seconds(
         param_bytes=param_bytes,
         compute_bytes=compute_bytes,
         head_bytes=head_bytes,
+        head_once=head_once,
         attention_share=attention_share,
     )
     update = work.optimizer_update(arch, param_bytes=param_bytes)

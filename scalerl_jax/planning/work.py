@@ -204,14 +204,15 @@ def microbatch(
     param_bytes: int,
     compute_bytes: int = 2,
     head_bytes: int = 4,
+    head_once: bool = False,
     attention_share: float = 1.0,
 ) -> Work:
     """Return the work of a microbatch: forward, backward, and summing its gradients.
 
-    The head has four products: the forward pass, its recomputation, and the gradients
-    of both operands.  With `compute_bytes` = 2 the hidden states, an operand of all but
-    their own gradient, are cast from bfloat16; with `head_bytes` = 2 so are the head's
-    weights.  Attention computes `attention_share` of its blocks below the diagonal.
+    The head has four products: the forward pass, its recomputation unless `head_once`,
+    and the gradients of both operands.  With `compute_bytes` = 2 the hidden states, an
+    operand of all but their own gradient, are cast from bfloat16; with `head_bytes` = 2
+    so are the head's weights.  Attention computes `attention_share` of its blocks below the diagonal.
     """
     tokens, copies = rows * row_tokens, devices // tensor
     again, attention_again = RECOMPUTED[remat]
@@ -222,7 +223,8 @@ def microbatch(
     layer += _attention(arch, rows, row_tokens, matmuls=matmuls, share=attention_share)
     head = Work()
     hidden, weights = compute_bytes == 2, head_bytes == 2
-    for cast in (hidden + weights, hidden + weights, hidden, weights):
+    logits = [hidden + weights] * (1 if head_once else 2)
+    for cast in (*logits, hidden, weights):
         passes = _PASSES[cast]
         head += _head(arch, tokens, copies, float32_head=float32_head, passes=passes)
     # Params are read; the accumulated gradients are read and written.

@@ -18,6 +18,7 @@ from scalerl_jax.parallel.mesh import SLICES, largest_divisor
 from scalerl_jax.planning import work
 from scalerl_jax.planning.lengths import Lengths
 from scalerl_jax.planning.memory import (
+    has_head_once,
     head_bytes,
     logits_tile,
     publishes_part,
@@ -314,6 +315,7 @@ def _work(name: str, parts: Parts) -> Work:
                 param_bytes=param_bytes,
                 compute_bytes=value_bytes(config.model.compute_dtype),
                 head_bytes=head_bytes(config),
+                head_once=has_head_once(config, arch),
             )
         case "update":
             return work.optimizer_update(arch, param_bytes=param_bytes)

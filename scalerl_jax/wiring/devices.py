@@ -8,6 +8,7 @@ import jax
 from jax.sharding import Mesh
 
 from scalerl_jax.config import Config
+from scalerl_jax.config.sections import HEAD_CHUNK_VOCAB
 from scalerl_jax.machines.chips import chip_of
 from scalerl_jax.model.architecture import (
     Architecture,
@@ -28,7 +29,8 @@ def fit_devices(
     """Return the config with all automatic settings replaced by values.
 
     They are mesh.data and mesh.fsdp, batch.rows_per_microbatch, the numbers, placement
-    and versions of generators, slots, model.remat, and eval.concurrent.
+    and versions of generators, slots, model.remat, model.head_chunk_vocab, and
+    eval.concurrent.
 
     Args:
         config: as the user wrote it.
@@ -85,6 +87,8 @@ def _without_chooser(config: Config, kind: str) -> Config:
     mesh = dataclasses.replace(config.mesh, tensor=config.mesh.tensor or 1)
     if model.remat == "auto":
         model = dataclasses.replace(model, remat="full")
+    if not model.head_chunk_vocab:
+        model = dataclasses.replace(model, head_chunk_vocab=HEAD_CHUNK_VOCAB)
     if not generators.versions:
         generators = dataclasses.replace(generators, versions=2)
     evaluations = config.eval

@@ -30,6 +30,7 @@ def get_config() -> ml_collections.ConfigDict:
     ask_polaris(config)
     # 48 prompts x 16 completions; 2,048 + 14,336 tokens: the defaults.
     config.batch.rows_per_microbatch = 0  # one per shard
+    config.batch.short_rows = True
     # The split of a TPU slice with the shortest step, and slots and a cache that fit.
     config.mesh.data = 0
     config.mesh.fsdp = 0

@@ -29,6 +29,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.interruption.max_tokens = 32_000
     config.batch.row_tokens = 2_048 + 32_768 + 2_048  # 128 x 288
     config.batch.rows_per_microbatch = 0  # one per shard
+    config.batch.short_rows = True
     # The split of a TPU slice with the shortest step, and slots and a cache that fit.
     config.mesh.data = 0
     config.mesh.fsdp = 0

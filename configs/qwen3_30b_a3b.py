@@ -24,6 +24,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.model.head_chunk_vocab = 0  # all of it, if it fits
     ask_polaris(config)
     config.batch.rows_per_microbatch = 0  # one per shard
+    config.batch.short_rows = True
     # The split of a TPU slice with the shortest step, and slots and a cache that fit.
     config.mesh.data = 0
     config.mesh.fsdp = 0

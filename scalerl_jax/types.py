@@ -181,3 +181,5 @@ class PackedBatch:
     # With sharing, tokens, positions and experts are streams [M D U], segment_ids are
     # rows [M R S], and all other fields cover a stream's tokens after the shared ones.
     sharing: Sharing | None = None
+    # Positions after which all rows of the last microbatch have padding alone; 0: S.
+    last_row_tokens: int = struct.field(pytree_node=False, default=0)

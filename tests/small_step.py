@@ -125,6 +125,7 @@ class Bench:
     shape: tuple[int, ...] = (1, 1, 1, 1)
     rows: int = 2
     row_tokens: int = 24
+    short_rows: bool = False
     remat: str = "none"
     block: int = 512
     chunk_tokens: int = 1024
@@ -159,6 +160,7 @@ class Bench:
             row_tokens=self.row_tokens,
             rows_per_microbatch=self.rows,
             row_segments=ROW_SEGMENTS if packing else 1,
+            short_rows=self.short_rows,
         )
 
     @functools.cached_property

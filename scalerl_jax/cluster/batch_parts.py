@@ -25,6 +25,7 @@ class BatchParts(NamedTuple):
     window: int
     place: int  # of the batch, in its window
     names: tuple[str, ...]  # of the batch's arrays
+    last_row_tokens: int  # of the batch
     new: Arrays  # the rank's own part of those that it does not have yet
 
     @property
@@ -42,7 +43,7 @@ def arrays_of(batch: PackedBatch) -> Arrays:
     }
 
 
-def batch_of(arrays: Arrays) -> PackedBatch:
+def batch_of(arrays: Arrays, *, last_row_tokens: int = 0) -> PackedBatch:
     """Return the batch of these arrays; a field of which there is none is None."""
     fields: Arrays = {each.name: None for each in dataclasses.fields(PackedBatch)}
     nested: dict[str, Arrays] = {"scores": {}, "sharing": {}}
@@ -50,7 +51,9 @@ def batch_of(arrays: Arrays) -> PackedBatch:
         outer, _, inner = name.partition(".")
         (nested[outer] if inner else fields)[inner or outer] = array
     sharing = Sharing(**nested["sharing"]) if nested["sharing"] else None
-    return PackedBatch(**fields | {"scores": nested["scores"], "sharing": sharing})
+    fields |= {"scores": nested["scores"], "sharing": sharing}
+    fields |= {"last_row_tokens": last_row_tokens}
+    return PackedBatch(**fields)
 
 
 class SentBatches:
@@ -90,6 +93,7 @@ class SentBatches:
                 window=self._window,
                 place=place,
                 names=tuple(arrays),
+                last_row_tokens=batch.last_row_tokens,
                 new={name: own_part(each, boxes[name]) for name, each in new.items()},
             )
             for boxes in self._boxes
@@ -138,7 +142,8 @@ class HeldBatches:
             self._window, self._held = parts.window, {}
         held = self._held.setdefault(parts.place, {})
         held |= parts.new
-        return batch_of({name: held[name] for name in parts.names})
+        arrays = {name: held[name] for name in parts.names}
+        return batch_of(arrays, last_row_tokens=parts.last_row_tokens)
 
     def made(self, batches: Iterable[BatchParts], scores: Iterable[Scores]) -> None:
         """Keep the scores that were made of batches."""

@@ -143,7 +143,8 @@ def _balanced(
         raise ValueError(
             f"what mesh.data, generators.count, sampler.slots or "
             f"model.head_chunk_vocab = 0 and model.remat = 'auto' leave open is chosen "
-            f"for slices of one kind, and these are {', '.join(kinds)}; set numbers, and the policy by name"
+            f"for slices of one kind, and these are {', '.join(kinds)}; set numbers, "
+            f"and the policy by name"
         )
     room = Slices(tuple(each.slice for each in slices), of_learner=config.mesh.slices)
     return choose(config, arch, CHIPS[kinds[0]], room).config

@@ -58,6 +58,7 @@ def _parts(config: Config) -> list[str]:
     loss, cap = LOSSES[objective.loss], objective.correction_cap
     on = {
         "sharing": batch.shared_tokens or batch.own_tokens,
+        "short_rows": batch.short_rows,
         "stages": sampler.length_stages,
         "refills": batch.dynamic_sampling,
         "task_weights": data.task_weights,
@@ -684,6 +685,21 @@ def _sharing(config: Config) -> None:
             )
 
 
+def _short_rows(config: Config) -> None:
+    batch, context = config.batch, config.mesh.context
+    if batch.shared_tokens or context > 1:
+        raise ValueError(
+            f"{batch.short_rows = } needs batch.shared_tokens = 0 and mesh.context = "
+            f"1, not {batch.shared_tokens} and {context}; set it to False"
+        )
+    if batch.row_tokens % (4 * 128):
+        raise ValueError(
+            f"{batch.short_rows = } needs quarters of batch.row_tokens = "
+            f"{batch.row_tokens} that are multiples of 128 tokens, as kernels do; make "
+            f"it a multiple of 512, or set batch.short_rows to False"
+        )
+
+
 def _stages(config: Config) -> None:
     sampler, most = config.sampler, config.sampler.max_completion_tokens
     where = f"{sampler.length_stages = }"
@@ -739,6 +755,7 @@ _OF_TRAINING = ("filtered_kl", "filters")
 
 CHECKS: dict[str, Callable[[Config], None]] = {
     "sharing": _sharing,
+    "short_rows": _short_rows,
     "stages": _stages,
     "refills": _refills,
     "task_weights": _task_weights,

@@ -341,6 +341,12 @@ class BatchConfig:
     rows_per_microbatch: CountOr0 = setting(
         8, "R; a multiple of mesh.data * mesh.fsdp; 0: this product"
     )
+    short_rows: bool = setting(
+        False,
+        "cut the rows of a step's last microbatch to 1/4, 1/2 or 3/4 of row_tokens, if "
+        "its rollouts fit: less padding, for a program more of each; never changes "
+        "gradients",
+    )
     shared_tokens: TokensOr0 = setting(
         0,
         "tokens reserved for prompts, each computed once for its group, in a "

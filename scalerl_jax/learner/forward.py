@@ -20,11 +20,11 @@ from scalerl_jax.model.attention import SegmentAttention
 from scalerl_jax.model.ffn_moe import from_ids
 from scalerl_jax.model.transformer import Said, head_weights, hidden_states
 from scalerl_jax.parallel.mesh import compiler_options
-from scalerl_jax.parallel.multihost import put_global
+from scalerl_jax.parallel.multihost import first_tokens, put_global
 from scalerl_jax.types import PackedBatch, PyTree
 
 _OF_TOKENS = ("tokens", "segment_ids", "positions", "sharing", "experts")
-_READ = {*_OF_TOKENS, "targets", "mask"}
+_READ = {*_OF_TOKENS, "targets", "mask", "last_row_tokens"}
 _UNREAD = {each.name for each in dataclasses.fields(PackedBatch)} - _READ - {"scores"}
 
 
@@ -130,7 +130,7 @@ def plain_scorer(
     )
 
     def score(params: PyTree, batch: PackedBatch) -> Float[np.ndarray, "M R S"]:
-        read = read_forward(batch)
+        read = dataclasses.replace(read_forward(batch), last_row_tokens=0)
         found = [
             logprobs(params, jax.tree.map(lambda leaf, at=index: leaf[at], read))
             for index in range(len(batch.tokens))
@@ -140,10 +140,19 @@ def plain_scorer(
     return score
 
 
-def microbatches(batch: PackedBatch, sharding: Any) -> Iterator[PackedBatch]:
-    """Yield the microbatches [R, S] of a batch [M, R, S], each put on the devices."""
-    for index in range(len(batch.tokens)):
+def microbatches(
+    batch: PackedBatch, sharding: Any, *, short: bool = False
+) -> Iterator[PackedBatch]:
+    """Yield the microbatches [R, S] of a batch [M, R, S], each put on the devices.
+
+    With `short` the rows of the last one end at `last_row_tokens`, if that is not 0.
+    """
+    count, most = len(batch.tokens), batch.last_row_tokens
+    batch = dataclasses.replace(batch, last_row_tokens=0)
+    for index in range(count):
         microbatch = jax.tree.map(lambda leaf, at=index: leaf[at], batch)
+        if short and most and index == count - 1:
+            microbatch = jax.tree.map(lambda leaf: first_tokens(leaf, most), microbatch)
         yield put_global(microbatch, sharding)
 
 

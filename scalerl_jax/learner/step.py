@@ -12,6 +12,7 @@ The file is above 400 lines: it goes from a token's loss to the update in one pl
 import collections
 import dataclasses
 import functools
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -35,6 +36,8 @@ from scalerl_jax.objective.loss import Objective, Scalars, summarize
 from scalerl_jax.parallel.mesh import SLICES, compiler_options, in_each_slice
 from scalerl_jax.parallel.xla import return_freed_memory
 from scalerl_jax.types import Group, PackedBatch, PyTree, Scores
+
+_log = logging.getLogger(__name__)
 
 
 @struct.dataclass(kw_only=True)
@@ -384,9 +387,11 @@ def _wait_for_memory(sums: Accumulated) -> None:
 class TrainStep:
     """One optimizer step over a mesh, a microbatch at a time.
 
-    Every program has one shape.  Except on CPUs, a microbatch is sent to the devices
-    while the one before it is computed; empty microbatches do not exist.  Over several
-    slices the sums have a first axis with an entry for each, until `combine` adds them.
+    Every program has one shape, but for the rows of a last microbatch, which may be
+    short; their program is compiled when they first come.  Except on CPUs, a microbatch
+    is sent to the devices while the one before it is computed; empty microbatches do
+    not exist.  Over several slices the sums have a first axis with an entry for each,
+    until `combine` adds them.
     """
 
     def __init__(
@@ -501,14 +506,33 @@ class TrainStep:
         so_far = self._programs["start"]()
         yield so_far
         for microbatch in self.microbatches(batch):
-            so_far = self._programs["accumulate"](params, so_far, microbatch, frozen)
+            program = self._accumulate_rows(microbatch.segment_ids.shape[1])
+            so_far = program(params, so_far, microbatch, frozen)
             yield so_far
             if self._on_cpus:
                 _wait_for_memory(so_far)
 
+    def _accumulate_rows(self, row_tokens: int) -> Any:
+        """Return the program of a microbatch whose rows have this many tokens."""
+        jit, (params, sums, batch, frozen) = self._jitted["accumulate"]
+        if row_tokens == batch.segment_ids.shape[1]:
+            return self._programs["accumulate"]
+        name = f"accumulate rows of {row_tokens} tokens"
+        if name not in self._programs:
+            _log.info("the learner compiles a program for %d tokens a row", row_tokens)
+            short = jax.tree.map(
+                lambda leaf: leaf.update(
+                    shape=(leaf.shape[0], row_tokens, *leaf.shape[2:])
+                ),
+                batch,
+            )
+            lowered = jit.lower(params, sums, short, frozen)
+            self._programs[name] = lowered.compile()
+        return self._programs[name]
+
     def microbatches(self, batch: PackedBatch) -> Iterator[PackedBatch]:
         """Yield the microbatches of a batch [M, R, S], each put on the devices."""
-        return microbatches(batch, self._put_to)
+        return microbatches(batch, self._put_to, short=True)
 
 
 # State at the start of a window, its batches -> the batches with the scores that the

@@ -144,7 +144,12 @@ def make_pack(config: Config, arch: Architecture) -> tuple[Pack, PackedBatch]:
         rows = dict(
             row_tokens=batch.row_tokens, rows_per_microbatch=batch.rows_per_microbatch
         )
-        packing = functools.partial(pack, **rows, row_segments=batch.packed_segments)
+        packing = functools.partial(
+            pack,
+            **rows,
+            row_segments=batch.packed_segments,
+            short_rows=batch.short_rows,
+        )
         microbatch = abstract_microbatch(**rows)
     else:
         streams = config.mesh.data * config.mesh.fsdp

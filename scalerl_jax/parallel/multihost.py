@@ -152,6 +152,17 @@ def own_box(
     )
 
 
+def first_tokens(rows: np.ndarray | OwnPart, most: int) -> Any:
+    """Return rows [R, S, ...] without the tokens after the first `most`."""
+    if not isinstance(rows, OwnPart):
+        return rows[:, :most]
+    return OwnPart(
+        part=rows.part[:, :most],
+        starts=rows.starts,
+        shape=(rows.shape[0], most, *rows.shape[2:]),
+    )
+
+
 def put_global(tree: PyTree, shardings: PyTree) -> PyTree:
     """Put host arrays, equal in every process, on the devices of all processes.
 

@@ -17,7 +17,7 @@ from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.lora import sizes
 from scalerl_jax.objective.terms import needs_of
 from scalerl_jax.planning import rates
-from scalerl_jax.planning.lengths import Lengths, attention_share, count_rows
+from scalerl_jax.planning.lengths import Lengths, attention_share, count_microbatches
 from scalerl_jax.planning.memory import (
     cache_tokens,
     has_head_once,
@@ -332,11 +332,13 @@ def _train_seconds(
         row_tokens=batch.row_tokens,
         row_segments=batch.packed_segments,
     )
-    rows, together = count_rows(lengths, **packed), batch.rows_per_microbatch
+    together = batch.rows_per_microbatch
     shards = mesh.data * mesh.fsdp
     return optimizer_step_seconds(
         *(config, arch, chip),
-        microbatches=math.ceil(rows / together),
+        microbatches=count_microbatches(
+            lengths, **packed, rows=together, short_rows=batch.short_rows
+        ),
         rows=together,
         chips=mesh.data * mesh.fsdp * mesh.context * mesh.tensor,
         tensor=mesh.tensor,
@@ -380,6 +382,7 @@ def optimizer_step_seconds(
     scoring = [arch] * (needs.passes + needs.critic)
     if config.teacher.checkpoint:
         scoring.append(teacher_architecture(config.teacher.checkpoint))
+    common["microbatches"] = math.ceil(common["microbatches"])  # of whole rows
     scores = sum(rates.scoring_seconds(each, chip, **common) for each in scoring)
     return seconds * (1 + needs.critic) + scores / config.batch.epochs
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from scalerl_jax.batching.packing import first_fit
+from scalerl_jax.batching.packing import first_fit, shorten_last
 from scalerl_jax.config import Config
 from scalerl_jax.formats.bounded import read_lines
 from scalerl_jax.formats.reading import parse_json
@@ -155,6 +155,35 @@ def count_rows(
     return len(_blocks_of_rows(lengths, rollouts, row_tokens, row_segments))
 
 
+@functools.lru_cache(maxsize=64)
+def count_microbatches(
+    lengths: Lengths,
+    *,
+    rollouts: int,
+    row_tokens: int,
+    row_segments: int,
+    rows: int,
+    short_rows: bool = False,
+) -> float:
+    """Return the microbatches of a step; one of short rows counts as its share.
+
+    Args:
+        lengths: token counts of rollouts.
+        rollouts: rollouts of a step.
+        row_tokens: batch.row_tokens.
+        row_segments: sequences of a row, at most.
+        rows: rows of a microbatch, over all shards.
+        short_rows: batch.short_rows.
+    """
+    used = _row_lengths(lengths, rollouts, row_tokens)
+    fitted = first_fit(used, row_tokens, row_segments)
+    last = 0
+    if short_rows:
+        fitted, last = shorten_last(fitted, used, row_tokens, rows, row_segments)
+    count = math.ceil(len(fitted) / rows)
+    return count - 1 + last / row_tokens if last else count
+
+
 def attention_share(
     lengths: Lengths,
     *,
@@ -189,17 +218,21 @@ def _blocks_of_rows(
     lengths: Lengths, rollouts: int, row_tokens: int, row_segments: int
 ) -> tuple[int, ...]:
     """Return the blocks that attention computes in each row of packed rollouts."""
-    # The last token of a rollout predicts nothing.
-    used = [
-        min(row_tokens, max(1, round(lengths.prompt) + length - 1))
-        for length in lengths.drawn(rollouts)
-    ]
+    used = _row_lengths(lengths, rollouts, row_tokens)
     rows = first_fit(used, row_tokens, row_segments)
     size = _block(row_tokens)
     return tuple(
         count_blocks([used[each] for each in row], row_tokens, size=size)
         for row in rows
     )
+
+
+def _row_lengths(lengths: Lengths, rollouts: int, row_tokens: int) -> list[int]:
+    """Return the positions in a row of each rollout: all tokens but its last one."""
+    return [
+        min(row_tokens, max(1, round(lengths.prompt) + length - 1))
+        for length in lengths.drawn(rollouts)
+    ]
 
 
 def _block(row_tokens: int) -> int:

@@ -131,7 +131,7 @@ def train_seconds(
     arch: Architecture,
     chip: Chip,
     *,
-    microbatches: int,
+    microbatches: float,
     rows: int,
     row_tokens: int,
     chips: int,
@@ -152,7 +152,7 @@ def train_seconds(
     Args:
         arch: the policy's architecture.
         chip: the kind of TPU.
-        microbatches: microbatches of the step.
+        microbatches: microbatches of the step; one of short rows is a part of one.
         rows: rows of a microbatch, over all chips (batch.rows_per_microbatch).
         row_tokens: batch.row_tokens.
         chips: chips of the learner; the state has `chips / tensor` shards.
@@ -190,7 +190,7 @@ def scoring_seconds(
     arch: Architecture,
     chip: Chip,
     *,
-    microbatches: int,
+    microbatches: float,
     rows: int,
     row_tokens: int,
     chips: int,

@@ -212,7 +212,8 @@ def microbatch(
     The head has four products: the forward pass, its recomputation unless `head_once`,
     and the gradients of both operands.  With `compute_bytes` = 2 the hidden states, an
     operand of all but their own gradient, are cast from bfloat16; with `head_bytes` = 2
-    so are the head's weights.  Attention computes `attention_share` of its blocks below the diagonal.
+    so are the head's weights.  Attention computes `attention_share` of its blocks below
+    the diagonal.
     """
     tokens, copies = rows * row_tokens, devices // tensor
     again, attention_again = RECOMPUTED[remat]

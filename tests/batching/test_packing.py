@@ -99,12 +99,13 @@ def train_sequence(draw):
 SEQUENCES = st.lists(train_sequence(), min_size=1, max_size=8)
 
 
-def pack_all(sequences, *, row_tokens, rows, packing):
+def pack_all(sequences, *, row_tokens, rows, packing, short_rows=False):
     return pack(
         sequences,
         row_tokens=row_tokens,
         rows_per_microbatch=rows,
         row_segments=ROW_SEGMENTS if packing else 1,
+        short_rows=short_rows,
     )
 
 
@@ -169,6 +170,35 @@ def test_every_sequence_is_in_the_rows_exactly_once(
     assert sorted(read) == sorted(as_meant(*each) for each in enumerate(sequences))
     if not packing:
         assert batch.segment_ids.max() == 1
+
+
+@settings(deadline=None, max_examples=80)
+@given(SEQUENCES, st.sampled_from([12, 16, 40]), st.integers(1, 4), st.booleans())
+def test_only_rows_of_the_last_microbatch_are_short(
+    sequences, row_tokens, rows, packing
+):
+    quarters = [row_tokens * part // 4 for part in (1, 2, 3)]
+    layout = dict(row_tokens=row_tokens, rows=rows, packing=packing)
+    packed = pack_all(sequences, **layout, short_rows=True)
+    read = [as_read(packed, *segment) for segment in read_segments(packed.batch)]
+    assert sorted(read) == sorted(as_meant(*each) for each in enumerate(sequences))
+    whole, most = pack_all(sequences, **layout).batch, packed.batch.last_row_tokens
+    assert whole.last_row_tokens == 0 and most in (0, *quarters)
+    ids = packed.batch.segment_ids
+    np.testing.assert_array_equal(ids[:-1], whole.segment_ids[:-1])
+    if most:
+        assert not ids[-1, :, most:].any()
+    else:
+        np.testing.assert_array_equal(ids, whole.segment_ids)
+    # Where one row has all of a microbatch, the fewest quarters are known.
+    *_, last = whole.segment_ids
+    if rows == 1:
+        used = int((last > 0).sum())
+        assert most == next((each for each in quarters if each >= used), 0)
+    elif (room := most or row_tokens) > quarters[0]:
+        # What fits in three quarters of the room could not be cut into shorter rows.
+        used = (ids[-1] > 0).sum(axis=1)
+        assert used.max() > room - quarters[0] or used.sum() > (rows - 1) * quarters[0]
 
 
 @settings(deadline=None, max_examples=80)
@@ -247,6 +277,24 @@ def test_the_longest_go_first_into_the_first_row_with_room():
         [1.5] * 7 + [2.5] * 3,
         [3.5] * 5 + [0.5] * 2 + [0.0] * 3,
     ]
+
+
+def test_short_rows_are_the_shortest_with_room_by_hand():
+    sequences = [of_length(length) for length in (12, 10, 9, 7, 6, 6, 4, 1)]
+    layout = dict(row_tokens=24, rows_per_microbatch=2)
+    whole, short = (
+        pack(sequences, **layout, short_rows=each).batch for each in (False, True)
+    )
+    assert whole.tokens[1].tolist() == [[6] * 6 + [4] * 4 + [0] * 14, [0] * 24]
+    assert short.tokens[1].tolist() == [[6] * 6 + [0] * 18, [4] * 4 + [0] * 20]
+    assert (whole.last_row_tokens, short.last_row_tokens) == (0, 6)
+    # A row takes one sequence, and three are left: two rows have no room for them.
+    one_each = dict(row_segments=1, short_rows=True)
+    batch = pack(sequences[:7], **layout, **one_each).batch
+    assert batch.last_row_tokens == 6 and len(batch.tokens) == 4
+    twice = [sequences[0], of_length(20)]
+    assert pack(twice, **layout, short_rows=True).batch.last_row_tokens == 0
+    assert pack([], **layout, short_rows=True).batch.last_row_tokens == 0
 
 
 def test_a_rollout_longer_than_a_row_is_refused():

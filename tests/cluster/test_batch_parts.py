@@ -13,7 +13,7 @@ from scalerl_jax.batching.stream_packing import StreamShape, pack_shared
 from scalerl_jax.cluster.batch_parts import HeldBatches, SentBatches, arrays_of
 from scalerl_jax.learner.forward import read_forward
 from scalerl_jax.model.architecture import batch_sharding
-from scalerl_jax.parallel.multihost import OwnPart, own_box
+from scalerl_jax.parallel.multihost import OwnPart, first_tokens, own_box
 
 SHAPE = StreamShape(
     rows=2, row_tokens=256, shared_tokens=64, own_tokens=384, group_size=4
@@ -155,6 +155,23 @@ def test_what_ranks_have_ends_with_them_and_with_the_window():
     found, _, nothing = gang.send(whole)
     gang.assert_whole(found, whole)
     assert nothing < first / 20
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ranks_cut_short_rows_from_their_own_part(ranks):
+    quarters = dict(row_tokens=256, rows_per_microbatch=8, short_rows=True)
+    batch = pack(make_sequences()[:24], **quarters).batch
+    most = batch.last_row_tokens
+    assert most in (64, 128, 192)
+    gang = Gang(batch, shape=(2, 4, 1, 1), ranks=ranks)
+    found, _, _ = gang.send(scored(batch)[0])
+    for devices, own in zip(gang.devices, found, strict=True):
+        assert own.last_row_tokens == most
+        cut, whole = first_tokens(own.tokens[-1], most), batch.tokens[-1, :, :most]
+        assert cut.shape == whole.shape
+        places = gang.sharding.devices_indices_map(cut.shape)
+        for device in devices:
+            np.testing.assert_array_equal(cut[places[device]], whole[places[device]])
 
 
 def test_a_part_never_passes_for_the_array():

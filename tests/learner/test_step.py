@@ -83,6 +83,26 @@ def test_the_step_takes_the_gradient_of_the_slow_loss(
     assert_step_of_slow_loss(these, aggregation, packing=packing)
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param((1, 1, 1, 1), id="one device"),
+        pytest.param((1, 2, 1, 2), id="rows and heads apart"),
+        pytest.param((2, 1, 1, 1, 1, 2), id="two slices", marks=pytest.mark.slow),
+    ],
+)
+def test_short_rows_of_the_last_microbatch_change_nothing(shape):
+    these = bench(shape=shape, **FEW_ROWS, short_rows=True)
+    batch = these.batch()
+    assert batch.last_row_tokens == 6
+    read = [each.tokens.shape for each in these.step.microbatches(batch)]
+    assert read == [(2, 24), (2, 6)]
+    for aggregation in WEIGHTINGS:
+        assert_step_of_slow_loss(these, aggregation)
+    # A batch of whole rows, and none with a last microbatch, is as before.
+    assert_step_of_slow_loss(these, packing=False)
+
+
 @settings(deadline=None, max_examples=8)
 @given(order=st.permutations(range(8)), packing=st.booleans())
 def test_which_rollouts_share_a_row_changes_nothing(order, packing):

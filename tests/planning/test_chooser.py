@@ -58,7 +58,11 @@ def numbers(config, **given):
         config,
         mesh=mesh,
         batch=dataclasses.replace(config.batch, rows_per_microbatch=given["fsdp"]),
-        model=dataclasses.replace(config.model, remat=given["remat"]),
+        model=dataclasses.replace(
+            config.model,
+            remat=given["remat"],
+            head_chunk_vocab=given.get("head_chunk_vocab", 16_384),
+        ),
         sampler=dataclasses.replace(
             config.sampler, slots=given["slots"], cache_tokens=given["cache_tokens"]
         ),
@@ -82,13 +86,17 @@ def test_no_split_tried_by_hand_has_a_shorter_step(name):
             split = split_slice(slice, learner_chips=learner, generator_chips=devices)
         except ValueError:
             continue
-        for remat, slots, held in itertools.product(
-            ("dots", "attention", "full"), (12, 16, 48, 200), (6_000, 7_000, 12_000)
+        for remat, vocabulary, slots, held in itertools.product(
+            ("dots", "attention", "full"),
+            (16_384, ARCH.vocab_size),
+            (12, 16, 48, 200),
+            (6_000, 7_000, 12_000),
         ):
             by_hand = numbers(
                 config,
                 fsdp=learner,
                 remat=remat,
+                head_chunk_vocab=vocabulary,
                 slots=slots,
                 cache_tokens=slots * held,
                 count=len(split.replicas),
@@ -327,6 +335,53 @@ def test_devices_of_one_process_may_take_turns():
 
 def even(tokens):
     return Lengths(prompt=0.0, completions=(tokens,), source="by hand")
+
+
+def test_all_of_the_vocabulary_is_in_a_tile_where_it_fits():
+    """A tile of 1,024 tokens, the head's weights in float32, and no logits again."""
+    vocabulary = ARCH.vocab_size
+    roomy = chosen("v5p:4x4x4").config
+    assert roomy.model.head_chunk_vocab == vocabulary and roomy.model.remat == "dots"
+    sliced, whole = (
+        numbers(config_of(), **TWO_REPLICAS, head_chunk_vocab=each)
+        for each in (16_384, vocabulary)
+    )
+    more = memory.learner_bytes(whole, ARCH) - memory.learner_bytes(sliced, ARCH)
+    slab = vocabulary // 8  # the largest part of 128,256 below 16,384 is an eighth
+    assert more == (vocabulary - slab) * (1024 + 4096) * 4
+    # Just too little memory for it, at the leanest remat policy.
+    small = dataclasses.replace(
+        CHIPS["v5p"],
+        hbm_bytes=(memory.learner_bytes(whole, ARCH) - 2**20) / 0.92,
+    )
+    asked = numbers(config_of(), **TWO_REPLICAS, head_chunk_vocab=0)
+    room = OneProcess(16)
+    found = choose(asked, ARCH, small, room).config
+    assert found.model.head_chunk_vocab == 16_384
+    roomier = dataclasses.replace(small, hbm_bytes=small.hbm_bytes + 2**22)
+    found = choose(asked, ARCH, roomier, room).config
+    assert found.model.head_chunk_vocab == vocabulary
+    # A loss of whole sequences needs the logits again in any case.
+    sequences = dataclasses.replace(
+        whole, objective=dataclasses.replace(whole.objective, loss="gspo")
+    )
+    cispo, gspo = (
+        forecast(each, ARCH, CHIPS["v5p"], even(100), devices=20).train_seconds
+        for each in (whole, sequences)
+    )
+    again = forecast(sliced, ARCH, CHIPS["v5p"], even(100), devices=20).train_seconds
+    assert cispo < gspo == again
+
+
+def test_short_rows_take_their_share_of_a_microbatch():
+    config = config_of(batch__num_prompts=6)  # 96 completions of 99 predictions: a row
+    asked = numbers(config, **TWO_REPLICAS)
+    batch = dataclasses.replace(asked.batch, short_rows=True)
+    whole, short = (
+        forecast(each, ARCH, CHIPS["v5p"], even(100), devices=20).train_seconds
+        for each in (asked, dataclasses.replace(asked, batch=batch))
+    )
+    assert whole / 4 < short < whole / 3  # the update is made in any case
 
 
 def test_the_seconds_of_a_step_by_hand():

@@ -16,6 +16,7 @@ from scalerl_jax.planning.lengths import (
     Lengths,
     attention_share,
     count_blocks,
+    count_microbatches,
     count_rows,
     read_lengths,
 )
@@ -100,6 +101,33 @@ def test_rollouts_share_rows_as_the_learner_lays_them_out(tmp_path):
     rows = count_rows(found, rollouts=10, row_tokens=3 * used, row_segments=128)
     assert rows == 4
     assert count_rows(found, rollouts=10, row_tokens=3 * used, row_segments=1) == 10
+
+
+@pytest.mark.parametrize(
+    "completions, short_rows, expected",
+    [
+        pytest.param((100,) * 3, False, 2, id="whole rows"),
+        pytest.param((100,) * 3, True, 2, id="longer than three quarters"),
+        pytest.param((100, 100, *[50] * 3), True, 2, id="three in two rows"),
+        pytest.param((100, 100, 50, 50), True, 1.5, id="two in two halves"),
+        pytest.param((100, 100, 51), True, 1.5, id="one in half a row"),
+        pytest.param((100, 100, 80), True, 1.75, id="three quarters"),
+        pytest.param((20, 20), True, 0.25, id="a microbatch alone"),
+    ],
+)
+def test_a_microbatch_of_short_rows_counts_as_its_share(
+    completions, short_rows, expected
+):
+    found = Lengths(prompt=1.0, completions=completions, source="")
+    count = count_microbatches(
+        found,
+        rollouts=len(completions),
+        row_tokens=120,
+        row_segments=128,
+        rows=2,
+        short_rows=short_rows,
+    )
+    assert count == expected
 
 
 @settings(deadline=None, max_examples=30)

@@ -44,6 +44,17 @@ def test_a_microbatch_by_hand(remat, linear_passes, attention_matmuls):
     assert found.head == 4 * 2 * ROWS * LENGTH * 8 * 100
 
 
+def test_logits_that_are_kept_save_a_product_of_the_head():
+    again, once = (
+        work.microbatch(SMALL, remat="none", **SETTINGS, head_once=each)
+        for each in (False, True)
+    )
+    assert once.head == again.head * 3 / 4
+    # Hidden states are cast: of 3, 3, 3 and 6 passes the first are made once.
+    assert again.head_passes / once.head_passes == 15 / 12
+    assert again.layers == once.layers
+
+
 def test_a_forward_pass_that_scores_by_hand():
     arguments = dict(rows=ROWS, row_tokens=LENGTH, devices=1, tensor=1)
     found = work.scoring(SMALL, **arguments, float32_head=True)

@@ -23,6 +23,8 @@ SEVERAL = {
     "mesh.slices": 2,  # of a rank each
     "mesh.fsdp": 2,
     "mesh.processes": 2,
+    "batch.row_tokens": 512,
+    "batch.short_rows": True,
     "generators.count": 2,
     "generators.devices": 2,
     "optimizer.learning_rate": 1e-3,

@@ -43,6 +43,7 @@ def config_of(limit: int) -> config_lib.Config:
     settings.sampler.max_completion_tokens = limit
     settings.sampler.slots = SLOTS
     settings.model.remat = "full"
+    settings.model.head_chunk_vocab = 16_384
     settings.batch.row_tokens = max(16_384, limit + 2048)
     return config_lib.resolve(settings)
 

@@ -1009,8 +1009,9 @@ class GeneratorsConfig:
     )
     losses: Count = setting(
         5,
-        "losses in a row that a run survives, of replicas without a finished group in "
-        "between, or of the learner without a finished step; one more ends the run",
+        "losses in a row that a run survives: of replicas without a finished group in "
+        "between or with the same part of an evaluation, or of the learner without a "
+        "finished step; one more ends the run",
     )
 
 

@@ -141,6 +141,7 @@ class _Wanted:
     number: int | None
     result: Future[Any]
     taken: bool = False  # a replica has it
+    losses: int = 0  # of replicas that had it
     # By replica (`life`): how often it lacked the params, and when it may try again.
     lacks: collections.Counter[tuple[int, int]] = dataclasses.field(
         default_factory=collections.Counter
@@ -230,6 +231,25 @@ class JobBoard:
         for wanted in self._wanted:
             if wanted.job.number in numbers:
                 wanted.taken = False
+
+    def lose(self, numbers: Iterable[int], cause: object, most: int) -> None:
+        """Give back the jobs of a lost replica; one that was lost too often ends.
+
+        Such a job may be what ends each replica that takes it.
+        """
+        self.give_back(numbers)
+        for wanted in [each for each in self._wanted if each.job.number in numbers]:
+            wanted.losses += 1
+            if wanted.losses > most:
+                self._wanted.remove(wanted)
+                wanted.result.set_exception(
+                    RuntimeError(
+                        f"{wanted.losses} replicas in a row were lost with the same "
+                        f"part of an evaluation at version "
+                        f"{wanted.job.policy_version}, more than generators.losses = "
+                        f"{most}; the last one: {cause}"
+                    )
+                )
 
     def is_beside(self, number: int) -> bool:
         """Return whether a job uses pinned params, not those of the sampling.

@@ -265,6 +265,29 @@ def test_replicas_that_are_lost_again_and_again_end_the_run():
         world.dispatcher.turn()
 
 
+def test_an_evaluation_that_ends_each_replica_ends_though_groups_are_finished():
+    world = calm_world()
+    world.dispatcher._limits = dataclasses.replace(world.dispatcher._limits, losses=2)
+    submit = world.dispatcher.submit
+    jobs = [
+        ReplicaJob(number=at, kind="evaluate", publication=Params(0), policy_version=7)
+        for at in (5, 6)
+    ]
+    deadly, harmless = map(submit, jobs)
+    for losses in range(3):
+        assert not deadly.done()
+        for _ in range(4):  # a group is finished between any two losses
+            world.calm()
+        (holder,) = [each for each in world.dispatcher.replicas if 5 in each.jobs]
+        world.dispatcher._in_row = 0
+        world.links.pop(holder.number).die()
+        world.dispatcher.turn()
+        assert world.dispatcher.events["lost"] == losses + 1
+    with pytest.raises(RuntimeError, match="^3 .* version 7, more than .*losses = 2"):
+        deadly.result(0)
+    assert not harmless.done()
+
+
 def test_a_silent_replica_is_replaced():
     world = calm_world()
     deliver(world)

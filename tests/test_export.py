@@ -15,8 +15,10 @@ from scalerl_jax import config as config_lib
 from scalerl_jax import export
 from scalerl_jax.data.tokenizer import load_tokenizer
 from scalerl_jax.learner.step import TrainState
+from scalerl_jax.model.adapter_files import read_adapter, save_factors
 from scalerl_jax.model.architecture import param_shardings
-from scalerl_jax.model.hugging_face import read_architecture
+from scalerl_jax.model.hugging_face import is_below_language_model, read_architecture
+from scalerl_jax.model.lora import join, merged
 from scalerl_jax.model.saving import save_params
 from scalerl_jax.model.weights import load_params
 from scalerl_jax.parallel.mesh import make_mesh
@@ -155,6 +157,77 @@ def test_factors_are_exported_as_peft_reads_them_and_merged(tmp_path, adapted):
     with torch.no_grad():
         found = peft.PeftModel.from_pretrained(model, alone)(torch.tensor([ids]))
     np.testing.assert_allclose(found.logits[0].numpy(), expected, atol=5e-5)
+
+
+def test_an_adapter_names_its_base_for_users_elsewhere(tmp_path, monkeypatch, adapted):
+    assert export.name_base("Qwen/Qwen3-8B") == ("Qwen/Qwen3-8B", "")
+    assert export.name_base("Qwen/Qwen3-8B@v1.0") == ("Qwen/Qwen3-8B", "v1.0")
+    assert export.name_base("") == ("", "")
+    run, _ = adapted
+    settings = json.loads((run / "config.json").read_text())
+    settings["config"]["model"]["checkpoint"] = "tiny_base"  # as a user may write it
+    (run / "config.json").write_text(json.dumps(settings))
+    monkeypatch.chdir(BASE.parent)
+    out = tmp_path / "alone"
+    assert export.main([f"--checkpoint={run}", f"--out={out}", "--adapter"]) == 0
+    config = json.loads((out / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(BASE)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # peft's of transformers
+def test_an_adapter_of_a_decoder_in_a_model_of_images_is_peft_s(tmp_path):
+    torch, transformers, peft = map(
+        pytest.importorskip, ("torch", "transformers", "peft")
+    )
+    sizes = dict(num_attention_heads=2, hidden_size=16, intermediate_size=24)
+    config = transformers.Gemma3Config(
+        text_config=sizes
+        | dict(num_hidden_layers=2, num_key_value_heads=1, head_dim=8, vocab_size=64)
+        | dict(query_pre_attn_scalar=8, pad_token_id=None),
+        vision_config=sizes | dict(num_hidden_layers=1, image_size=28, patch_size=14),
+        image_token_index=63,
+        boi_token_index=61,
+        eoi_token_index=62,
+    )
+    torch.manual_seed(0)
+    base, ids = tmp_path / "base", list(range(20))
+    whole = transformers.Gemma3ForConditionalGeneration(config).eval()
+    whole.save_pretrained(base)
+    wrapped = peft.get_peft_model(
+        whole, peft.LoraConfig(r=2, target_modules=r".*language_model.*(q|down)_proj")
+    )
+    with torch.no_grad():
+        for name, factor in wrapped.named_parameters():
+            if "lora_" in name:
+                factor.normal_(std=0.3)
+        expected = wrapped(torch.tensor([ids])).logits[0].numpy()
+    wrapped.save_pretrained(tmp_path / "theirs")
+    arch = read_architecture(base)
+    theirs = read_adapter(tmp_path / "theirs", arch)
+    factors = theirs.factors(arch)
+    params = load_params(base, arch, dtype=np.float32)
+    joined = merged(join(jax.tree.map(jax.numpy.asarray, factors), params))
+    save_params(tmp_path / "merged", joined, arch, dtype="float32")
+    found, _ = logits_of(transformers, tmp_path / "merged", ids)
+    np.testing.assert_allclose(found, expected, atol=5e-5)
+    save_factors(
+        tmp_path / "ours",
+        factors,
+        arch,
+        theirs.lora,
+        base=str(base),
+        digest="",
+        base_dtype="float32",
+        nested=is_below_language_model(base),
+    )
+    plain, model = logits_of(transformers, base, ids)
+    assert np.abs(plain - expected).max() > 0.1
+    again = peft.PeftModel.from_pretrained(model, tmp_path / "ours")
+    with torch.no_grad():
+        found = again(torch.tensor([ids])).logits[0].numpy()
+    np.testing.assert_allclose(found, expected, atol=5e-5)
+    names = [name for name, _ in again.named_parameters() if "lora_" in name]
+    assert names and not [name for name in names if "vision" in name]
 
 
 @pytest.fixture

@@ -25,7 +25,14 @@ from scalerl_jax.types import PackedBatch
 
 _MOST_BYTES = 2**27  # of a reply: a kilobyte per token of a long sequence
 _PROBED_IDS, _PROBED_ADDED = 512, 300  # tokens whose texts are tokenised there
+_ROUNDED = 1e-3  # nats; a log-probability is above 0 by rounding alone
 _NEVER = -9999.0  # nats: vLLM gives this number for -inf, which JSON lacks
+
+
+def _nats(value: Any) -> float:
+    """Return a log-probability of an answer; NaN: it is none."""
+    number = type(value) in (int, float) and _NEVER < value <= _ROUNDED
+    return value if number else math.nan
 
 
 class PackedSequence(NamedTuple):
@@ -82,18 +89,20 @@ class EndpointTeacher:
         }
         try:
             answer = self._ask("/completions", body)
-            values = answer["choices"][0]["logprobs"]["token_logprobs"]
-            found = np.array(values[1:], np.float32)
+            none, *values = answer["choices"][0]["logprobs"]["token_logprobs"]
         except (LookupError, TypeError, ValueError) as error:
             raise RuntimeError(
                 f"{self._named}: the answer has no choices[0].logprobs.token_logprobs, "
                 f"which echo = true asks for ({error!r})"
             ) from error
-        given = np.isfinite(found) & (found > _NEVER)
-        if len(values) != len(tokens) or not given.all():
+        found = np.array([_nats(each) for each in values], np.float32)
+        given = np.isfinite(found)
+        if none is not None or len(values) != len(tokens) - 1 or not given.all():
+            first = "null" if none is None else "not null"
             raise RuntimeError(
-                f"{self._named}: of {len(tokens)} tokens the answer has "
-                f"{int(given.sum())} log-probabilities above {_NEVER:g} nats"
+                f"{self._named}: of {len(tokens)} tokens the answer has {first} for "
+                f"the first and {int(given.sum())} log-probabilities above {_NEVER:g} "
+                f"nats, and up to 0, for the others; it must be null, and one for each"
             )
         return found
 

@@ -14,12 +14,14 @@ from safetensors.numpy import save_file
 from scalerl_jax.config import LoraConfig
 from scalerl_jax.formats.reading import read_json
 from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.model.hugging_face import TEXT
 from scalerl_jax.model.lora import Factors, factor_table
 from scalerl_jax.model.saving import ADAPTER_CONFIG, ADAPTER_TENSORS, whole_directory
 from scalerl_jax.model.weights import SafeTensor, parameters, read_header
 from scalerl_jax.types import PyTree
 
 _WEIGHT = ".weight"
+_MODEL = "base_model.model."  # of a tensor's name: before that of the base's module
 # Fields of adapter_config.json by which factors mean something else, and what they
 # must be where they are given.
 _PLAIN: dict[str, tuple[Any, ...]] = {
@@ -53,6 +55,8 @@ def save_factors(
     base: str,
     digest: str,
     base_dtype: str,
+    revision: str = "",
+    nested: bool = False,
 ) -> None:
     """Write factors as an adapter in `peft`'s layout, in float32.
 
@@ -67,6 +71,8 @@ def save_factors(
         base: directory or id of the base, from which the adapter's user loads it.
         digest: `publication.digest_of` the base, stored in the tensors' metadata.
         base_dtype: dtype of the base that has this digest.
+        revision: of the base's id.
+        nested: `hugging_face.is_below_language_model` of the base.
 
     Raises:
         ValueError: factors of experts have no such layout, or the directory holds
@@ -75,10 +81,15 @@ def save_factors(
     """
     tensors = dict(_tensors(factors, arch))
     modules = {name.split(".lora_")[0].rpartition(".")[2] for name in tensors}
+    if nested:  # by whole names: what reads images has modules of the same last names
+        tensors = {_below(name): factor for name, factor in tensors.items()}
+        paths = {name.split(".lora_")[0] for name in tensors}
+        modules = {path.removeprefix(_MODEL) for path in paths}
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base or None,
+        "revision": revision or None,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": 0.0,
@@ -125,10 +136,15 @@ def _modules(arch: Architecture) -> dict[str, list[str]]:
         if name != stored.name:
             parts = () if "experts" in stored.spec.axes else stored.parts
             found[name] = [
-                f"base_model.model.{part.tensor.removesuffix(_WEIGHT)}"
-                for part in parts
+                f"{_MODEL}{part.tensor.removesuffix(_WEIGHT)}" for part in parts
             ]
     return found
+
+
+def _below(name: str) -> str:
+    """Return a tensor's name where the decoder's modules are in `language_model`."""
+    inner = f"{_MODEL}model."
+    return f"{inner}{TEXT}{name.removeprefix(inner)}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -201,6 +217,11 @@ def read_adapter(directory: str | Path, arch: Architecture) -> AdapterFiles:
                 f"is not read here; only {' or '.join(map(repr, off))} is"
             )
     tensors, metadata = read_header(directory / ADAPTER_TENSORS)
+    prefix = f"{_MODEL}model."
+    tensors = {
+        name.replace(f"{prefix}{TEXT}", prefix, 1): tensor
+        for name, tensor in tensors.items()
+    }
     base_dtype = str(metadata.get("base_dtype", ""))
     if base_dtype not in ("", "float32", "bfloat16"):
         raise ValueError(
@@ -261,7 +282,8 @@ def _lora_of(
                     raise ValueError(
                         f"{directory / ADAPTER_TENSORS}: {module}.{part} is {found}, "
                         f"and the base and r = {rank} ask for {shape}; take the "
-                        f"adapter's own base, or export it again"
+                        f"adapter's own base, export it again, or make it for all "
+                        f"layers: one for some of them is not read"
                     )
     if left:
         raise ValueError(

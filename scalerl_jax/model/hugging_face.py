@@ -37,6 +37,8 @@ TEXT = "language_model."
 IMAGES = ("vision_model.", "vision_tower.", "multi_modal_projector.")
 # model_type of a checkpoint that also reads images -> model_type of its decoder.
 _WITH_IMAGES = {"llama4": "llama4_text", "gemma3": "gemma3_text"}
+# Those that transformers opens as a whole, also as a model of text alone.
+_OPENED_WHOLE = ("gemma3",)
 _MOST_LAYERS = 2**14  # a file with more is broken
 
 
@@ -65,7 +67,7 @@ def read_architecture(checkpoint: str | Path) -> Architecture:
         rotated = read_rotated(fields, num_layers)
         features["rotated"] = () if all(rotated) else rotated
     if family.scale_field:
-        scalar = fields.number(family.scale_field)
+        scalar = _whole(fields, family.scale_field)
         if scalar != sizes["head_dim"]:
             features["attention_scale"] = scalar**-0.5
     for field, names in family.biases.items():
@@ -108,6 +110,22 @@ def _read_sizes(fields: Fields, family: Family) -> dict[str, int]:
             "head_dim", f"rotary positions need an even one: {sizes['head_dim']}"
         )
     return sizes
+
+
+def _whole(fields: Fields, name: str) -> float:
+    found = fields.number(name)
+    if found != round(found):
+        raise fields.refuse(name, "a whole number")
+    return found
+
+
+def is_below_language_model(checkpoint: str | Path) -> bool:
+    """Return whether transformers has the decoder's modules in `language_model`.
+
+    It opens some checkpoints that also read images as a whole, also for text alone.
+    """
+    kind = read_json(local_path(checkpoint) / CONFIG_FILE).get("model_type")
+    return kind in _OPENED_WHOLE
 
 
 def _decoder_fields(file: Any) -> Fields:

@@ -100,7 +100,7 @@ def _read_rope(rope: Fields, fields: Fields, theta_field: str = "rope_theta") ->
     kind = rope.values.get(kind_field, "default")
     scaling, known = None, {"rope_theta", "rope_type", "type", "partial_rotary_factor"}
     if kind != "default":
-        if kind not in SCALINGS:
+        if not isinstance(kind, str) or kind not in SCALINGS:
             raise rope.refuse(kind_field, f"choose from {['default', *SCALINGS]}")
         made, parts = SCALINGS[kind]
         optional = {
@@ -115,6 +115,12 @@ def _read_rope(rope: Fields, fields: Fields, theta_field: str = "rope_theta") ->
                 if name not in optional or rope.values.get(theirs) is not None
             }
         )
+        if isinstance(scaling, Llama3Scaling):
+            low, high = scaling.low_freq_factor, scaling.high_freq_factor
+            if high < low:  # Llama 4 Scout has 1 for both
+                raise rope.refuse(
+                    "high_freq_factor", f"low_freq_factor = {low}, or more"
+                )
         known |= {theirs for theirs, _ in parts.values()}
     for name, value in rope.values.items():
         if name not in known and value is not None:

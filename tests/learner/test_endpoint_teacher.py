@@ -130,8 +130,33 @@ def test_vllm_s_whole_answer_is_read_and_its_number_for_minus_infinity_is_none(s
     found = teacher(server).logprobs(ids)
     np.testing.assert_allclose(found, [-1.3, -2.9, -3.3], rtol=1e-6)
     server.score = lambda ids: [-1.0, -9999.0, -2.0]
-    with pytest.raises(RuntimeError, match=r"of 4 tokens .* has 2 log-prob.* -9999"):
+    with pytest.raises(RuntimeError, match=r"of 4 tokens .* 2 log-prob.* -9999"):
         teacher(server).logprobs(ids)
+
+
+@pytest.mark.parametrize(
+    "values, count",
+    [
+        pytest.param([-0.5, -1.0, -2.0, -3.0], 3, id="one for the first, too"),
+        pytest.param([None, 0.3, 0.9, 0.99], 0, id="probabilities"),
+        pytest.param([None, True, False, -1.0], 1, id="truth values"),
+        pytest.param([None, "-1", "-2", "-3"], 0, id="texts"),
+        pytest.param([None, [-1.0], [-2.0], [-3.0]], 0, id="lists"),
+        pytest.param([None, -1.0, -2.0], 2, id="too few"),
+        pytest.param([None, -1.0, -2.0, -(10**400)], 2, id="beyond any number"),
+    ],
+)
+def test_an_answer_of_other_things_than_log_probabilities_is_refused(
+    server, values, count
+):
+    server.form = lambda body, scores: {
+        "choices": [{"logprobs": {"token_logprobs": values}}]
+    }
+    first = "null" if values[0] is None else "not null"
+    with pytest.raises(
+        RuntimeError, match=f"of 4 tokens the answer has {first} .* {count} log-prob"
+    ):
+        teacher(server).logprobs(np.arange(4, dtype=np.int32))
 
 
 def test_a_failure_that_passes_is_asked_again_and_one_that_stays_ends_the_batch(server):
@@ -171,7 +196,7 @@ def test_an_endpoint_of_another_tokenizer_or_none_is_refused(server, monkeypatch
         teacher(server).check(tokenizer)
     server.tokenize = lambda text: tokenizer.encode(text)
     server.score = lambda ids: []
-    with pytest.raises(ValueError, match=r"of 8 tokens the answer has 0 log-prob"):
+    with pytest.raises(ValueError, match=r"of 8 tokens .* 0 log-prob"):
         teacher(server).check(tokenizer)
     monkeypatch.delenv("TEACHER_KEY")
     with pytest.raises(ValueError, match="wants a key, and TEACHER_KEY of the"):

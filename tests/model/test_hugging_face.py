@@ -342,6 +342,22 @@ def test_transformers_reads_a_gpt_oss_without_a_scaling_as_it_was_written():
             dict(rope_scaling={"rope_type": "llama3"}),
             r"rope_scaling\.factor is missing",
         ),
+        (
+            dict(rope_scaling={"rope_type": ["x"]}),
+            r"rope_scaling\.rope_type = \['x'\] .*'yarn'",
+        ),
+        (
+            dict(
+                rope_scaling={
+                    "rope_type": "llama3",
+                    "factor": 8.0,
+                    "low_freq_factor": 4.0,
+                    "high_freq_factor": 1.0,
+                    "original_max_position_embeddings": 8192,
+                }
+            ),
+            r"rope_scaling\.high_freq_factor = 1.0 .*low_freq_factor = 4.0, or more",
+        ),
         (dict(rope_theta=...), "rope_theta is missing"),
         (dict(partial_rotary_factor=0.5), "partial_rotary_factor = 0.5"),
         (dict(use_sliding_window=True), "use_sliding_window = True"),
@@ -370,6 +386,16 @@ def test_transformers_reads_a_gpt_oss_without_a_scaling_as_it_was_written():
 def test_a_config_that_would_not_be_honoured_is_refused(tmp_path, changes, message):
     write_config(tmp_path, LLAMA, **changes)
     with pytest.raises(ValueError, match=rf"config\.json: {message}"):
+        read_architecture(tmp_path)
+
+
+def test_a_scale_that_transformers_would_not_take_is_refused(tmp_path):
+    gemma = PUBLISHED["gemma3-1b"]
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(gemma))
+    read_architecture(tmp_path)
+    file.write_text(json.dumps(gemma | {"query_pre_attn_scalar": 168.75}))
+    with pytest.raises(ValueError, match="scalar = 168.75 .*a whole number"):
         read_architecture(tmp_path)
 
 

@@ -181,5 +181,6 @@ class PackedBatch:
     # With sharing, tokens, positions and experts are streams [M D U], segment_ids are
     # rows [M R S], and all other fields cover a stream's tokens after the shared ones.
     sharing: Sharing | None = None
-    # Positions after which all rows of the last microbatch have padding alone; 0: S.
-    last_row_tokens: int = struct.field(pytree_node=False, default=0)
+    # Positions behind which all rows of a microbatch have padding alone, at most S;
+    # None: S.  It is for hosts: a single microbatch on devices lacks it.
+    row_ends: Int[np.ndarray, " M"] | None = None

@@ -125,7 +125,7 @@ class Bench:
     shape: tuple[int, ...] = (1, 1, 1, 1)
     rows: int = 2
     row_tokens: int = 24
-    short_rows: bool = False
+    short_rows: tuple[int, ...] = ()
     remat: str = "none"
     block: int = 512
     chunk_tokens: int = 1024
@@ -193,6 +193,7 @@ class Bench:
                 row_tokens=self.row_tokens, rows_per_microbatch=self.rows
             ),
             mesh=mesh_of(self.shape),
+            short_rows=self.short_rows,
         )
 
     def run(self, batch=None, **options):

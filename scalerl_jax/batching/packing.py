@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float, Int, Shaped
 
 from scalerl_jax.batching.rooms import Rooms
-from scalerl_jax.types import Group, PackedBatch
+from scalerl_jax.types import Group, PackedBatch, Sharing
 
 ROW_SEGMENTS = 128  # sequences in a row, at most, where the caller has no limit
 
@@ -70,10 +70,10 @@ def laid_out(
     return np.where(places >= 0, values[places], 0).astype(np.float32)
 
 
-def as_packed(arrays: dict[str, Any], **others: Any) -> Packed:
+def as_packed(arrays: dict[str, Any], sharing: Sharing | None = None) -> Packed:
     """Make a batch of the arrays of its fields and of `Packed.sequence`, by name."""
     sequence = arrays.pop("sequence")
-    return Packed(PackedBatch(**arrays, **others), sequence)
+    return Packed(PackedBatch(**arrays, sharing=sharing), sequence)
 
 
 def lay_out(shape: tuple[int, ...]) -> dict[str, np.ndarray]:
@@ -139,13 +139,13 @@ def pack(
     row_tokens: int,
     rows_per_microbatch: int,
     row_segments: int = ROW_SEGMENTS,
-    short_rows: bool = False,
+    short_rows: Sequence[int] = (),
 ) -> Packed:
     """Lay sequences end to end in rows, and these in as few microbatches as needed.
 
     The batch is [M, R, S] with R = `rows_per_microbatch` and S = `row_tokens`.  A row
     gets at most `row_segments` sequences.  With `short_rows` those of the last
-    microbatch are as `shorten_last` makes them.
+    microbatch are as `shorten_last` makes them, and the batch has `row_ends`.
 
     Raises:
         ValueError: a sequence is longer than a row.
@@ -157,10 +157,11 @@ def pack(
             f"{row_tokens}; raise it"
         )
     rows = first_fit(lengths, row_tokens, row_segments)
-    last_row_tokens = 0
+    last_end = row_tokens
     if short_rows:
-        rows, last_row_tokens = shorten_last(
-            *(rows, lengths, row_tokens, rows_per_microbatch, row_segments)
+        rows, last_end = shorten_last(
+            *(rows, lengths, (*short_rows, row_tokens)),
+            *(rows_per_microbatch, row_segments),
         )
     filled = -(-len(rows) // rows_per_microbatch)
     shape = (filled * rows_per_microbatch, row_tokens)
@@ -185,7 +186,10 @@ def pack(
         name: array.reshape(filled, rows_per_microbatch, *array.shape[1:])
         for name, array in out.items()
     }
-    return as_packed(arrays, last_row_tokens=last_row_tokens)
+    if short_rows:
+        ends = [*[row_tokens] * (filled - 1), last_end][:filled]
+        arrays["row_ends"] = np.array(ends, np.int32)
+    return as_packed(arrays)
 
 
 def computed_tokens(batch: PackedBatch) -> int:
@@ -231,19 +235,20 @@ def first_fit(
 def shorten_last(
     rows: list[list[int]],
     lengths: Sequence[int],
-    row_tokens: int,
+    row_tokens: Sequence[int],
     rows_per_microbatch: int,
     row_segments: int,
 ) -> tuple[list[list[int]], int]:
-    """Return rows of `first_fit` with the last microbatch in short ones, if they fit.
+    """Return rows of `first_fit`, those of the last microbatch as short as they can be.
 
-    They have a quarter, half or three quarters of `row_tokens`, which is the second
-    result; it is 0 if its sequences do not fit in them, or if there are none.
+    They have the first of the ascending `row_tokens` in which its sequences fit, which
+    is the second result; with the last, that of `rows`, they stay as they are.
     """
     start = max(len(rows) - 1, 0) // rows_per_microbatch * rows_per_microbatch
     members = [number for row in rows[start:] for number in row]
     own = [lengths[number] for number in members]
-    for most in (row_tokens * part // 4 for part in (1, 2, 3)):
+    *short, whole = row_tokens
+    for most in short:
         if not own or max(own) > most:
             continue
         found = first_fit(own, most, row_segments)
@@ -252,4 +257,4 @@ def shorten_last(
                 *rows[:start],
                 *([members[at] for at in row] for row in found),
             ], most
-    return rows, 0
+    return rows, whole

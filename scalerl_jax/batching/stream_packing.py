@@ -168,7 +168,7 @@ def _stacked(arrays: list[dict[str, Any]], shape: StreamShape, streams: int) -> 
             -1, streams * shape.rows, shape.row_tokens
         )
     sharing = {name: stacked.pop(name) for name in ("source", "place", "copies")}
-    return as_packed(stacked, sharing=Sharing(**sharing))
+    return as_packed(stacked, Sharing(**sharing))
 
 
 def abstract_streams(shape: StreamShape, *, streams: int) -> PackedBatch:

@@ -25,7 +25,6 @@ class BatchParts(NamedTuple):
     window: int
     place: int  # of the batch, in its window
     names: tuple[str, ...]  # of the batch's arrays
-    last_row_tokens: int  # of the batch
     new: Arrays  # the rank's own part of those that it does not have yet
 
     @property
@@ -43,7 +42,7 @@ def arrays_of(batch: PackedBatch) -> Arrays:
     }
 
 
-def batch_of(arrays: Arrays, *, last_row_tokens: int = 0) -> PackedBatch:
+def batch_of(arrays: Arrays) -> PackedBatch:
     """Return the batch of these arrays; a field of which there is none is None."""
     fields: Arrays = {each.name: None for each in dataclasses.fields(PackedBatch)}
     nested: dict[str, Arrays] = {"scores": {}, "sharing": {}}
@@ -51,9 +50,7 @@ def batch_of(arrays: Arrays, *, last_row_tokens: int = 0) -> PackedBatch:
         outer, _, inner = name.partition(".")
         (nested[outer] if inner else fields)[inner or outer] = array
     sharing = Sharing(**nested["sharing"]) if nested["sharing"] else None
-    fields |= {"scores": nested["scores"], "sharing": sharing}
-    fields |= {"last_row_tokens": last_row_tokens}
-    return PackedBatch(**fields)
+    return PackedBatch(**fields | {"scores": nested["scores"], "sharing": sharing})
 
 
 class SentBatches:
@@ -93,8 +90,11 @@ class SentBatches:
                 window=self._window,
                 place=place,
                 names=tuple(arrays),
-                last_row_tokens=batch.last_row_tokens,
-                new={name: own_part(each, boxes[name]) for name, each in new.items()},
+                # An array with a number for each microbatch has no box.
+                new={
+                    name: own_part(each, boxes.get(name, ()))
+                    for name, each in new.items()
+                },
             )
             for boxes in self._boxes
         ]
@@ -142,8 +142,7 @@ class HeldBatches:
             self._window, self._held = parts.window, {}
         held = self._held.setdefault(parts.place, {})
         held |= parts.new
-        arrays = {name: held[name] for name in parts.names}
-        return batch_of(arrays, last_row_tokens=parts.last_row_tokens)
+        return batch_of({name: held[name] for name in parts.names})
 
     def made(self, batches: Iterable[BatchParts], scores: Iterable[Scores]) -> None:
         """Keep the scores that were made of batches."""

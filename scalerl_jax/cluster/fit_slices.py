@@ -68,9 +68,7 @@ def fit_learner_slices(
         ValueError: it does not fit, or a setting contradicts the slices.
     """
     mesh, generators = config.mesh, config.generators
-    model = config.model
-    left_open = model.remat == "auto" or not model.head_chunk_vocab
-    if not mesh.data or not mesh.tensor or left_open:
+    if not mesh.data or not mesh.tensor or config.model.remat == "auto":
         config = _balanced(config, arch, slices)
         config = dataclasses.replace(config, generators=generators)
     seats = place(
@@ -141,10 +139,9 @@ def _balanced(
     kinds = sorted({each.slice.generation for each in slices})
     if len(kinds) > 1:
         raise ValueError(
-            f"what mesh.data, generators.count, sampler.slots or "
-            f"model.head_chunk_vocab = 0 and model.remat = 'auto' leave open is chosen "
-            f"for slices of one kind, and these are {', '.join(kinds)}; set numbers, "
-            f"and the policy by name"
+            f"what mesh.data, generators.count or sampler.slots = 0 and model.remat = "
+            f"'auto' leave open is chosen for slices of one kind, and these are "
+            f"{', '.join(kinds)}; set numbers, and the policy by name"
         )
     room = Slices(tuple(each.slice for each in slices), of_learner=config.mesh.slices)
     return choose(config, arch, CHIPS[kinds[0]], room).config

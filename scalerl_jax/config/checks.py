@@ -58,7 +58,7 @@ def _parts(config: Config) -> list[str]:
     loss, cap = LOSSES[objective.loss], objective.correction_cap
     on = {
         "sharing": batch.shared_tokens or batch.own_tokens,
-        "short_rows": batch.short_rows,
+        "short_rows": config.short_rows,
         "stages": sampler.length_stages,
         "refills": batch.dynamic_sampling,
         "task_weights": data.task_weights,
@@ -686,12 +686,7 @@ def _sharing(config: Config) -> None:
 
 
 def _short_rows(config: Config) -> None:
-    batch, context = config.batch, config.mesh.context
-    if batch.shared_tokens or context > 1:
-        raise ValueError(
-            f"{batch.short_rows = } needs batch.shared_tokens = 0 and mesh.context = "
-            f"1, not {batch.shared_tokens} and {context}; set it to False"
-        )
+    batch = config.batch
     if batch.row_tokens % (4 * 128):
         raise ValueError(
             f"{batch.short_rows = } needs quarters of batch.row_tokens = "

@@ -117,8 +117,9 @@ class ModelConfig:
     )
     head_chunk_vocab: TokensOr0 = setting(
         HEAD_CHUNK_VOCAB,
-        "vocabulary entries whose logits are in memory at one time; 0: on TPUs all of "
-        "a device's if they fit, so that they are computed once; else 16,384",
+        "vocabulary entries whose logits are in memory at one time; 0: where TPUs are "
+        "split by planning/chooser.py, all of a device's if they fit, so that they are "
+        "computed once; else 16,384",
     )
     frozen: tuple[str, ...] = setting(
         (),
@@ -344,8 +345,8 @@ class BatchConfig:
     short_rows: bool = setting(
         False,
         "cut the rows of a step's last microbatch to 1/4, 1/2 or 3/4 of row_tokens, if "
-        "its rollouts fit: less padding, for a program more of each; never changes "
-        "gradients",
+        "its rollouts fit: less padding, for three programs more; not with "
+        "shared_tokens or mesh.context above 1",
     )
     shared_tokens: TokensOr0 = setting(
         0,
@@ -1076,6 +1077,14 @@ class Config:
         """First steps of the run, which change only the critic; 0 without one."""
         critic = self.objective.advantage == "critic"
         return self.critic.pretrain_steps if critic else 0
+
+    @property
+    def short_rows(self) -> tuple[int, ...]:
+        """Tokens that the last microbatch's rows may have, ascending; (): all alike."""
+        batch = self.batch
+        if not batch.short_rows or batch.shared_tokens or self.mesh.context > 1:
+            return ()
+        return tuple(batch.row_tokens * part // 4 for part in (1, 2, 3))
 
     @property
     def steps_per_window(self) -> int:

@@ -30,7 +30,7 @@ _NEVER = -9999.0  # nats: vLLM gives this number for -inf, which JSON lacks
 
 
 def _nats(value: Any) -> float:
-    """Return a log-probability of an answer; NaN: it is none."""
+    """Return a log-probability of an answer; NaN for anything else."""
     number = type(value) in (int, float) and _NEVER < value <= _ROUNDED
     return value if number else math.nan
 

@@ -5,6 +5,7 @@ train step, before a window's first step, and in the diagnosis of a skipped step
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,7 +25,7 @@ from scalerl_jax.parallel.multihost import first_tokens, put_global
 from scalerl_jax.types import PackedBatch, PyTree
 
 _OF_TOKENS = ("tokens", "segment_ids", "positions", "sharing", "experts")
-_READ = {*_OF_TOKENS, "targets", "mask", "last_row_tokens"}
+_READ = {*_OF_TOKENS, "targets", "mask", "row_ends"}
 _UNREAD = {each.name for each in dataclasses.fields(PackedBatch)} - _READ - {"scores"}
 
 
@@ -130,7 +131,7 @@ def plain_scorer(
     )
 
     def score(params: PyTree, batch: PackedBatch) -> Float[np.ndarray, "M R S"]:
-        read = dataclasses.replace(read_forward(batch), last_row_tokens=0)
+        read = dataclasses.replace(read_forward(batch), row_ends=None)
         found = [
             logprobs(params, jax.tree.map(lambda leaf, at=index: leaf[at], read))
             for index in range(len(batch.tokens))
@@ -145,14 +146,14 @@ def microbatches(
 ) -> Iterator[PackedBatch]:
     """Yield the microbatches [R, S] of a batch [M, R, S], each put on the devices.
 
-    With `short` the rows of the last one end at `last_row_tokens`, if that is not 0.
+    With `short` the rows of each end at its `row_ends`, if the batch has them.
     """
-    count, most = len(batch.tokens), batch.last_row_tokens
-    batch = dataclasses.replace(batch, last_row_tokens=0)
-    for index in range(count):
+    ends, batch = batch.row_ends, dataclasses.replace(batch, row_ends=None)
+    for index in range(len(batch.tokens)):
         microbatch = jax.tree.map(lambda leaf, at=index: leaf[at], batch)
-        if short and most and index == count - 1:
-            microbatch = jax.tree.map(lambda leaf: first_tokens(leaf, most), microbatch)
+        if short and ends is not None:
+            cut = functools.partial(first_tokens, most=int(ends[index]))
+            microbatch = jax.tree.map(cut, microbatch)
         yield put_global(microbatch, sharding)
 
 

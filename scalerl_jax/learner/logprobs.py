@@ -2,7 +2,8 @@
 
 No [T, V] array exists, forward or backward: a tile of `chunk_tokens` tokens and
 `chunk_vocab` entries of the vocabulary is computed, folded into sums over the
-vocabulary, and dropped; the backward pass makes the tiles again.
+vocabulary, and dropped; the backward pass makes the tiles again, or, where a tile has
+all of the vocabulary, both passes are made of it at once.
 """
 
 import functools

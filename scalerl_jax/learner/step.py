@@ -12,7 +12,6 @@ The file is above 400 lines: it goes from a token's loss to the update in one pl
 import collections
 import dataclasses
 import functools
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -36,8 +35,6 @@ from scalerl_jax.objective.loss import Objective, Scalars, summarize
 from scalerl_jax.parallel.mesh import SLICES, compiler_options, in_each_slice
 from scalerl_jax.parallel.xla import return_freed_memory
 from scalerl_jax.types import Group, PackedBatch, PyTree, Scores
-
-_log = logging.getLogger(__name__)
 
 
 @struct.dataclass(kw_only=True)
@@ -384,14 +381,26 @@ def _wait_for_memory(sums: Accumulated) -> None:
     time.sleep((time.perf_counter() - start) / 100)
 
 
+def _by_rows(batch: PackedBatch, short_rows: Sequence[int]) -> dict[str, PackedBatch]:
+    """Return the shapes of microbatches of whole and of short rows, by program."""
+    found = {"accumulate": batch}
+    for tokens in short_rows:
+        found[f"accumulate_{tokens}"] = jax.tree.map(
+            lambda leaf, S=tokens: leaf.update(
+                shape=(leaf.shape[0], S, *leaf.shape[2:])
+            ),
+            batch,
+        )
+    return found
+
+
 class TrainStep:
     """One optimizer step over a mesh, a microbatch at a time.
 
-    Every program has one shape, but for the rows of a last microbatch, which may be
-    short; their program is compiled when they first come.  Except on CPUs, a microbatch
-    is sent to the devices while the one before it is computed; empty microbatches do
-    not exist.  Over several slices the sums have a first axis with an entry for each,
-    until `combine` adds them.
+    Every program has one shape, with one more for each of `short_rows`.  Except on
+    CPUs, a microbatch is sent to the devices while the one before it is computed; empty
+    microbatches do not exist.  Over several slices the sums have a first axis with an
+    entry for each, until `combine` adds them.
     """
 
     def __init__(
@@ -402,10 +411,12 @@ class TrainStep:
         state: TrainState,
         batch: PackedBatch,
         mesh: Mesh,
+        short_rows: Sequence[int] = (),
     ) -> None:
         """Make programs for `state` and microbatches [R, S] like `batch`.
 
-        Both may be abstract; the leaves of `state` must have shardings.
+        Both may be abstract; the leaves of `state` must have shardings.  Rows of a
+        microbatch may also have the tokens of one of `short_rows`.
         """
         everywhere = NamedSharding(mesh, PartitionSpec())
         self._put_to = batch_sharding(mesh)
@@ -414,6 +425,7 @@ class TrainStep:
         state, frozen = dataclasses.replace(state, frozen=None), state.frozen
         shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
         batch = jax.tree.map(lambda leaf: abstract(leaf, self._put_to), batch)
+        self._rows = _by_rows(batch, short_rows)
         given = (batch, frozen)
         sums = jax.eval_shape(
             lambda params, *rest: accumulate(params, None, *rest), state.params, *given
@@ -433,29 +445,31 @@ class TrainStep:
         jit = functools.partial(
             jax.jit, compiler_options=compiler_options("learner", mesh)
         )
+        of_rows = jit(accumulate, out_shardings=layout_apart, donate_argnums=1)
         combine = (jit(_sum_of_slices, out_shardings=layout), (apart,))
         self._jitted = {
             "start": (jit(start, out_shardings=layout_apart), ()),
-            "accumulate": (
-                jit(accumulate, out_shardings=layout_apart, donate_argnums=1),
-                (state.params, apart, *given),
-            ),
+            **{
+                name: (of_rows, (state.params, apart, each, frozen))
+                for name, each in self._rows.items()
+            },
             **({"combine": combine} if num_slices > 1 else {}),
             "update": (
-                jit(
-                    update,
-                    out_shardings=(shardings, everywhere),
-                    donate_argnums=0,
-                ),
+                jit(update, out_shardings=(shardings, everywhere), donate_argnums=0),
                 (state, sums),
             ),
         }
         self._programs: dict[str, Any] = {}
 
     def lower(self) -> dict[str, Any]:
-        """Return the lowered programs by name, in their order in a step."""
+        """Return the lowered programs of whole rows by name, in their order in a step.
+
+        Those of short rows are alike, and need less memory.
+        """
         return {
-            name: jit.lower(*shapes) for name, (jit, shapes) in self._jitted.items()
+            name: jit.lower(*shapes)
+            for name, (jit, shapes) in self._jitted.items()
+            if name == "accumulate" or name not in self._rows
         }
 
     def compile(self, notice: Callable[[int, int], None] = lambda *_: None) -> None:
@@ -506,29 +520,17 @@ class TrainStep:
         so_far = self._programs["start"]()
         yield so_far
         for microbatch in self.microbatches(batch):
-            program = self._accumulate_rows(microbatch.segment_ids.shape[1])
+            program = self._programs[self._name_of(microbatch)]
             so_far = program(params, so_far, microbatch, frozen)
             yield so_far
             if self._on_cpus:
                 _wait_for_memory(so_far)
 
-    def _accumulate_rows(self, row_tokens: int) -> Any:
-        """Return the program of a microbatch whose rows have this many tokens."""
-        jit, (params, sums, batch, frozen) = self._jitted["accumulate"]
-        if row_tokens == batch.segment_ids.shape[1]:
-            return self._programs["accumulate"]
-        name = f"accumulate rows of {row_tokens} tokens"
-        if name not in self._programs:
-            _log.info("the learner compiles a program for %d tokens a row", row_tokens)
-            short = jax.tree.map(
-                lambda leaf: leaf.update(
-                    shape=(leaf.shape[0], row_tokens, *leaf.shape[2:])
-                ),
-                batch,
-            )
-            lowered = jit.lower(params, sums, short, frozen)
-            self._programs[name] = lowered.compile()
-        return self._programs[name]
+    def _name_of(self, microbatch: PackedBatch) -> str:
+        """Return the name of the program for a microbatch of these rows."""
+        tokens = microbatch.segment_ids.shape[1]
+        whole = tokens == self._rows["accumulate"].segment_ids.shape[1]
+        return "accumulate" if whole else f"accumulate_{tokens}"
 
     def microbatches(self, batch: PackedBatch) -> Iterator[PackedBatch]:
         """Yield the microbatches of a batch [M, R, S], each put on the devices."""

@@ -99,11 +99,7 @@ def save_factors(
         "target_modules": sorted(modules),
     }
     with whole_directory(Path(directory).absolute()) as partial:
-        metadata = {
-            "format": "pt",
-            "base_digest": digest,
-            "base_dtype": base_dtype,
-        }
+        metadata = {"format": "pt", "base_digest": digest, "base_dtype": base_dtype}
         save_file(tensors, partial / ADAPTER_TENSORS, metadata=metadata)
         (partial / ADAPTER_TENSORS).chmod(0o644)
         text = json.dumps(config, indent=2) + "\n"

@@ -148,7 +148,7 @@ def make_pack(config: Config, arch: Architecture) -> tuple[Pack, PackedBatch]:
             pack,
             **rows,
             row_segments=batch.packed_segments,
-            short_rows=batch.short_rows,
+            short_rows=config.short_rows,
         )
         microbatch = abstract_microbatch(**rows)
     else:

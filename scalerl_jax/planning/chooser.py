@@ -17,14 +17,20 @@ from collections.abc import Iterator
 from typing import Any
 
 from scalerl_jax.config import Config
-from scalerl_jax.config.sections import HEAD_CHUNK_VOCAB
+from scalerl_jax.config.sections import HEAD_CHUNK_VOCAB, LOSSES
 from scalerl_jax.machines.chips import Chip, chip_of
 from scalerl_jax.machines.partition import box_sizes, boxes, split_slice
 from scalerl_jax.machines.slices import Slice
 from scalerl_jax.model.architecture import Architecture, is_divisible
 from scalerl_jax.planning import memory
-from scalerl_jax.planning.forecast import StepForecast, forecast, slots_that_fit
+from scalerl_jax.planning.forecast import (
+    StepForecast,
+    forecast,
+    optimizer_step_seconds,
+    slots_that_fit,
+)
 from scalerl_jax.planning.lengths import Lengths, assumed_lengths
+from scalerl_jax.planning.rates import EXPECTED
 
 # The fastest first; "none" has as many FLOPs as "dots" and keeps more activations.
 _REMAT = ("dots", "attention", "full")
@@ -137,11 +143,13 @@ class Choice:
 
 
 def is_open(config: Config) -> bool:
-    """Return True if a config leaves a setting open for `choose`."""
+    """Return True if a config leaves a setting open for `choose`.
+
+    model.head_chunk_vocab = 0 alone does not: it is 16,384 then.
+    """
     mesh = config.mesh
     return (
         0 in (mesh.data, mesh.tensor, config.generators.count, config.sampler.slots)
-        or not config.model.head_chunk_vocab
         or "auto" in (config.model.remat, config.eval.concurrent)
         or not config.generators.versions
     )
@@ -296,8 +304,7 @@ def _with_learner(
         mesh = dataclasses.replace(config.mesh, tensor=tensor)
         found = _with_shards(dataclasses.replace(config, mesh=mesh), arch, size)
         if found is not None:
-            *_, leanest = _with_policies(found, arch)
-            if memory.learner_bytes(leanest, arch) <= usable:
+            if memory.learner_bytes(_leanest(found, arch), arch) <= usable:
                 return found
     return None
 
@@ -381,7 +388,7 @@ def _that_fit(
     """Yield the config with slots, a cache and what the learner keeps, if they fit."""
     usable = memory.usable_bytes(chip)
     shared = config.generators.placement == "shared"
-    for found in _with_policies(config, arch):
+    for found in _with_policies(config, arch, chip):
         learner = memory.learner_bytes(found, arch)
         if learner > usable:
             continue
@@ -391,19 +398,46 @@ def _that_fit(
             return  # a slower policy gives the replicas no more memory
 
 
-def _with_policies(config: Config, arch: Architecture) -> Iterator[Config]:
-    """Yield the config with each remat policy and tile of the head, fastest first.
+def _with_policies(config: Config, arch: Architecture, chip: Chip) -> list[Config]:
+    """Return the config with each remat policy and tile of the head, fastest first."""
+    asked, mesh = config.model, config.mesh
+    found = [
+        dataclasses.replace(
+            config,
+            model=dataclasses.replace(asked, remat=remat, head_chunk_vocab=chunk),
+        )
+        for remat in (_REMAT if asked.remat == "auto" else (asked.remat,))
+        for chunk in _tiles(config, arch)
+    ]
 
-    Logits that are computed once save less than any remat policy.
-    """
-    asked = config.model
-    chunks = (asked.head_chunk_vocab,)
-    if not asked.head_chunk_vocab:
-        chunks = (arch.vocab_size // config.mesh.tensor, HEAD_CHUNK_VOCAB)
-    for remat in _REMAT if asked.remat == "auto" else (asked.remat,):
-        for chunk in chunks:
-            model: Any = dataclasses.replace(asked, remat=remat, head_chunk_vocab=chunk)
-            yield dataclasses.replace(config, model=model)
+    def seconds(one: Config) -> float:
+        return optimizer_step_seconds(
+            *(one, arch, chip),
+            microbatches=1,
+            rows=one.batch.rows_per_microbatch,
+            chips=mesh.num_devices,
+            tensor=mesh.tensor,
+            reached=EXPECTED,
+        )
+
+    return sorted(found, key=seconds)
+
+
+def _tiles(config: Config, arch: Architecture) -> tuple[int, ...]:
+    """Return the possible model.head_chunk_vocab, the one that needs least last."""
+    if config.model.head_chunk_vocab:
+        return (config.model.head_chunk_vocab,)
+    whole = arch.vocab_size // config.mesh.tensor
+    once = not LOSSES[config.objective.loss].of_sequences and whole > HEAD_CHUNK_VOCAB
+    return (whole, HEAD_CHUNK_VOCAB) if once else (HEAD_CHUNK_VOCAB,)
+
+
+def _leanest(config: Config, arch: Architecture) -> Config:
+    """Return the config with what the learner keeps at its least."""
+    remat: Any = _REMAT[-1] if config.model.remat == "auto" else config.model.remat
+    *_, chunk = _tiles(config, arch)
+    model = dataclasses.replace(config.model, remat=remat, head_chunk_vocab=chunk)
+    return dataclasses.replace(config, model=model)
 
 
 def _with_slots(

@@ -337,7 +337,7 @@ def _train_seconds(
     return optimizer_step_seconds(
         *(config, arch, chip),
         microbatches=count_microbatches(
-            lengths, **packed, rows=together, short_rows=batch.short_rows
+            lengths, **packed, rows=together, short_rows=config.short_rows
         ),
         rows=together,
         chips=mesh.data * mesh.fsdp * mesh.context * mesh.tensor,

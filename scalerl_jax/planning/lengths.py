@@ -163,9 +163,11 @@ def count_microbatches(
     row_tokens: int,
     row_segments: int,
     rows: int,
-    short_rows: bool = False,
+    short_rows: tuple[int, ...] = (),
 ) -> float:
     """Return the microbatches of a step; one of short rows counts as its share.
+
+    So does what it reads and writes of params and gradients, of which it has no less.
 
     Args:
         lengths: token counts of rollouts.
@@ -173,15 +175,14 @@ def count_microbatches(
         row_tokens: batch.row_tokens.
         row_segments: sequences of a row, at most.
         rows: rows of a microbatch, over all shards.
-        short_rows: batch.short_rows.
+        short_rows: tokens of the last microbatch's rows, if they fit; ascending.
     """
     used = _row_lengths(lengths, rollouts, row_tokens)
     fitted = first_fit(used, row_tokens, row_segments)
-    last = 0
-    if short_rows:
-        fitted, last = shorten_last(fitted, used, row_tokens, rows, row_segments)
-    count = math.ceil(len(fitted) / rows)
-    return count - 1 + last / row_tokens if last else count
+    fitted, end = shorten_last(
+        fitted, used, (*short_rows, row_tokens), rows, row_segments
+    )
+    return math.ceil(len(fitted) / rows) - 1 + end / row_tokens
 
 
 def attention_share(

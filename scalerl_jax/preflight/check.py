@@ -391,7 +391,8 @@ def estimate_largest(result: CheckedConfig) -> dict[str, Any]:
     left = result.limit - (checked.peak_bytes - growing)
     times = max(0.0, left / growing) if growing else 1.0
     batch, mesh = parts.config.batch, parts.config.mesh
-    shards, unit = mesh.data * mesh.fsdp, 128 * mesh.context
+    shards = mesh.data * mesh.fsdp
+    unit = 128 * (4 if parts.config.short_rows else mesh.context)
     return {
         "rows_per_microbatch": int(times * batch.rows_per_microbatch / shards) * shards,
         "row_tokens": int(times * batch.row_tokens / unit) * unit,

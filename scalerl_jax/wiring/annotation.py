@@ -6,6 +6,7 @@ other params: the reference's, those at the start of the window, the critic's.
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import optax
@@ -32,7 +33,7 @@ from scalerl_jax.learner.window_scores import Score, Scorer, of_state
 from scalerl_jax.objective.assembly import make_pack
 from scalerl_jax.objective.scores import OF_POLICY
 from scalerl_jax.objective.terms import needs_of
-from scalerl_jax.types import PackedBatch, PyTree
+from scalerl_jax.types import PyTree
 
 
 def abstract_critic(
@@ -75,12 +76,11 @@ def make_paired_step(
     optimizer: optax.GradientTransformation,
     *,
     state: TrainState,
-    batch: PackedBatch,
-    mesh: Mesh,
+    **like: Any,
 ) -> PairedStep:
-    """Return the policy's step and the critic's, for microbatches like `batch`.
+    """Return the policy's step and the critic's.
 
-    `optimizer` is the critic's.
+    `optimizer` is the critic's; `like` are further keyword arguments of a `TrainStep`.
     """
     assert state.critic is not None, "the objective has a critic"
     accumulate, update = policy
@@ -90,8 +90,7 @@ def make_paired_step(
             optimizer, stochastic_rounding=config.optimizer.stochastic_rounding
         ),
         state=state.critic,
-        batch=batch,
-        mesh=mesh,
+        **like,
     )
     return PairedStep(
         accumulate,
@@ -99,8 +98,7 @@ def make_paired_step(
         critic=critic,
         num_minibatches=config.critic.minibatches,
         state=dataclasses.replace(state, critic=None),
-        batch=batch,
-        mesh=mesh,
+        **like,
     )
 
 

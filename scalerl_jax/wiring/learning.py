@@ -330,8 +330,9 @@ def make_train_step(config: Config, forward: Forward, mesh: Mesh) -> TrainStep:
         balance=balance,
     )
     accumulate = make_accumulate(forward, make_objective(config), balance=balance)
+    like: Any = dict(batch=batch, mesh=mesh, short_rows=config.short_rows)
     if state.critic is None:
-        return TrainStep(accumulate, update, state=state, batch=batch, mesh=mesh)
+        return TrainStep(accumulate, update, state=state, **like)
 
     return make_paired_step(
         config,
@@ -339,8 +340,7 @@ def make_train_step(config: Config, forward: Forward, mesh: Mesh) -> TrainStep:
         (accumulate, update),
         make_critic_adamw(config),
         state=state,
-        batch=batch,
-        mesh=mesh,
+        **like,
     )
 
 

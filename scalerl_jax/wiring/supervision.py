@@ -274,6 +274,7 @@ class AnswerRows:
                 row_tokens=batch.row_tokens,
                 rows_per_microbatch=batch.rows_per_microbatch,
                 row_segments=batch.packed_segments,
+                short_rows=self.config.short_rows,
             ),
         )
 

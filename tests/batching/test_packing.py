@@ -99,7 +99,7 @@ def train_sequence(draw):
 SEQUENCES = st.lists(train_sequence(), min_size=1, max_size=8)
 
 
-def pack_all(sequences, *, row_tokens, rows, packing, short_rows=False):
+def pack_all(sequences, *, row_tokens, rows, packing, short_rows=()):
     return pack(
         sequences,
         row_tokens=row_tokens,
@@ -179,23 +179,24 @@ def test_only_rows_of_the_last_microbatch_are_short(
 ):
     quarters = [row_tokens * part // 4 for part in (1, 2, 3)]
     layout = dict(row_tokens=row_tokens, rows=rows, packing=packing)
-    packed = pack_all(sequences, **layout, short_rows=True)
+    packed = pack_all(sequences, **layout, short_rows=quarters)
     read = [as_read(packed, *segment) for segment in read_segments(packed.batch)]
     assert sorted(read) == sorted(as_meant(*each) for each in enumerate(sequences))
-    whole, most = pack_all(sequences, **layout).batch, packed.batch.last_row_tokens
-    assert whole.last_row_tokens == 0 and most in (0, *quarters)
+    whole = pack_all(sequences, **layout).batch
+    *others, most = packed.batch.row_ends.tolist()
+    assert whole.row_ends is None and most in (*quarters, row_tokens)
+    assert others == [row_tokens] * (len(whole.tokens) - 1)
     ids = packed.batch.segment_ids
     np.testing.assert_array_equal(ids[:-1], whole.segment_ids[:-1])
-    if most:
-        assert not ids[-1, :, most:].any()
-    else:
+    assert not ids[-1, :, most:].any()
+    if most == row_tokens:
         np.testing.assert_array_equal(ids, whole.segment_ids)
     # Where one row has all of a microbatch, the fewest quarters are known.
     *_, last = whole.segment_ids
     if rows == 1:
         used = int((last > 0).sum())
-        assert most == next((each for each in quarters if each >= used), 0)
-    elif (room := most or row_tokens) > quarters[0]:
+        assert most == next((each for each in quarters if each >= used), row_tokens)
+    elif (room := most) > quarters[0]:
         # What fits in three quarters of the room could not be cut into shorter rows.
         used = (ids[-1] > 0).sum(axis=1)
         assert used.max() > room - quarters[0] or used.sum() > (rows - 1) * quarters[0]
@@ -283,18 +284,19 @@ def test_short_rows_are_the_shortest_with_room_by_hand():
     sequences = [of_length(length) for length in (12, 10, 9, 7, 6, 6, 4, 1)]
     layout = dict(row_tokens=24, rows_per_microbatch=2)
     whole, short = (
-        pack(sequences, **layout, short_rows=each).batch for each in (False, True)
+        pack(sequences, **layout, short_rows=each).batch for each in ((), (6, 12, 18))
     )
     assert whole.tokens[1].tolist() == [[6] * 6 + [4] * 4 + [0] * 14, [0] * 24]
     assert short.tokens[1].tolist() == [[6] * 6 + [0] * 18, [4] * 4 + [0] * 20]
-    assert (whole.last_row_tokens, short.last_row_tokens) == (0, 6)
+    assert whole.row_ends is None and short.row_ends.tolist() == [24, 6]
     # A row takes one sequence, and three are left: two rows have no room for them.
-    one_each = dict(row_segments=1, short_rows=True)
+    one_each = dict(row_segments=1, short_rows=(6, 12, 18))
     batch = pack(sequences[:7], **layout, **one_each).batch
-    assert batch.last_row_tokens == 6 and len(batch.tokens) == 4
+    assert batch.row_ends.tolist() == [24, 24, 24, 6]
     twice = [sequences[0], of_length(20)]
-    assert pack(twice, **layout, short_rows=True).batch.last_row_tokens == 0
-    assert pack([], **layout, short_rows=True).batch.last_row_tokens == 0
+    layout["short_rows"] = (6, 12, 18)
+    assert pack(twice, **layout).batch.row_ends.tolist() == [24]
+    assert pack([], **layout).batch.row_ends.tolist() == []
 
 
 def test_a_rollout_longer_than_a_row_is_refused():

@@ -54,6 +54,9 @@ def traced_run(tmp_path_factory):
             "train.num_steps": 6,
             "eval.every": 100,
             "debug.trace_prompt": 0,
+            "batch.row_tokens": 512,
+            "batch.rows_per_microbatch": 1,
+            "batch.short_rows": True,
         }
     )
     found, passed = [], set()

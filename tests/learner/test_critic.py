@@ -171,6 +171,7 @@ class Critics:
         return dict(
             batch=annotated(self.microbatch),
             mesh=self.mesh,
+            short_rows=self.of.short_rows,
         )
 
     @functools.cached_property
@@ -624,13 +625,16 @@ def torch_steps(parts, old, returns):
     return jax.tree.unflatten(tree, [leaf.numpy() for leaf in leaves]), values
 
 
-def test_steps_on_minibatches_are_so_many_explicit_ones():
+@pytest.mark.parametrize("short_rows", [(), (6, 12, 18)], ids=["whole", "short"])
+def test_steps_on_minibatches_are_so_many_explicit_ones(short_rows):
     """One paired step with three minibatches, against torch's descent."""
-    these = critics(optimizer=optax.sgd(RATE, momentum=0.9), **TWO_DEVICES)
-    quick = critics(optimizer=QUICK, **TWO_DEVICES)
+    layout = dict(**TWO_DEVICES, short_rows=short_rows)
+    these = critics(optimizer=optax.sgd(RATE, momentum=0.9), **layout)
+    quick = critics(optimizer=QUICK, **layout)
     paired = quick.paired_with(these.alone, num_minibatches=3)
     state = these.state()
     batch = these.advantages(state.critic.params, these.batch())
+    assert not short_rows or batch.row_ends.tolist() == [24, 6]
     old, returns = (
         np.concatenate(of_rollouts(batch, batch.scores[name]))
         for name in ("values", "returns")

@@ -15,12 +15,20 @@ from scalerl_jax.machines.slices import parse_slice
 from scalerl_jax.model.architecture import sampler_mesh
 from scalerl_jax.model.sizes import ARCHITECTURES
 from scalerl_jax.planning import memory
-from scalerl_jax.planning.chooser import OneProcess, Slices, choose, is_open, opened
+from scalerl_jax.planning.chooser import (
+    OneProcess,
+    Slices,
+    _with_policies,
+    choose,
+    is_open,
+    opened,
+)
 from scalerl_jax.planning.forecast import forecast, optimizer_step_seconds
 from scalerl_jax.planning.lengths import Lengths, assumed_lengths
 from scalerl_jax.planning.rates import EXPECTED, scoring_seconds
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.lowering import decode_state
+from scalerl_jax.wiring.devices import fit_devices
 
 ARCH = ARCHITECTURES["llama3.1-8b"]
 
@@ -371,6 +379,36 @@ def test_all_of_the_vocabulary_is_in_a_tile_where_it_fits():
     )
     again = forecast(sliced, ARCH, CHIPS["v5p"], even(100), devices=20).train_seconds
     assert cispo < gspo == again
+
+
+def test_what_the_learner_keeps_is_tried_in_the_order_of_its_seconds():
+    """With a large vocabulary the logits are more than a layer's products."""
+    wide = dataclasses.replace(ARCHITECTURES["tiny"], vocab_size=262_144)
+    open_one = TWO_REPLICAS | {"remat": "auto", "head_chunk_vocab": 0}
+    tried = _with_policies(numbers(config_of(), **open_one), wide, CHIPS["v6e"])
+    seconds = [
+        forecast(each, wide, CHIPS["v6e"], even(100), devices=20).train_seconds
+        for each in tried
+    ]
+    assert len(seconds) == 6 and seconds == sorted(seconds)
+    found = [(each.model.remat, each.model.head_chunk_vocab) for each in tried]
+    assert found.index(("full", 262_144)) < found.index(("dots", 16_384))
+    # A loss of whole sequences makes the logits again in any case.
+    gspo = numbers(config_of(objective__loss="gspo"), **open_one)
+    tried = _with_policies(gspo, wide, CHIPS["v6e"])
+    assert {each.model.head_chunk_vocab for each in tried} == {16_384}
+
+
+def test_the_vocabulary_alone_opens_no_config():
+    config = numbers(config_of(eval__concurrent="off"), **TWO_REPLICAS)
+    mesh = dataclasses.replace(config.mesh, tensor=1)
+    generators = dataclasses.replace(config.generators, versions=2)
+    model = dataclasses.replace(config.model, head_chunk_vocab=0)
+    config = dataclasses.replace(config, mesh=mesh, generators=generators, model=model)
+    assert not is_open(config)
+    for kind in ("TPU v6 lite", "NVIDIA H100", "cpu"):
+        found = fit_devices(config, ARCH, 16, kind=kind)
+        assert found.model.head_chunk_vocab == 16_384
 
 
 def test_short_rows_take_their_share_of_a_microbatch():

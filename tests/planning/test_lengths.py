@@ -106,13 +106,13 @@ def test_rollouts_share_rows_as_the_learner_lays_them_out(tmp_path):
 @pytest.mark.parametrize(
     "completions, short_rows, expected",
     [
-        pytest.param((100,) * 3, False, 2, id="whole rows"),
-        pytest.param((100,) * 3, True, 2, id="longer than three quarters"),
-        pytest.param((100, 100, *[50] * 3), True, 2, id="three in two rows"),
-        pytest.param((100, 100, 50, 50), True, 1.5, id="two in two halves"),
-        pytest.param((100, 100, 51), True, 1.5, id="one in half a row"),
-        pytest.param((100, 100, 80), True, 1.75, id="three quarters"),
-        pytest.param((20, 20), True, 0.25, id="a microbatch alone"),
+        pytest.param((100,) * 3, (), 2, id="whole rows"),
+        pytest.param((100,) * 3, (30, 60, 90), 2, id="longer than three quarters"),
+        pytest.param((100, 100, *[50] * 3), (30, 60, 90), 2, id="three in two rows"),
+        pytest.param((100, 100, 50, 50), (30, 60, 90), 1.5, id="two in two halves"),
+        pytest.param((100, 100, 51), (30, 60, 90), 1.5, id="one in half a row"),
+        pytest.param((100, 100, 80), (30, 60, 90), 1.75, id="three quarters"),
+        pytest.param((20, 20), (30, 60, 90), 0.25, id="a microbatch alone"),
     ],
 )
 def test_a_microbatch_of_short_rows_counts_as_its_share(

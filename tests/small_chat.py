@@ -1,9 +1,10 @@
 """Model directories with a chat template, and the templates of real models.
 
-The templates are the models' own, less what they do with tools and with replies.
+The templates are the models' own, less what they do with calls of tools.
 """
 
 import json
+import re
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
@@ -31,7 +32,8 @@ QWEN_2_5 = r"""{%- if tools %}
     {%- endif %}
 {%- endif %}
 {%- for message in messages %}
-    {%- if (message.role == "user") or (message.role == "system" and not loop.first) %}
+    {%- if (message.role == "user") or (message.role == "system" and not loop.first)
+        or (message.role == "assistant" and not message.tool_calls) %}
         {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
     {%- endif %}
 {%- endfor %}
@@ -62,10 +64,20 @@ QWEN_3 = r"""{%- if messages[0].role == 'system' %}
     {%- if (message.role == "user") or (message.role == "system" and not loop.first) %}
         {{- '<|im_start|>' + message.role + '\n' + content + '<|im_end|>' + '\n' }}
     {%- elif message.role == "assistant" %}
-        {%- if '</think>' in content %}
+        {%- set thinking = '' %}
+        {%- if message.reasoning_content is string %}
+            {%- set thinking = message.reasoning_content %}
+        {%- elif '</think>' in content %}
+            {%- set thinking = content.split('</think>')[0].rstrip('\n') %}
+            {%- set thinking = thinking.split('<think>')[-1].lstrip('\n') %}
             {%- set content = content.split('</think>')[-1].lstrip('\n') %}
         {%- endif %}
-        {{- '<|im_start|>' + message.role + '\n' + content + '<|im_end|>\n' }}
+        {{- '<|im_start|>' + message.role + '\n' }}
+        {%- if loop.index0 > ns.last_query_index and (loop.last or thinking) %}
+            {{- '<think>\n' + thinking.strip('\n') + '\n</think>\n\n' }}
+            {%- set content = content.lstrip('\n') %}
+        {%- endif %}
+        {{- content + '<|im_end|>\n' }}
     {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}
@@ -74,6 +86,14 @@ QWEN_3 = r"""{%- if messages[0].role == 'system' %}
         {{- '<think>\n\n</think>\n\n' }}
     {%- endif %}
 {%- endif %}"""
+
+# Of 2507: the prompt begins the thinking.
+QWEN_3_THINKING = re.sub(
+    r"{%- if enable_thinking(.*?){%- endif %}",
+    r"{{- '<think>\\n' }}",
+    QWEN_3,
+    flags=re.S,
+)
 
 _LLAMA_3 = r"""{{- bos_token }}
 {%- if not date_string is defined %}
@@ -149,7 +169,7 @@ GEMMA_2 = (
     "{% if add_generation_prompt %}{{'<start_of_turn>model\n'}}{% endif %}"
 )
 
-# Channels of gpt-oss's format: the analysis of earlier turns is left out.
+# Channels of gpt-oss's format: the analysis of the last turn alone is written.
 GPT_OSS = r"""<|start|>system<|message|>Reasoning: {{ reasoning_effort or "medium" }}
 
 # Valid channels: analysis, commentary, final.<|end|>
@@ -163,6 +183,10 @@ GPT_OSS = r"""<|start|>system<|message|>Reasoning: {{ reasoning_effort or "mediu
         {{- "<|start|>assistant to=functions." + message.tool_calls[0].function.name }}
         {{- "<|channel|>commentary json<|message|>" + "<|call|>" }}
     {%- else %}
+        {%- if loop.last and message.thinking %}
+            {{- "<|start|>assistant<|channel|>analysis<|message|>" + message.thinking }}
+            {{- "<|end|>" }}
+        {%- endif %}
         {{- "<|start|>assistant<|channel|>final<|message|>" + message.content }}
         {{- "<|return|>" if loop.last else "<|end|>" }}
     {%- endif %}
@@ -184,6 +208,7 @@ TEMPLATES = {
     "SmolLM2": SMOLLM2,
     "Qwen2.5": QWEN_2_5,
     "Qwen3": QWEN_3,
+    "Qwen3-Thinking": QWEN_3_THINKING,
     "Llama 3.1": _LLAMA_3,
     "Llama 3.2": _LLAMA_3.replace('"26 Jul 2024"', 'strftime_now("%d %b %Y")'),
     "DeepSeek-R1": DEEPSEEK_R1,

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+import small_chat
 import small_run
 
 from scalerl_jax import warmstart, wiring
@@ -359,6 +360,39 @@ def test_what_is_no_answer_is_told(tmp_path, rows, caplog):
     only.write_text('{"prompt": "no more"}\n' * 11)
     with pytest.raises(ValueError, match="11 rows are broken, more than 10; the first"):
         load_sequences(changed(only), tokenizer)
+
+
+def test_answers_that_a_template_changes_later_are_sequences_of_one_row(
+    tmp_path, caplog
+):
+    """Those that fit are learned, and those that do not are told."""
+    model = tmp_path / "model"
+    template = small_chat.TEMPLATES["Qwen3"]
+    small_chat.make_directory(model, chat_template=template, eos_token="<|im_end|>")
+    tokenizer = load_tokenizer(model)
+    row = {"messages": [{"role": "user", "content": "1"}]}
+    for said in ("2", "3" * 200, "4"):
+        row["messages"].append({"role": "assistant", "content": said})
+        row["messages"].append({"role": "user", "content": "?"})
+    row["messages"].pop()
+    file = tmp_path / "chat.jsonl"
+    file.write_text(f"{json.dumps(row)}\n" * 2)
+    more = {"data.template": "chat", "data.tokenizer": str(model)}
+    with caplog.at_level("INFO"):
+        found = load_sequences(changed(file, **more), tokenizer)
+    first = "<think>\n\n</think>\n\n2<|im_end|>"
+    tokens = len(tokenizer.encode(first))
+    assert [each.tokens[each.prompt_length :].tolist() for each in found] == [
+        tokenizer.encode(first)
+    ] * 2
+    said = " ".join(caplog.messages)
+    words = "4 answers are left out of rows that are learned: it has more than 161 tok"
+    assert words in said and f"2 rows with {2 * tokens} tokens to learn" in said
+    with caplog.at_level("INFO"):
+        found = load_sequences(
+            changed(file, **more, **{"batch.row_tokens": 600}), tokenizer
+        )
+    assert len(found) == 6 and "in 6 sequences" in caplog.messages[-1]
 
 
 def test_a_trace_that_no_warm_start_writes_is_refused():

@@ -81,6 +81,13 @@ def identity(row: Row, *names: str) -> str:
     return str(found) if isinstance(found, str | int) else ""
 
 
+def is_filled(value: Any) -> bool:
+    """Return whether a column holds something: no null, also not one in a text."""
+    return bool(value) and not (
+        isinstance(value, str) and value.strip() in ("", "[]", "{}", "null", "None")
+    )
+
+
 def maths(text: str, answer: Any, **more: str) -> Draft:
     """Make a question with an answer: a text, a number, or a list of right ones."""
     if not text.strip():

@@ -31,6 +31,7 @@ from scalerl_jax.data.drafts import (
     first,
     from_text,
     identity,
+    is_filled,
     maths,
     program,
     worked_answer,
@@ -44,7 +45,12 @@ from scalerl_jax.data.program_tests import (
     read_tests,
 )
 from scalerl_jax.data.rows import read_checked, read_mbpp
-from scalerl_jax.data.turns import PICTURES, has_picture, read_turns
+from scalerl_jax.data.turns import (
+    check_no_pictures,
+    has_picture,
+    listed_tools,
+    read_turns,
+)
 
 ANSWERS = ("answer", "final_answer", "ground_truth", "label")
 _REWARDS = ("reward_model", "reward_spec")  # verl's, SkyRL's
@@ -110,8 +116,8 @@ def _read(row: Row) -> Draft:
     unknown = reward is None and first(row, *TESTS, *ANSWERS, *_WORKED) is None
     if row.get("verifier") == OWN or ("reference" in row and unknown):
         given: dict[str, Any] = {"verifier": OWN, "answer": first(row, *_OF_OWN)}
-        if _is_filled(row.get("tools")):
-            given["tools"] = _tools(row["tools"])
+        if tools := listed_tools(row):
+            given["tools"] = tools
         return Draft(text, given, **more)
     if listed := choices.read_choices(row):
         answer = first(reward or row, *ANSWERS)
@@ -164,34 +170,17 @@ def _check_task(row: Row) -> None:
     extra = row.get("extra_info")
     kwargs = isinstance(extra, dict) and extra.get("need_tools_kwargs")
     own = row.get("verifier") == OWN  # whose environment answers their calls
-    if kwargs or (_is_filled(row.get("tools")) and not own):
+    if kwargs or (is_filled(row.get("tools")) and not own):
         column = "extra_info.tools_kwargs" if kwargs else "tools"
         raise Refused(
             f"column {column!r} gives the policy tools to call, which no environment "
             f"of data sets runs; take the column out, or ask the questions without "
             f"tools by --column tools= (in a run: NAME?tools= in data.tasks)"
         )
-    if any(_is_filled(row.get(name)) for name in PICTURES):
-        raise Unusable("the question has a picture, sound or film")
+    check_no_pictures(row)
     said = " ".join(str(row.get(name) or "") for name in _KINDS)
-    if _INSTRUCTIONS.search(said) or any(map(_is_filled, map(row.get, _CONSTRAINTS))):
+    if _INSTRUCTIONS.search(said) or any(map(is_filled, map(row.get, _CONSTRAINTS))):
         raise Unusable("it asks for a form of text, which nothing here verifies")
-
-
-def _tools(given: Any) -> list[Any]:
-    """The tools of a row, as chat templates list them: perhaps a text of JSON."""
-    listed = from_text(given)
-    if not isinstance(listed, list) or not all(
-        isinstance(each, dict) for each in listed
-    ):
-        raise Malformed("field 'tools' is no list of objects")
-    return listed
-
-
-def _is_filled(value: Any) -> bool:
-    return bool(value) and not (
-        isinstance(value, str) and value.strip() in ("", "[]", "{}", "null", "None")
-    )
 
 
 def _question(row: Row) -> tuple[str, str, Any]:

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import hashlib
-import itertools
 import logging
 import os
 from collections.abc import Iterator, Sequence
@@ -24,7 +23,7 @@ from scalerl_jax.config import (
     naming,
     validate,
 )
-from scalerl_jax.data.answers import Answer, Writer, read_answers
+from scalerl_jax.data.answers import Answer, Writer, Written, read_answers
 from scalerl_jax.data.chat import read_chat_template
 from scalerl_jax.data.questions import CHAT, check_place
 from scalerl_jax.data.records import Tally
@@ -129,44 +128,61 @@ def load_sequences(config: Config, tokenizer: Tokenizer) -> list[TrainSequence]:
             rows, or nothing is left.
     """
     found: list[TrainSequence] = []
-    left_out, broken, count = Tally(), Tally(), 0
-    longest = config.batch.row_tokens + 1
+    left_out, broken, without = Tally(), Tally(), Tally()
+    rows, longest = 0, config.batch.row_tokens + 1
     for name in config.warmstart.rows:
         with naming("warmstart.rows"):
-            for answer in _answers(name, config, tokenizer, left_out, broken):
-                count += 1
-                if len(answer.tokens) > longest:
-                    left_out.add(f"it has more than {longest} tokens", name)
-                elif answer.mask[0] or not answer.mask.any():
-                    left_out.add("it has no prompt before an answer", name)
-                else:
-                    found.append(answered(answer.tokens, answer.mask))
-    for reason, each in itertools.chain(left_out.items(), broken.items()):
-        _log.warning(
-            "warning: %d rows are left out: %s (first: %s)",
-            *(each["count"], reason, each["first"]),
-        )
-    _check_rows(config, found, left_out, broken)
+            for row in _answers(name, config, tokenizer, left_out, broken):
+                reasons = [_why_not(each, longest) for each in row.sequences]
+                found += [
+                    answered(each.tokens, each.mask)
+                    for each, reason in zip(row.sequences, reasons, strict=True)
+                    if not reason
+                ]
+                if all(reasons):
+                    left_out.add(reasons[0], name)
+                    continue
+                rows += 1
+                for reason in filter(None, [*row.left_out, *reasons]):
+                    without.add(reason, name)
+    for what, tally in (
+        ("rows are left out", left_out),
+        ("rows are left out", broken),
+        ("answers are left out of rows that are learned", without),
+    ):
+        for reason, each in tally.items():
+            _log.warning(
+                "warning: %d %s: %s (first: %s)",
+                *(each["count"], what, reason, each["first"]),
+            )
+    _check_rows(config, rows, left_out, broken)
+    tokens = sum(int(each.mask.sum()) for each in found)
     _log.info(
-        "%d rows with %d tokens to learn",
-        *(len(found), sum(int(each.mask.sum()) for each in found)),
+        "%d rows with %d tokens to learn, in %d sequences", rows, tokens, len(found)
     )
     return found
 
 
-def _check_rows(
-    config: Config, found: Sequence[TrainSequence], left_out: Tally, broken: Tally
-) -> None:
+def _why_not(answer: Answer, longest: int) -> str:
+    """Return why a sequence cannot be learned; "" if it can."""
+    if len(answer.tokens) > longest:
+        return f"it has more than {longest} tokens"
+    if answer.mask[0] or not answer.mask.any():
+        return "it has no prompt before an answer"
+    return ""
+
+
+def _check_rows(config: Config, rows: int, left_out: Tally, broken: Tally) -> None:
     """Refuse rows of which too many are broken, or that leave nothing."""
     names = f"warmstart.rows = {config.warmstart.rows}"
-    limit = max(_LEAST_BROKEN, int(_BROKEN_SHARE * (len(found) + broken.total)))
+    limit = max(_LEAST_BROKEN, int(_BROKEN_SHARE * (rows + broken.total)))
     if broken.total > limit:
         reason, first = next(iter(broken.items()))
         raise ValueError(
             f"{names}: {broken.total} rows are broken, more than {limit}; the first is "
             f"{first['first']}: {reason}"
         )
-    if not found:
+    if not rows:
         reasons = {**left_out, **broken} or {"there are no rows": None}
         raise ValueError(
             f"{names} leave nothing to learn from: {'; '.join(reasons)}; name others"
@@ -175,9 +191,11 @@ def _check_rows(
 
 def _answers(
     name: str, config: Config, tokenizer: Tokenizer, left_out: Tally, broken: Tally
-) -> Iterator[Answer]:
+) -> Iterator[Written]:
+    """Yield the answers of each row of a file or of a run."""
     if not is_remote(name) and Path(name).is_dir():
-        yield from _of_run(Path(name), config, tokenizer)
+        for each in _of_run(Path(name), config, tokenizer):
+            yield Written([each])
         return
     path = Path(local_file(name)) if is_remote(name) else Path(name)
     if not path.is_file():

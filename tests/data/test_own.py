@@ -333,6 +333,8 @@ def test_a_system_turn_is_kept_beside_an_answered_question():
     turns += [{"role": "assistant", "content": "4"}]
     draft = own.read_own({"conversations": turns})
     assert (draft.system, draft.reference["answer"]) == ("Be brief.", "4")
+    turns[0]["from"] = "developer"
+    assert own.read_own({"conversations": turns}) == draft
 
 
 @pytest.mark.parametrize(
@@ -360,6 +362,12 @@ def test_a_system_turn_is_kept_beside_an_answered_question():
             Unusable,
             "picture",
         ),
+        (
+            {"messages": [*TURN, {"from": "observation", "value": "4"}]},
+            Unusable,
+            "a turn is of the role 'observation', which is not read",
+        ),
+        ({"messages": [{"content": "2 + 2?"}]}, Unusable, "a turn has no role"),
         ({"prompt": [{"role": "user", "content": [1]}]}, Malformed, "no text"),
         ({"prompt": [{"role": "user", "content": None}]}, Malformed, "no text"),
     ],

@@ -3,7 +3,6 @@
 import itertools
 import json
 
-import numpy as np
 import pytest
 from small_chat import SMOLLM2, TEMPLATES, make_directory
 
@@ -42,11 +41,11 @@ def write(tmp_path):
 
 def parts(tokenizer, sequence):
     """The text in parts, each with whether it is learned."""
-    cuts = np.flatnonzero(np.diff(sequence.mask)) + 1
-    split = zip(
-        np.split(sequence.tokens, cuts), np.split(sequence.mask, cuts), strict=True
-    )
-    return [(tokenizer.decode_all(ids.tolist()), bool(on[0])) for ids, on in split]
+    tokens = iter(sequence.tokens.tolist())
+    return [
+        (tokenizer.decode_all([next(tokens) for _ in own]), on)
+        for on, own in itertools.groupby(sequence.mask.tolist())
+    ]
 
 
 def learned(tokenizer, written):
@@ -59,10 +58,7 @@ def learned(tokenizer, written):
 def chat(*texts, **fields):
     """A row of turns, the user's first; the fields are the last one's."""
     roles = itertools.cycle(("user", "assistant"))
-    turns = [
-        {"role": role, "content": text}
-        for role, text in zip(roles, texts, strict=False)
-    ]
+    turns = [{"role": next(roles), "content": text} for text in texts]
     turns[-1] |= fields
     return {"messages": turns}
 
@@ -278,8 +274,7 @@ def test_turns_without_weight_are_read_and_not_learned(write, fields):
     assert learned(tokenizer, writer(row)) == expected
     row["messages"][-1] = TURNS[-1] | {"weight": None, "train": None}  # of Parquet
     assert learned(tokenizer, writer(row)) == expected
-    row["messages"].append(TURNS[3])
-    row["messages"].append(TURNS[4] | fields)
+    row["messages"] += [TURNS[3], TURNS[4] | fields]
     assert learned(tokenizer, writer(row)) == expected
 
 
@@ -308,11 +303,8 @@ def test_other_weights_are_refused(write, fields, words):
 
 def test_roles_have_the_names_that_templates_know(write):
     tokenizer, writer = write()
-    turns = [
-        {"from": "developer", "value": "Be brief."},
-        {"from": "human", "value": "one?"},
-        {"from": "gpt", "value": "1"},
-    ]
+    said = {"developer": "Be brief.", "human": "one?", "gpt": "1"}
+    turns = [{"from": role, "value": text} for role, text in said.items()]
     assert learned(tokenizer, writer({"conversations": turns})) == [
         (f"{SYSTEM}{USER}one?{END}{REPLY}", False),
         ("1<|im_end|>", True),

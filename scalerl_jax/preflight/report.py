@@ -316,11 +316,12 @@ def main() -> int:
     status = 0
     for config, topology in _CASES:
         command = [sys.executable, "-m", "scalerl_jax.preflight", "--json"]
+        command += [f"--config=configs/{config}.py", f"--topology={topology}"]
         if "*" in topology:  # a learner over all of them
             slices = topology.partition("*")[0]
             command.append(f"--config.mesh.slices={slices}")
         done = subprocess.run(
-            [*command, f"--config=configs/{config}.py", f"--topology={topology}"],
+            command,
             stdout=subprocess.PIPE,
             text=True,
             check=False,

@@ -62,10 +62,13 @@ class Detokenizer:
 class TextStream:
     """The text of tokens as they come, in whole characters."""
 
-    def __init__(self, detokenizer: Detokenizer) -> None:
-        """Start an empty text."""
+    def __init__(self, detokenizer: Detokenizer, *, begun: bool = False) -> None:
+        """Start an empty text; `begun`: it continues the text of other tokens.
+
+        What follows a prompt is such a text: its first token keeps its space.
+        """
         self._detokenizer = detokenizer
-        self._pieces = detokenizer.first
+        self._pieces = detokenizer.later if begun else detokenizer.first
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def add(self, token: int) -> str:

@@ -22,12 +22,15 @@ Listener = Callable[[int, np.ndarray, np.ndarray], None]
 
 
 class StopWatch:
-    """A search for stop strings in one completion, token by token."""
+    """A search for stop strings in one completion, token by token.
+
+    A completion continues the text of its prompt: a space between the two is its own.
+    """
 
     def __init__(self, stops: Sequence[str], detokenizer: Detokenizer) -> None:
         """Start before the first token."""
         self._stops = stops
-        self._text = TextStream(detokenizer)
+        self._text = TextStream(detokenizer, begun=True)
         self._before = ""  # the end of the text, in which a stop string may start
         self._reach = max(map(len, stops)) - 1
 

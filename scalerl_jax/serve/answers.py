@@ -26,12 +26,16 @@ _LEAST_LOGPROB = -9999.0  # OpenAI's
 
 
 class CompletionText:
-    """The text of one completion: without its EOS, cut before the first stop string."""
+    """The text of one completion: without its EOS, cut before the first stop string.
+
+    It is what the completion adds to the text of its prompt, so that a space between
+    the two is part of it.
+    """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
         """Make a text without tokens yet."""
         self._eos_ids = tokenizer.eos_ids
-        self._text = TextStream(tokenizer.shown)
+        self._text = TextStream(tokenizer.shown, begun=True)
         self._stop = stop
         self._held = ""  # the end of the text, which may begin a stop string
         self.stopped = False  # by a stop string: no more text comes

@@ -113,9 +113,11 @@ def test_a_slot_that_a_stop_has_freed_is_used_again(tight_bench, counting_params
 
 
 # Tokens that join what stands beside a stop string to it; the first one of a text is
-# written without its space, and the last two have a byte of a character each.
+# written without its space, which a completion never is, since it follows a prompt.
+# The last two have a byte of a character each.
 PIECES = [b"a", b" b", b"ab", b"ba ", b" ", b"", b"b a", "€".encode()]
 PIECES += [b"a\xe2\x82", b"\xacb"]
+PROMPT = 0  # the letter "a"
 JOINED = Detokenizer(later=PIECES, first=[piece.removeprefix(b" ") for piece in PIECES])
 
 
@@ -133,7 +135,7 @@ def test_a_stop_is_found_wherever_tokens_and_calls_are_cut(tokens, stops, data):
     ends = [
         count
         for count in range(len(tokens) + 1)
-        if any(stop in JOINED.text(tokens[:count]) for stop in stops)
+        if any(stop in JOINED.text([PROMPT, *tokens[:count]])[1:] for stop in stops)
     ]
     assert (found is not None) == bool(ends)
     assert seen == (ends[0] if ends else len(tokens))

@@ -1,12 +1,15 @@
 """Pieces of text: whole characters, nothing of a stop string."""
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from small_tokenizers import SMALL, tokenizer_of
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from scalerl_jax.data.tokenizer import Tokenizer
+from scalerl_jax.sampler.requests import StopWatch
 from scalerl_jax.serve.answers import CompletionText, text_offsets, token_name
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -98,6 +101,46 @@ def test_the_text_ends_before_the_stop_string_that_is_complete_first(text, stops
         assert "".join(pieces(BYTES.encode(seen + "ab"), stops)) == text
     else:
         assert "".join(pieces(BYTES.encode(text), stops)) == text
+
+
+def llama_2():
+    """Decodes as Llama 2's and Mistral's: without the space that begins a text."""
+    names = ["<s>", "▁The", "▁capital", "▁is", "▁Paris", ".", "</s>"]
+    backend = Backend(models.BPE({name: at for at, name in enumerate(names)}, []))
+    space, strip = decoders.Replace("▁", " "), decoders.Strip(" ", 1, 0)
+    backend.decoder = decoders.Sequence(
+        [space, decoders.ByteFallback(), decoders.Fuse(), strip]
+    )
+    return Tokenizer(backend=backend, eos_ids=(6,))
+
+
+def test_a_completion_keeps_the_space_after_its_prompt():
+    tokenizer, prompt, completion = llama_2(), [1, 2, 3], [4, 5, 6]
+    assert tokenizer.backend.decode(prompt) == "The capital is"
+    text = CompletionText(tokenizer).finish(completion)
+    assert text == " Paris."
+    names = [token_name(tokenizer, token) for token in completion]
+    assert names == [" Paris", ".", "</s>"]
+    offsets = text_offsets(tokenizer, completion)
+    assert offsets == [0, 6, 7]
+    assert text[offsets[1] :] == names[1]
+    stopped = CompletionText(tokenizer, [" Paris"])
+    assert stopped.finish(completion) == "" and stopped.stopped
+    assert StopWatch([" Paris"], tokenizer.shown).end(np.array(completion)) == 1
+
+
+@pytest.mark.parametrize("kind", SMALL)
+@pytest.mark.parametrize("cut", [1, 2, 5])
+def test_a_completion_is_what_it_adds_to_the_text_of_its_prompt(kind, cut):
+    tokenizer = tokenizer_of(kind)
+    # No id of the end is among them: all of the text is shown.
+    tokens = tokenizer.encode("The answer so it is 12 </think> so.")
+    assert len(tokens) > cut and not set(tokens) & set(tokenizer.eos_ids)
+    prompt, completion = tokens[:cut], tokens[cut:]
+    decode, text = tokenizer.backend.decode, CompletionText(tokenizer)
+    streamed = [text.add([token]) for token in completion] + [text.finish()]
+    assert decode(tokens) == decode(prompt) + "".join(streamed)
+    assert CompletionText(tokenizer).finish(completion) == "".join(streamed)
 
 
 def test_offsets_are_where_each_token_adds_to_the_text():

@@ -83,11 +83,28 @@ def text_offsets(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[int]:
 
 
 class TokenRow(NamedTuple):
-    """A token with its log-probability, and those of the likeliest in its place."""
+    """A token with its log-probability, and those of the likeliest in its place.
 
-    name: str
+    Tokens are the bytes that they add to a text.
+    """
+
+    spelled: bytes
     logprob: float | None  # None: of a prompt's first token
-    likeliest: dict[str, float]
+    likeliest: dict[bytes, float]  # the likeliest first
+
+    @property
+    def name(self) -> str:
+        """The token's name."""
+        return name_of(self.spelled)
+
+    def named(self) -> dict[str, float] | None:
+        """Return the log-probability of each token by name; None: there are none."""
+        if self.logprob is None:
+            return None
+        found: dict[str, float] = {}
+        for spelled, logprob in self.likeliest.items():
+            found.setdefault(name_of(spelled), logprob)
+        return {**found, self.name: self.logprob}
 
 
 class Echo(NamedTuple):
@@ -98,13 +115,17 @@ class Echo(NamedTuple):
     rows: tuple[TokenRow, ...] = ()  # empty without log-probabilities
 
 
-def token_name(tokenizer: Tokenizer, token: int) -> str:
-    """Return the text of a token that follows others, special ones written out.
+def token_bytes(tokenizer: Tokenizer, token: int) -> bytes:
+    """Return the bytes of a token that follows others, special ones written out."""
+    table = tokenizer.written.later
+    return table[token] if token < len(table) else b""
+
+
+def name_of(spelled: bytes) -> str:
+    """Return the name of a token: its text.
 
     A part of a character is named by its bytes, as OpenAI does: "bytes:\\xe2\\x82".
     """
-    table = tokenizer.written.later
-    spelled = table[token] if token < len(table) else b""
     try:
         return spelled.decode()
     except UnicodeDecodeError:
@@ -222,7 +243,7 @@ class PendingAnswer:
         *offsets, _ = itertools.accumulate(map(len, texts), initial=0)
         rows = []
         if scored is not None:
-            first = TokenRow(token_name(self._tokenizer, tokens[0]), None, {})
+            first = TokenRow(token_bytes(self._tokenizer, tokens[0]), None, {})
             rows = [first, *self._rows(tokens[1:], scored.logprobs, scored)]
         return Echo("".join(texts), tuple(offsets), tuple(rows))
 
@@ -264,12 +285,7 @@ class PendingAnswer:
         return {
             "tokens": [row.name for row in rows],
             "token_logprobs": [row.logprob for row in rows],
-            "top_logprobs": [
-                None
-                if row.logprob is None
-                else {**row.likeliest, row.name: row.logprob}
-                for row in rows
-            ],
+            "top_logprobs": [row.named() for row in rows],
             "text_offset": offsets,
         }
 
@@ -279,7 +295,7 @@ class PendingAnswer:
         logprobs: np.ndarray,
         found: Completion | ScoredTokens,
     ) -> list[TokenRow]:
-        """Return name and log-probability of each token, and those of the likeliest."""
+        """Return bytes and log-probability of each token and of the likeliest."""
         count = self._order.logprobs
         rows = []
         for token, own, others, others_logprobs in zip(
@@ -289,12 +305,12 @@ class PendingAnswer:
             found.top_logprobs[:, :count].tolist(),
             strict=True,
         ):
-            likeliest: dict[str, float] = {}
+            likeliest: dict[bytes, float] = {}
             for other, logprob in zip(others, others_logprobs, strict=True):
-                name = token_name(self._tokenizer, other)
-                likeliest.setdefault(name, _finite(logprob))
-            name = token_name(self._tokenizer, token)
-            rows.append(TokenRow(name, _finite(own), likeliest))
+                spelled = token_bytes(self._tokenizer, other)
+                likeliest.setdefault(spelled, _finite(logprob))
+            spelled = token_bytes(self._tokenizer, token)
+            rows.append(TokenRow(spelled, _finite(own), likeliest))
         return rows
 
     def _usage(self) -> dict[str, int]:
@@ -326,7 +342,7 @@ class ChatAnswer(PendingAnswer):
             return None
         content = [
             {
-                **_token(row.name, row.logprob),
+                **_token(row.spelled, row.logprob),
                 "top_logprobs": [_token(*each) for each in row.likeliest.items()],
             }
             for row in self._rows(
@@ -340,14 +356,9 @@ def _event(value: dict[str, Any]) -> str:
     return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
 
 
-def _token(name: str, logprob: float | None) -> dict[str, Any]:
-    """Return a token of a chat's logprobs; part of a character has no bytes."""
-    whole = not name.startswith("bytes:\\x")
-    return {
-        "token": name,
-        "logprob": logprob,
-        "bytes": list(name.encode()) if whole else None,
-    }
+def _token(spelled: bytes, logprob: float | None) -> dict[str, Any]:
+    """Return a token of a chat's logprobs."""
+    return {"token": name_of(spelled), "logprob": logprob, "bytes": list(spelled)}
 
 
 def _finite(logprob: float) -> float:

@@ -1,6 +1,10 @@
-"""Pieces of text: whole characters, nothing of a stop string."""
+"""Answers: pieces of text, in whole characters and without stop strings, and bytes."""
+
+import asyncio
+import json
 
 import numpy as np
+import openai.types.chat
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -9,8 +13,18 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from scalerl_jax.data.tokenizer import Tokenizer
-from scalerl_jax.sampler.requests import StopWatch
-from scalerl_jax.serve.answers import CompletionText, text_offsets, token_name
+from scalerl_jax.sampler.requests import Completion, StopWatch
+from scalerl_jax.sampler.sampling import Sampling
+from scalerl_jax.serve.answers import (
+    ChatAnswer,
+    CompletionText,
+    name_of,
+    text_offsets,
+    token_bytes,
+)
+from scalerl_jax.serve.fields import ChatFields, read_fields
+from scalerl_jax.serve.orders import CompletionOrder, Served
+from scalerl_jax.serve.service import Placed
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 EOS = len(ALPHABET)
@@ -119,7 +133,7 @@ def test_a_completion_keeps_the_space_after_its_prompt():
     assert tokenizer.backend.decode(prompt) == "The capital is"
     text = CompletionText(tokenizer).finish(completion)
     assert text == " Paris."
-    names = [token_name(tokenizer, token) for token in completion]
+    names = [name_of(token_bytes(tokenizer, token)) for token in completion]
     assert names == [" Paris", ".", "</s>"]
     offsets = text_offsets(tokenizer, completion)
     assert offsets == [0, 6, 7]
@@ -151,5 +165,86 @@ def test_offsets_are_where_each_token_adds_to_the_text():
 
 def test_names_of_parts_of_characters_differ():
     tokens = BYTES.encode("a\N{EURO SIGN}")
-    found = [token_name(BYTES, token) for token in [*tokens, EOS, EOS + 1]]
+    found = [name_of(token_bytes(BYTES, token)) for token in [*tokens, EOS, EOS + 1]]
     assert found == ["a", r"bytes:\xe2", r"bytes:\x82", r"bytes:\xac", "<eos>", ""]
+
+
+NOT_A_BYTE = r"bytes:\xe2"  # the text of a token, which looks like a byte's name
+
+
+def with_such_a_text():
+    """The tokenizer of bytes, and a token whose text is `NOT_A_BYTE`."""
+    backend = byte_tokenizer().backend
+    vocabulary = backend.get_vocab() | {NOT_A_BYTE: EOS + 1}
+    backend.model = models.BPE(vocab=vocabulary, merges=[])
+    return Tokenizer(backend=backend, eos_ids=(EOS,))
+
+
+def completion_of(tokens, top_tokens):
+    """A completion whose tokens all have log-probability -1."""
+    tokens, top_tokens = np.array(tokens, np.int32), np.array(top_tokens, np.int32)
+    ones = np.ones(len(tokens), np.float32)
+    return Completion(
+        request_id=0,
+        sample=0,
+        tokens=tokens,
+        mask=np.ones(len(tokens), bool),
+        logprobs=-ones,
+        full_logprobs=-ones,
+        top_tokens=top_tokens,
+        top_logprobs=-np.ones(top_tokens.shape, np.float32),
+        versions=np.zeros(len(tokens), np.int32),
+        cut_off=False,
+        interrupted=False,
+    )
+
+
+def chat_answer(tokenizer, completion, **body):
+    """The answer to a chat with this one completion."""
+    served = Served(
+        name="m",
+        policy_version=0,
+        tokenizer=tokenizer,
+        template=None,
+        enable_thinking=True,
+        vocab_size=tokenizer.vocab_size,
+        max_prompt_tokens=32,
+        max_completion_tokens=64,
+        max_samples=4,
+        max_body_bytes=1000,
+        slots=4,
+        max_waiting=9,
+    )
+    fields = read_fields(ChatFields, json.dumps(body).encode(), served)
+    order = CompletionOrder(
+        prompts=(np.array([0], np.int32),),
+        fields=fields,
+        sampling=Sampling(),
+        max_tokens=64,
+        logprobs=fields.top_logprobs if fields.logprobs else None,
+    )
+    placed = Placed(order)
+    placed.events.put_nowait((0, completion))
+    return ChatAnswer(served, placed)
+
+
+def test_a_chat_tells_the_bytes_of_every_token():
+    tokenizer = with_such_a_text()
+    euro = BYTES.encode("\N{EURO SIGN}")
+    tokens = [*euro, EOS + 1, EOS]
+
+    async def whole():
+        completion = completion_of(tokens, [[euro[1]]] * len(tokens))
+        options = {"logprobs": True, "top_logprobs": 1}
+        return await chat_answer(tokenizer, completion, **options).whole()
+
+    found = openai.types.chat.ChatCompletion.model_validate(asyncio.run(whole()))
+    (choice,) = found.choices
+    rows = choice.logprobs.content
+    assert [row.bytes for row in rows[:3]] == [[0xE2], [0x82], [0xAC]]
+    assert [row.token for row in rows[:2]] == [r"bytes:\xe2", r"bytes:\x82"]
+    assert (rows[3].token, rows[3].bytes) == (NOT_A_BYTE, list(NOT_A_BYTE.encode()))
+    # As OpenAI's reference says: the bytes laid end to end are the text.
+    joined = b"".join(bytes(row.bytes) for row in rows[:-1])
+    assert joined.decode() == choice.message.content == "\N{EURO SIGN}" + NOT_A_BYTE
+    assert {tuple(row.top_logprobs[0].bytes) for row in rows} == {(0x82,)}

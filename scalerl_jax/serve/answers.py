@@ -23,6 +23,9 @@ from scalerl_jax.serve.orders import Served
 from scalerl_jax.serve.service import Placed
 
 _LEAST_LOGPROB = -9999.0  # OpenAI's
+# In ASCII: clients split an event's line at U+0085 and U+2028, too, and a text in an
+# error may be invalid.
+_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
 class CompletionText:
@@ -182,7 +185,7 @@ class PendingAnswer:
         except ApiError as error:
             if not begun:
                 raise
-            yield f"data: {json.dumps(error.body())}\n\n"  # ASCII: text may be invalid
+            yield _event(error.body())
 
     async def _choices(self, *, streamed: bool) -> AsyncIterator[dict[str, Any]]:
         """Yield choices as they are complete, or pieces of them as they come."""
@@ -353,7 +356,7 @@ class ChatAnswer(PendingAnswer):
 
 
 def _event(value: dict[str, Any]) -> str:
-    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
+    return f"data: {_ENCODER.encode(value)}\n\n"
 
 
 def _token(spelled: bytes, logprob: float | None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 
+import httpx
 import numpy as np
 import openai.types.chat
 import pytest
@@ -248,3 +249,21 @@ def test_a_chat_tells_the_bytes_of_every_token():
     joined = b"".join(bytes(row.bytes) for row in rows[:-1])
     assert joined.decode() == choice.message.content == "\N{EURO SIGN}" + NOT_A_BYTE
     assert {tuple(row.top_logprobs[0].bytes) for row in rows} == {(0x82,)}
+
+
+def test_a_stream_is_read_by_those_who_split_lines_at_any_separator():
+    text = "a\u2028b\x85c\u2029\x0bd\N{EURO SIGN}"
+    tokens = [*BYTES.encode(text), EOS]
+
+    async def events():
+        answer = chat_answer(
+            BYTES, completion_of(tokens, [[]] * len(tokens)), stream=True
+        )
+        return [event async for event in answer.chunks()]
+
+    body = "".join(asyncio.run(events())).encode()
+    lines = [line for line in httpx.Response(200, content=body).iter_lines() if line]
+    *chunks, last = [line.removeprefix("data: ") for line in lines]
+    assert last == "[DONE]"
+    contents = [json.loads(each)["choices"][0]["delta"]["content"] for each in chunks]
+    assert "".join(contents) == text

@@ -29,6 +29,10 @@ class TemplateRefused(ValueError):
     """A template that refuses these messages with its own error."""
 
 
+class TemplateUnstarted(ValueError):
+    """No process that renders templates: the template and the messages may be good."""
+
+
 @dataclasses.dataclass(frozen=True)
 class ChatTemplate:
     """A jinja template from messages to text, and the special tokens it may write."""
@@ -53,6 +57,7 @@ class ChatTemplate:
 
         Raises:
             TemplateRefused: the template refuses the messages.
+            TemplateUnstarted: the process of templates does not start.
             ValueError: the template is malformed, or fails.
         """
         found = _PROCESS.render(
@@ -75,6 +80,11 @@ class ChatTemplate:
             )
         if "syntax" in found:
             raise ValueError(f"{self.origin} is no jinja template: {found['syntax']}")
+        if "unstarted" in found:
+            raise TemplateUnstarted(
+                f"the process that renders {self.origin} does not start "
+                f"({found['unstarted']}): try again later"
+            )
         if "failed" in found:
             raise ValueError(f"{self.origin} fails: {found['failed']}")
         return found["text"]

@@ -46,11 +46,22 @@ class TemplateProcess:
         atexit.register(self.close)
 
     def render(self, source: str, values: dict[str, Any]) -> dict[str, Any]:
-        """Return {"text": ...}, or {"refused" | "syntax" | "failed": reason}."""
+        """Return {"text": ...}, or a reason for none.
+
+        The reason is {"refused" | "syntax" | "failed" | "unstarted": ...}; the last is
+        no fault of the template.
+        """
         if len(source) > MAX_CHARACTERS:
             return {"failed": f"it has more than {MAX_CHARACTERS:,} characters"}
         with self._lock:
-            process = self._started()
+            try:
+                process = self._started()
+            except OSError as error:  # TimeoutError is one
+                self.close()
+                return {"unstarted": str(error)}
+            except BaseException:  # Ctrl-C: the next call would read its first line
+                self.close()
+                raise
             assert process.stdin is not None, "a pipe was asked for"
             try:
                 process.stdin.write(json.dumps([source, values]).encode() + b"\n")

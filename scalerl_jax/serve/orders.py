@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scalerl_jax.data.chat import ChatTemplate
+from scalerl_jax.data.chat import ChatTemplate, TemplateUnstarted
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.sampler.sampling import Sampling
 from scalerl_jax.serve.fields import (
@@ -244,6 +244,9 @@ class BodyReader:
                 tools=fields.tools or None,
                 options=options | fields.chat_template_kwargs,
             )
+        except TemplateUnstarted as error:
+            code = "chat_template_unstarted"
+            raise ApiError(str(error), status=503, code=code) from error
         except ValueError as error:
             raise ApiError(str(error), param="messages") from error
 

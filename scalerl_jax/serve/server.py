@@ -21,7 +21,12 @@ import jax.numpy as jnp
 import uvicorn
 from jax.sharding import Mesh
 
-from scalerl_jax.data.chat import ChatTemplate, NoTemplate, read_chat_template
+from scalerl_jax.data.chat import (
+    ChatTemplate,
+    NoTemplate,
+    TemplateUnstarted,
+    read_chat_template,
+)
 from scalerl_jax.data.detokenizer import Detokenizer
 from scalerl_jax.model.architecture import (
     Architecture,
@@ -208,13 +213,19 @@ def _settings(flags: argparse.Namespace, model: Model) -> EngineSettings:
 
 
 def _template(model: Model) -> ChatTemplate | None:
-    """Return the tokenizer's chat template, if it has one; warn where it is broken."""
+    """Return the tokenizer's chat template, if it has one; warn where it is broken.
+
+    Raises:
+        TemplateUnstarted: it cannot be tried.
+    """
     config = model.config
     try:
         found = read_chat_template(config.data.tokenizer or config.model.checkpoint)
         found.render([{"role": "user", "content": "Hello"}], options={})
     except NoTemplate:
         return None
+    except TemplateUnstarted:
+        raise
     except ValueError as error:
         _log.warning("warning: there are no chats: %s", error)
         return None

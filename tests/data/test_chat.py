@@ -1,7 +1,9 @@
 """Prompts from chat templates: those that `transformers` writes, and nothing else."""
 
+import contextlib
 import dataclasses
 import json
+import sys
 import time
 
 import pytest
@@ -269,6 +271,24 @@ def test_a_template_has_little_time_and_memory(tmp_path, monkeypatch, source, wh
     assert time.monotonic() - started < 30.0
     make_directory(tmp_path, chat_template="{{ messages[0]['content'] }}!")
     assert renderer(tmp_path)(ask("Well")) == "Well!"  # the next one has a process
+
+
+@pytest.mark.parametrize(
+    "module, name, value, why",
+    [
+        (chat_process, "_START_TIMEOUT_S", 0.0, "no line within 0.0 s"),
+        (sys, "executable", "/no/such/python", "No such file or directory"),
+    ],
+)
+def test_a_process_that_does_not_start_is_a_reason_and_the_next_one_serves(
+    module, name, value, why
+):
+    with contextlib.closing(chat_process.TemplateProcess()) as process:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, name, value)
+            reply = process.render("{{ 6 * 7 }}", {})
+        assert reply.keys() == {"unstarted"} and why in reply["unstarted"]
+        assert process.render("{{ 6 * 7 }}", {}) == {"text": "42"}
 
 
 @pytest.mark.parametrize(

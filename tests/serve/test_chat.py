@@ -1,6 +1,7 @@
 """Chats, as OpenAI's own client sees them, and what a template is given."""
 
 import json
+import sys
 
 import openai
 import pytest
@@ -9,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_server import BASE, TEMPLATE
 
+from scalerl_jax.data import chat as templates
 from scalerl_jax.data.chat import ChatTemplate
+from scalerl_jax.data.chat_process import TemplateProcess
 from scalerl_jax.data.tokenizer import Tokenizer, load_tokenizer
 from scalerl_jax.serve.fields import ApiError, ChatFields, CompletionFields
 from scalerl_jax.serve.orders import BodyReader, Served
@@ -326,3 +329,12 @@ def test_without_a_template_there_is_no_chat():
     with pytest.raises(ApiError, match="no chat template: send a prompt to") as error:
         reader(None).chat(body)
     assert error.value.code == "no_chat_template"
+
+
+def test_a_chat_whose_template_cannot_be_rendered_now_may_be_sent_again(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    monkeypatch.setattr(templates, "_PROCESS", TemplateProcess())
+    with pytest.raises(ApiError, match="does not start .*: try again later") as error:
+        reader().chat(json.dumps({"messages": WORD}).encode())
+    assert error.value.status == 503
+    assert error.value.code == "chat_template_unstarted"

@@ -26,7 +26,7 @@ from scalerl_jax.formats.reading import parse_json
 
 MAX_LOGPROBS = 5  # likeliest tokens of a place: OpenAI's limit for completions
 _MAX_STOPS, _MAX_STOP_LENGTH = 16, 128  # four times OpenAI's limit; characters
-_SEEDS = 2**32
+_SEEDS = 2**32  # of the sampler; OpenAI's are signed, of 64 bits
 _UNKNOWN = "unknown_field"
 
 
@@ -99,6 +99,10 @@ def _check_temperature(value: float) -> float:
     return value
 
 
+def _as_seed(value: int | None) -> int | None:
+    return None if value is None else value % _SEEDS
+
+
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
@@ -110,12 +114,14 @@ class Sampled(BodyFields):
     temperature: Annotated[
         float, Field(ge=0.0, le=100.0), AfterValidator(_check_temperature)
     ] = 1.0
-    top_p: float = Field(1.0, gt=0.0, le=1.0)
+    top_p: float = Field(1.0, ge=0.0, le=1.0)  # 0: the likeliest token
     # Both bounds are those of the sampler's number formats.
     top_k: int = Field(0, ge=-1, le=2**63)
     min_p: float = Field(0.0, ge=0.0, le=1.0)
     n: int = Field(1, ge=1)
-    seed: int | None = Field(None, ge=0, lt=_SEEDS)
+    seed: Annotated[
+        int | None, Field(ge=-(2**63), lt=2**63), AfterValidator(_as_seed)
+    ] = None
     stop: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=_MAX_STOP_LENGTH)]],
         Field(max_length=_MAX_STOPS),

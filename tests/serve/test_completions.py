@@ -147,6 +147,17 @@ def test_the_same_seed_and_prompt_give_the_same_completion(complete):
     assert len(set(texts(complete(n=8, seed=None)))) > 1
 
 
+def test_top_p_of_0_is_the_likeliest_token(complete):
+    greedy = texts(complete(temperature=0))
+    assert texts(complete(n=4, top_p=0)) == greedy * 4
+    assert texts(complete(n=4)) != greedy * 4
+
+
+def test_a_seed_has_64_bits_of_which_the_last_32_count(complete):
+    for seed, same in [(-1, 2**32 - 1), (2**32 + 7, 7), (-(2**63), 0), (2**63 - 1, -1)]:
+        assert texts(complete(n=4, seed=seed)) == texts(complete(n=4, seed=same))
+
+
 def test_a_prompt_has_four_forms(complete):
     ids = [TOKENIZER.encode(prompt) for prompt in (SPELL, SUM)]
     both = texts(complete([SPELL, SUM], n=2))

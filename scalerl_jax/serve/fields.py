@@ -129,11 +129,11 @@ class Sampled(BodyFields):
     ] = []
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
-    # Known fields without effect: only values that change nothing are accepted.
+    # Only values that change nothing are accepted.
     presence_penalty: float = Field(0.0, ge=0.0, le=0.0)
     frequency_penalty: float = Field(0.0, ge=0.0, le=0.0)
     logit_bias: dict[str, Any] = Field({}, max_length=0)
-    user: str = ""
+    user: str = ""  # whatever it is, it has no effect
 
 
 def _check_max_tokens(value: int | None, info: ValidationInfo) -> int | None:
@@ -260,10 +260,10 @@ class ChatFields(Sampled, Conversation):
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=MAX_LOGPROBS)
     tool_choice: Literal["auto", "none"] = "auto"
-    parallel_tool_calls: bool = True
+    parallel_tool_calls: bool = True  # without effect: calls stay in the text
     response_format: TextFormat = TextFormat()
     store: Literal[False] = False
-    metadata: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}  # without effect: nothing is stored
 
 
 class TokenizeFields(Conversation):

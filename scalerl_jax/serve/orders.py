@@ -188,6 +188,11 @@ class BodyReader:
         echo: bool = False,
     ) -> CompletionOrder:
         served = self._served
+        if "stream_options" in fields.model_fields_set and not fields.stream:
+            raise ApiError(
+                "stream_options needs stream = true; leave it out",
+                param="stream_options",
+            )
         if len(prompts) * fields.n > served.max_samples:
             raise ApiError(
                 f"{len(prompts)} prompts with n = {show(fields.n)} are more "

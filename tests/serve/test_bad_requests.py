@@ -74,6 +74,8 @@ FIELDS = [
     ("suffix", "b", ("suffix = 'b': ", "at most 0 characters")),
     ("logit_bias", {"5": 1}, ("logit_bias = {'5': 1}: ", "at most 0 items")),
     ("stream", "yes", ("stream = 'yes': ", "a valid boolean")),
+    ("stream_options", {"include_usage": True}, ("needs stream = true",)),
+    ("stream_options", {}, ("needs stream = true",)),
     ("stream_options", True, ("stream_options = True: ", "a valid dictionary")),
     ("max_token", 5, ("'max_token' is not a field", "'max_tokens'")),
 ]

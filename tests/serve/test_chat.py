@@ -145,6 +145,11 @@ WRITTEN = [
         {"tools": [TOOL], "tool_choice": "none"}, "S: hello<think>", id="no tool wanted"
     ),
     pytest.param(
+        {"parallel_tool_calls": False, "metadata": {"a": "b"}, "user": "me"},
+        "S: hello<think>",
+        id="fields without effect",
+    ),
+    pytest.param(
         {"chat_template_kwargs": {"enable_thinking": False}}, "S: hello", id="an option"
     ),
     pytest.param(
@@ -274,6 +279,7 @@ MISTAKES = [
     ({"max_completion_tokens": 65}, ("max_completion_tokens = 65", "= 64")),
     ({"max_tokens": 65}, ("max_tokens = 65", "= 64")),
     ({"max_tokens": 8, "max_completion_tokens": 9}, ("max_tokens = 8", "= 9 are two")),
+    ({"stream_options": {"include_usage": True}}, ("needs stream = true",)),
     ({"n": 5}, ("n = 5", "--max_samples = 4")),
     ({"chat_template_kwargs": {"messages": []}}, ("may not hold 'messages'",)),
     ({"prompt": "a"}, ("'prompt' is not a field",)),

@@ -145,15 +145,24 @@ def _load(
     def meshes(arch: Architecture) -> list[Mesh]:
         return make_meshes(arch, jax.devices(), flags.tensor)
 
+    def placement(arch: Architecture) -> PyTree:
+        _settings(flags, arch)  # a wrong flag is refused before the weights are read
+        return param_shardings(arch, meshes(arch)[0])
+
     with progress.bar(f"loading {flags.checkpoint}"):
         model = load_model(
             flags.checkpoint,
             dtype=flags.dtype,
-            placement=lambda arch: param_shardings(arch, meshes(arch)[0]),
+            placement=placement,
             adapter=flags.adapter,
         )
     exact_products(jnp.dtype(model.dtype).name)  # without --dtype the checkpoint's
-    settings = _settings(flags, model)
+    settings = dataclasses.replace(
+        _settings(flags, model.arch),
+        dtype=model.dtype,
+        eos_ids=model.tokenizer.eos_ids,
+        float32_head=model.config.model.float32_head,
+    )
     params = unstack_layers(model.params, model.arch)
     model = dataclasses.replace(model, params=None)  # its layers are a second copy
     found = meshes(model.arch)
@@ -184,23 +193,22 @@ def _load(
     return served, replicas
 
 
-def _settings(flags: argparse.Namespace, model: Model) -> EngineSettings:
-    """Return the settings that the engine is compiled for.
+def _settings(flags: argparse.Namespace, arch: Architecture) -> EngineSettings:
+    """Return the engine's settings, as far as flags and architecture determine them.
 
     Raises:
-        ValueError: the model has too few positions.
+        ValueError: the model has too few positions, or the cache is too small.
     """
-    positions = model.arch.max_positions
+    positions = arch.max_positions
     half = min(_LONGEST, positions // 2)
     settings = EngineSettings(
-        arch=model.arch,
+        arch=arch,
         slots=flags.slots,
         max_prompt_tokens=flags.max_prompt_tokens or half,
         max_completion_tokens=flags.max_completion_tokens or half,
         tokens_per_call=flags.tokens_per_call,
-        dtype=model.dtype,
-        eos_ids=model.tokenizer.eos_ids,
-        float32_head=model.config.model.float32_head,
+        dtype=jnp.float32,
+        eos_ids=(),
         cache_tokens=flags.cache_tokens,
         top_logprobs=MAX_LOGPROBS,
     )
@@ -208,6 +216,14 @@ def _settings(flags: argparse.Namespace, model: Model) -> EngineSettings:
         raise ValueError(
             f"--max_prompt_tokens + --max_completion_tokens = {settings.max_tokens} is "
             f"more than the {positions} positions of the model; lower one of them"
+        )
+    # The engine keeps a page more: a prompt's last one, beside its copy.
+    least = (settings.pages_per_slot + 1) * settings.page_size
+    if 0 < flags.cache_tokens < least:
+        raise ValueError(
+            f"--cache_tokens={flags.cache_tokens} does not hold one sequence of "
+            f"--max_prompt_tokens + --max_completion_tokens = {settings.max_tokens} "
+            f"tokens; raise it to {least} or more, or lower one of the others"
         )
     return settings
 

@@ -153,7 +153,9 @@ FLAGS = [
         id="longer than the model",
     ),
     pytest.param(
-        ("--cache_tokens=64",), ("cache_tokens = 64", "raise"), id="cache too small"
+        ("--cache_tokens=64",),
+        ("--cache_tokens=64 does not hold", "raise it to 544"),
+        id="cache too small",
     ),
 ]
 

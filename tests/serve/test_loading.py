@@ -14,9 +14,12 @@ from scalerl_jax.learner.step import init_state
 from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.saving import save_params
 from scalerl_jax.model.weights import load_params
+from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.run.progress import Progress
+from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.serve import server
 from scalerl_jax.serve.__main__ import read_flags
+from scalerl_jax.wiring import loading
 from scalerl_jax.wiring.learning import make_adamw
 from scalerl_jax.wiring.loading import load_model
 
@@ -150,6 +153,52 @@ def test_a_run_without_a_good_checkpoint_is_named(tmp_path, run):
     (tmp_path / "checkpoints" / "step_00000003").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"manifest\.json is missing"):
         load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        pytest.param(
+            {"cache_tokens": 10},
+            # The model's 512 positions are 16 pages of 32, and one is copied.
+            r"--cache_tokens=10 .* = 512 tokens; raise it to 544 or more",
+            id="by the model",
+        ),
+        pytest.param(
+            {
+                "cache_tokens": 127,
+                "max_prompt_tokens": 33,
+                "max_completion_tokens": 63,
+            },
+            r"--cache_tokens=127 .* = 96 tokens; raise it to 128 or more",
+            id="by flags",
+        ),
+        pytest.param(
+            {"max_prompt_tokens": 500, "max_completion_tokens": 13},
+            r"= 513 is more than the 512 positions",
+            id="positions",
+        ),
+    ],
+)
+def test_sizes_that_the_model_does_not_allow_are_flags_named_before_it_is_loaded(
+    monkeypatch, flags, words
+):
+    def load_now(*_, **__):
+        raise AssertionError("the weights are read")
+
+    monkeypatch.setattr(loading, "load_params", load_now)
+    given = [f"--{name}={value}" for name, value in flags.items()]
+    parsed = read_flags([f"--checkpoint={BASE}", "--tensor=1", *given])
+    with Progress() as progress, pytest.raises(ValueError, match=words) as error:
+        server._load(parsed, progress)
+    assert "sampler." not in str(error.value)
+
+
+def test_the_least_cache_that_is_named_is_enough(monkeypatch):
+    monkeypatch.setattr(server, "_LONGEST", 48)
+    flags = read_flags([f"--checkpoint={BASE}", "--cache_tokens=128"])
+    settings = server._settings(flags, read_architecture(BASE))
+    Engine(settings, mesh=make_mesh(jax.devices()[:1]))
 
 
 @pytest.mark.parametrize("flag, dtype", [("", "float32"), ("bfloat16", "bfloat16")])

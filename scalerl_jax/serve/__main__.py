@@ -53,7 +53,7 @@ _FLAGS: tuple[tuple[str, Callable[[str], object], object, str], ...] = (
     ("max_body_bytes", _positive, 4 * 2**20, "of one request, then 413"),
     ("max_connections", _positive, 512, "then who waits longest has to go, or 503"),
     ("header_s", _seconds, 10.0, "for the headers of a request, then the end"),
-    ("body_s", _seconds, 60.0, "for its body, then 408; and to take 48 KiB"),
+    ("body_s", _seconds, 60.0, "for its body, then 408; and to take 64 KiB"),
     (
         "compile_cache",
         str,

@@ -16,10 +16,13 @@ import dataclasses
 import hashlib
 import hmac
 import ipaddress
+import logging
+import math
 import os
 import re
 import resource
 import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,6 +36,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from scalerl_jax.formats.bounded import read_text
 from scalerl_jax.serve.fields import ApiError
 
+_log = logging.getLogger(__name__)
+
 KEY_VARIABLE = "SCALERL_API_KEY"
 _OPEN_TO_ALL = ("/", "/health")  # need no key: they show nothing of the model
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:]*))(?::[0-9]*)?")
@@ -43,6 +48,7 @@ _KEY = re.compile(r"[!-~]{1,4096}")  # what a header can hold, without spaces
 ACCEPTED_TOGETHER = 32
 # Connections accepted in four turns of the loop, and files of the devices' libraries.
 _SPARE_FILES = 4 * ACCEPTED_TOGETHER + 256
+_BETWEEN_LINES_S = 60.0  # of the log: clients can cause any number
 _FULL = ApiError(
     "the server has --max_connections connections, all of them busy: try again later",
     status=503,
@@ -75,9 +81,24 @@ class Connections:
 
     max_connections: int
     header_s: float  # from the last answer to the end of the next request's headers
-    body_s: float  # from there to the end of the body; and to take a part of an answer
+    body_s: float  # from there to the end of the body; and to take 64 KiB of an answer
     waiting: dict["Connection", None] = dataclasses.field(default_factory=dict)
     open: int = 0
+    cut: int = 0  # clients that did not take their answer
+    _told_at: float = -math.inf  # of them, by the monotonic clock
+
+    def count_cut(self, client: object) -> None:
+        """Count a client that did not take its answer, and log it, but not each."""
+        self.cut += 1
+        now = time.monotonic()
+        if now - self._told_at < _BETWEEN_LINES_S:
+            return
+        self._told_at = now
+        _log.warning(
+            "warning: %s did not take 64 KiB of its answer within --body_s = %g s and "
+            "is disconnected (%d so far)",
+            *(client, self.body_s, self.cut),
+        )
 
     def __call__(self, **options: Any) -> "Connection":
         """Make a connection; uvicorn calls this as it would a protocol's class."""
@@ -138,7 +159,7 @@ class Connection(H11Protocol):
     def pause_writing(self) -> None:
         """Wait at most `body_s` for the client to read what is written."""
         super().pause_writing()
-        self._writing = self.loop.call_later(self._all.body_s, self.give_up)
+        self._writing = self.loop.call_later(self._all.body_s, self._cut)
 
     def resume_writing(self) -> None:
         """Write on."""
@@ -150,10 +171,22 @@ class Connection(H11Protocol):
         self._all.waiting.pop(self, None)
         self.transport.abort()
 
+    def _cut(self) -> None:
+        host, port = self.client or ("a client", 0)
+        self._all.count_cut(f"{host}:{port}")
+        self.give_up()
+
     def _wait(self) -> None:
         _cancel(self._reading)
         self._all.waiting[self] = None
-        self._reading = self.loop.call_later(self._all.header_s, self.give_up)
+        self._reading = self.loop.call_later(self._all.header_s, self._end_wait)
+
+    def _end_wait(self) -> None:
+        """Disconnect a client without a request, once it can have its last answer."""
+        if self.transport.get_write_buffer_size():
+            self._reading = self.loop.call_later(self._all.body_s, self._cut)
+        else:
+            self.give_up()
 
     def _turn_away(self) -> None:
         body = bytes(_FULL.response().body)

@@ -6,7 +6,6 @@ both are the same: whole characters, cut before a stop string.
 
 import asyncio
 import itertools
-import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -20,12 +19,10 @@ from scalerl_jax.sampler.requests import Completion
 from scalerl_jax.sampler.scoring import ScoredTokens
 from scalerl_jax.serve.fields import ApiError
 from scalerl_jax.serve.orders import Served
+from scalerl_jax.serve.rendering import server_sent
 from scalerl_jax.serve.service import Placed
 
 _LEAST_LOGPROB = -9999.0  # OpenAI's
-# In ASCII: clients split an event's line at U+0085 and U+2028, too, and a text in an
-# error may be invalid.
-_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
 class CompletionText:
@@ -177,15 +174,19 @@ class PendingAnswer:
         more, begun = {"usage": None} if include_usage else {}, False
         try:
             async for choice in self._choices(streamed=True):
-                yield _event({**head, "choices": [choice], **more})
+                value = {**head, "choices": [choice], **more}
+                if choice["logprobs"] is None:
+                    yield server_sent(value)
+                else:  # it is long
+                    yield await asyncio.to_thread(server_sent, value)
                 begun = True
             if include_usage:
-                yield _event({**head, "choices": [], "usage": self._usage()})
+                yield server_sent({**head, "choices": [], "usage": self._usage()})
             yield "data: [DONE]\n\n"
         except ApiError as error:
             if not begun:
                 raise
-            yield _event(error.body())
+            yield server_sent(error.body())
 
     async def _choices(self, *, streamed: bool) -> AsyncIterator[dict[str, Any]]:
         """Yield choices as they are complete, or pieces of them as they come."""
@@ -353,10 +354,6 @@ class ChatAnswer(PendingAnswer):
             )
         ]
         return {"content": content, "refusal": None}
-
-
-def _event(value: dict[str, Any]) -> str:
-    return f"data: {_ENCODER.encode(value)}\n\n"
 
 
 def _token(spelled: bytes, logprob: float | None) -> dict[str, Any]:

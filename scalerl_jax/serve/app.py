@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -24,6 +24,7 @@ from scalerl_jax.serve.access import Connections, guarded
 from scalerl_jax.serve.answers import ChatAnswer, PendingAnswer
 from scalerl_jax.serve.fields import ApiError
 from scalerl_jax.serve.orders import BodyReader, CompletionOrder
+from scalerl_jax.serve.rendering import streamed_answer, whole_answer
 from scalerl_jax.serve.service import Service
 
 _HELD_BODIES = 64  # most bodies of the largest size in memory
@@ -159,7 +160,7 @@ class Api:
             tokens = await self._made(reader.tokens, body, is_chat=is_chat)
         served = self.service.served
         most = served.max_prompt_tokens + served.max_completion_tokens
-        return JSONResponse(
+        return await whole_answer(
             {"count": len(tokens), "max_model_len": most, "tokens": tokens}
         )
 
@@ -272,21 +273,11 @@ class Completions:
                     chunks = answer.chunks()
                     # Until the first chunk has come, the request can be refused.
                     first = await _unless(anext(chunks), _left(receive), gone)
-                    response = StreamingResponse(
-                        _chain(first, chunks),
-                        media_type="text/event-stream",
-                        headers={"Cache-Control": "no-cache"},
-                    )
+                    response = streamed_answer(first, chunks)
                 else:
                     whole = await _unless(answer.whole(), _left(receive), gone)
-                    response = JSONResponse(whole)
+                    response = await whole_answer(whole)
                 await response(scope, receive, send)
-
-
-async def _chain(first: str, rest: AsyncIterator[str]) -> AsyncIterator[str]:
-    yield first
-    async for chunk in rest:
-        yield chunk
 
 
 async def _unless(work: Awaitable[T], end: Awaitable[Any], error: Exception) -> T:

@@ -990,7 +990,9 @@ class GeneratorsConfig:
         120.0, "a replica that does not answer for this long is replaced"
     )
     reissue_after_s: SecondsOr0 = setting(
-        0.0, "a group older than this is started again on a free replica; 0: never"
+        0.0,
+        "a group older than this is started again on a free replica, and a second time "
+        "at twice this age, and so on; 0: never",
     )
     base_every: Count = setting(
         20,

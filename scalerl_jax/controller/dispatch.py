@@ -84,6 +84,8 @@ class Dispatcher:
         self._version = -1  # version of the publication
         self._ordering = False
         self._again: collections.deque[int] = collections.deque()  # of lost replicas
+        # How often each open ticket was moved because it took too long.
+        self._moves: collections.Counter[int] = collections.Counter()
         self._jobs = JobBoard()
         self._in_row = 0  # losses since the last finished group
         self.events: collections.Counter[str] = collections.Counter(
@@ -184,13 +186,16 @@ class Dispatcher:
     def _withdraw_late(self, replica: KnownReplica, now: float) -> None:
         """Move groups that take too long to a free replica, which starts them again.
 
-        A replica from which a ticket was withdrawn can get it again only after it has
-        reported that it no longer samples it.
+        The limit of a group doubles with each move: one that is long, rather than at a
+        slow replica, ends after log2(its time / reissue_after_s) moves.  A replica from
+        which a ticket was withdrawn can get it again only after it has reported that it
+        no longer samples it.
         """
-        limit = self._limits.reissue_after_s
-        if not limit or self._by_ticket:
+        least = self._limits.reissue_after_s
+        if not least or self._by_ticket:
             return
         for ticket, given_s in list(replica.given_s.items()):
+            limit = least * 2 ** self._moves[ticket]
             late = now - given_s > limit and ticket not in replica.sampled
             if late and freest(
                 each
@@ -198,6 +203,7 @@ class Dispatcher:
                 if each is not replica and ticket not in each.withdrawn
             ):
                 replica.withdraw(ticket)
+                self._moves[ticket] += 1
                 self._reissue(ticket)
 
     def _await(self, replica: KnownReplica, now: float) -> None:
@@ -284,12 +290,17 @@ class Dispatcher:
                 self._refuse_group(replica, group, fault)
             else:
                 self._in_row = 0
-                replica.forget(group.ticket)
+                self._close(replica, group.ticket)
         for ticket, reason in report.dropped:
             replica.withdrawn.discard(ticket)
             if ticket in own:
-                replica.forget(ticket)
+                self._close(replica, ticket)
                 self._orders.drop(ticket, reason)
+
+    def _close(self, replica: KnownReplica, ticket: int) -> None:
+        """Remove a ticket that has ended from the records."""
+        replica.forget(ticket)
+        self._moves.pop(ticket, None)
 
     def _refuse_group(self, replica: KnownReplica, group: Any, fault: str) -> None:
         """Reissue a bad group; replace a replica that made too many of them.

@@ -19,7 +19,7 @@ class Roomy(Protocol):
 
     @property
     def version(self) -> int:
-        """Policy version with which the replica starts its next group."""
+        """Policy version with which the replica starts its next group; -1: none yet."""
         ...
 
 
@@ -39,11 +39,11 @@ T = TypeVar("T", bound=Ticketed)
 def freest(replicas: Iterable[R]) -> R | None:
     """Return the replica that gets the next group: the first with the most room.
 
-    Return None if all are full.
+    Return None if all are full, or have no params.
     """
     found, most = None, 0
     for each in replicas:
-        if each.up and (room := each.room) > most:
+        if each.up and each.version >= 0 and (room := each.room) > most:
             found, most = each, room
     return found
 

@@ -93,7 +93,10 @@ class KnownReplica:
 
     @property
     def version(self) -> int:
-        """Policy version with which the replica starts its next group."""
+        """Policy version with which the replica starts its next group; -1: none yet.
+
+        It has none again if it refused its first publication, until the next is sent.
+        """
         return self.used_version if self.used_version >= 0 else self.sent_version
 
     def give(self, assignment: Assignment, now_s: float) -> None:

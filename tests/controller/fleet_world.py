@@ -166,6 +166,12 @@ class LateLink:
             version = self.publications.pop(0)
             self.replica.version = max(version, self.replica.version)
 
+    def refuse(self):
+        """The params that have come are torn, and are not used."""
+        if self.publications:
+            self.publications.pop(0)
+            self.replica.orders.refuse("torn")
+
     def die(self):
         """All that is under way is lost, answers too."""
         self.dead = True
@@ -274,6 +280,7 @@ class FleetWorld:
         moves = dict(
             arrive=link.arrive,
             swap=link.swap,
+            refuse=link.refuse,
             begin=replica.begin,
             token=replica.token,
         )
@@ -359,6 +366,8 @@ class FleetWorld:
             for ticket, assignment in known.assignments.items():
                 home = ticket % len(self.dispatcher.replicas)
                 assert known.number == home or not self.by_ticket
+                assert 0 <= assignment.order.begun_version <= assignment.version
+                assert assignment.version <= known.newest_version or self.by_ticket
                 prompt = assignment.order.prompt
                 drawn = (prompt.prompt_id, prompt.epoch)
                 assert self.prompts.setdefault(ticket, drawn) == drawn

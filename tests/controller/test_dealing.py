@@ -82,3 +82,13 @@ def test_in_turn_groups_go_to_their_tickets_replicas_full_or_not_yet_up():
     replicas = [Replica(0, 1), Replica(0, 1, up=False)]
     found = dealt(replicas, [7, 8], admitted=[5, 5], by_ticket=True)
     assert found == [(1, 7, 5), (0, 8, 5), (0, 100, 5), (1, 101, 5)]
+
+
+def test_a_replica_without_params_gets_nothing_until_it_has_some():
+    replicas, again = [Replica(9, -1), Replica(2, 0)], [7, 8, 9]
+    assert dealt(replicas, again, admitted=[]) == [(1, 7, 0), (1, 8, 0)]
+    assert again == [9]
+    # A version of -1 would be old enough for each of these.
+    assert dealt(replicas, [], admitted=[-1, -1]) == []
+    replicas[0].version = 5
+    assert dealt(replicas, again, admitted=[-1]) == [(0, 9, 5), (0, 100, 5)]

@@ -31,6 +31,7 @@ NAMES = dict(
     late=(0, 2),
     evaluate=(0, 5),
     work=(0, 10),
+    refuse=(0, 3),
 )
 
 
@@ -329,6 +330,40 @@ def test_params_that_are_refused_are_sent_again():
     link.replica.orders.refuse("a leaf has another checksum")
     hear(world, link)
     assert "is lost (3 publications in a row refused)" in world.notes[-1]
+
+
+def test_a_replica_whose_first_params_are_refused_gets_no_orders_before_the_next():
+    world = FleetWorld(
+        replicas=1,
+        capacity=4,
+        by_ticket=False,
+        reissue_after_s=0.0,
+        num_prompts=2,
+        max_staleness=8,
+        mode="pipeline",
+    )
+    world.dispatcher.turn()
+    world.come(0)
+    world.dispatcher.turn()
+    link, known = world.links[0], world.dispatcher.replicas[0]
+    link.arrive()
+    link.refuse()
+    link.answer()
+    world.dispatcher.turn()
+    assert "continues with the params of version -1: torn" in world.notes[-1]
+    assert not known.assignments and world.queue.snapshot().running == ()
+    # The same params are sent again, and orders for them.
+    world.dispatcher.turn()
+    link.arrive()
+    world.dispatcher.turn()
+    begun = [each.order.begun_version for each in known.assignments.values()]
+    assert begun == [0] * 4
+    while link.calls:
+        link.arrive()
+    link.swap()
+    link.replica.begin()
+    assert len(link.replica.open) == 4
+    world.check()
 
 
 def test_a_replica_that_is_always_behind_but_goes_on_is_not_lost():

@@ -55,6 +55,7 @@ class _Waiting:
     samples: collections.deque[Sample]
     tokens: np.ndarray  # int32, to cache before a sample can start
     prefix: Prefix | None = None
+    at_once: bool = False  # to cache in one step: a weight update dropped a part
 
     def first_pages(self, settings: EngineSettings) -> int:
         """Return the number of pages that a sample needs for its first call."""
@@ -276,17 +277,25 @@ class Scheduler:
     # -- from waiting to running ------------------------------------------------------
 
     def _admit(self, params: PyTree, version: int) -> None:
-        """Prefill one chunk, or, if no sample is running, until one can run."""
+        """Prefill one chunk, or, if no sample is running, until one can run.
+
+        A prefix of which a weight update dropped a part is completed in this step: one
+        that needs more steps than there are between two updates would never be ready.
+        """
         while self._waiting and self._free:
-            self._prefill(params, self._begin_prefixes(version))
+            begun = self._begin_prefixes(version)
+            self._prefill(params, [prefix for _, prefix in begun])
             self._place()
-            if self._running:
+            due = any(entry.at_once and not prefix.ready for entry, prefix in begun)
+            if self._running and not due:
                 return
 
-    def _begin_prefixes(self, version: int) -> list[Prefix]:
-        """Return prefixes, at this version, of waiting entries with free slots."""
+    def _begin_prefixes(self, version: int) -> list[tuple[_Waiting, Prefix]]:
+        """Return entries with free slots, and their prefixes at this version."""
         for entry in self._waiting:
-            if entry.prefix is not None and entry.prefix.version != version:
+            prefix = entry.prefix
+            if prefix is not None and prefix.version != version:
+                entry.at_once |= 0 < prefix.done < len(prefix.tokens)
                 self._drop_prefix(entry)  # never used across versions
         slots, begun = len(self._free), []
         for entry in self._waiting:
@@ -305,7 +314,7 @@ class Scheduler:
                     pages=self.pages.take(0, count),
                     version=version,
                 )
-            begun.append(entry.prefix)
+            begun.append((entry, entry.prefix))
         return begun
 
     def _find(self, own: Need, *, alone: bool, keep: _Waiting | None = None) -> bool:

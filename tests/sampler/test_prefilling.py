@@ -165,3 +165,33 @@ def test_a_token_that_is_not_a_number_fails_its_own_prompt_only(
         scheduler.submit(each)
     found = bench.finish(scheduler, random_params(2), version=1)
     bench.assert_same(found, bench.expected(random_params(2), *again))
+
+
+def test_long_prompts_are_cached_though_params_change_at_every_step(
+    bench, talkative_params
+):
+    params = talkative_params(0)
+    running = bench.request(2, [4, 1], num_samples=1, limits=None)
+    scheduler = bench.scheduler(running)
+    bench.step(scheduler, params)
+    long = [bench.request(n, RNG.integers(0, 10, 20), num_samples=1) for n in (5, 6)]
+    for each in long:
+        scheduler.submit(each)
+    # Chunks of 16: a part of the first prompt; it is dropped, and the first is cached
+    # in one step with a part of the second; then the second.
+    found, prefilled, waiting = {}, [], []
+    for version in range(4):
+        for each in bench.step(scheduler, params, version=version):
+            found[each.request_id, each.sample] = each
+        prefilled.append(scheduler.stats.prefilled_tokens)
+        waiting.append(len(scheduler._waiting))
+        assert 2 in {each.request.request_id for each in scheduler._running.values()}
+    assert np.diff([1, *prefilled]).tolist() == [16, 19 + 13, 19, 0]
+    assert waiting == [2, 1, 0, 0]
+    # The second's twice: it had pages, and no token in them, at the first update.
+    assert scheduler.stats.prefixes_dropped == 3
+    found |= bench.finish(scheduler, params, version=3)
+    bench.assert_same(found, bench.expected(params, running, *long))
+    versions = [found[number, 0].versions[0].item() for number in (2, 5, 6)]
+    assert versions == [0, 1, 2]
+    bench.assert_idle(scheduler)

@@ -28,7 +28,7 @@ _MANY = 2**31 - 1  # tokens, more than in any vocabulary
 class Sampling:
     """A distribution: temperature first, then the filters in this order."""
 
-    temperature: float = 1.0  # 0: the likeliest token
+    temperature: float = 1.0  # 0: the likeliest token; of equal ones the first
     top_k: int = 0  # keep this many likeliest tokens; 0: all
     top_p: float = 1.0  # keep the fewest likeliest with this probability; 1: all
     min_p: float = 0.0  # keep tokens with this share of the highest probability; 0: all
@@ -207,7 +207,8 @@ def draw_tokens(
     The draw is by inversion in two stages: a block of the vocabulary, then a token in
     it, with a uniform number for each.  It costs one exp per token of the vocabulary;
     the Gumbel trick needs a random number per token.  A token's probability is exact to
-    within 2**-23 of its block's.
+    within 2**-23 of its block's.  At temperature 0 both numbers are 0, so that the
+    first of equal tokens is drawn, with log-probability 0.
     """
     kept, full = scaled_logits(logits, sampling)
     rows, vocabulary = kept.shape
@@ -220,15 +221,17 @@ def draw_tokens(
     uniform = jax.vmap(
         lambda key, place: jax.random.uniform(jax.random.fold_in(key, place), (2,))
     )(_wrap(keys), index)
+    greedy = sampling.temperature == 0
+    uniform = jnp.where(greedy[:, None], 0.0, uniform)
     chosen = _invert(masses, uniform[:, 0])
     inside = jnp.take_along_axis(blocks, chosen[:, None, None], axis=1)[:, 0]
     place = _invert(jnp.exp(inside - highest[:, None]), uniform[:, 1])
     tokens = chosen * block + place
     logit = jnp.take_along_axis(inside, place[:, None], axis=-1)[:, 0]
 
-    filtered = (sampling.temperature == 0) | (sampling.top_k > 0)
+    filtered = greedy | (sampling.top_k > 0)
     filtered |= (sampling.top_p < 1.0) | (sampling.min_p > 0.0)
-    logprobs = logit - highest - jnp.log(total)
+    logprobs = logit - highest - jnp.log(jnp.where(greedy, 1.0, total))
     full_logprobs = jax.lax.cond(
         filtered.any(),
         lambda: (

@@ -232,6 +232,50 @@ def test_tokens_come_as_often_as_their_probabilities_say(options, along, vocabul
     assert scipy.stats.chisquare(observed, expected).pvalue > 1e-3
 
 
+FILTERS = [{}, {"top_k": 2}, {"top_p": 0.3}, {"min_p": 0.5}, {"top_k": 3, "top_p": 0.9}]
+
+
+@pytest.mark.parametrize("vocabulary", [7, 36, 143])
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+def test_at_temperature_0_the_first_of_equal_tokens_is_drawn(filters, vocabulary):
+    # Of three values and both zeros, hence with many of the highest in each row.
+    rng = np.random.default_rng(4)
+    values = np.array([-3.0, -0.0, 0.0, 1.5], np.float32)
+    logits = values[rng.integers(0, 4, size=(300, vocabulary))]
+    logits[100:200] = np.where(logits[100:200] > 0, -np.inf, logits[100:200])
+    ties = (logits == logits.max(axis=1, keepdims=True)).sum(axis=1)
+    assert np.median(ties) > 1
+    sampling = SamplingRows.of(Sampling(temperature=0.0, **filters), 300)
+    index = np.arange(300, dtype=np.int32)
+    for keys in (many_keys()[:300], many_keys()[300:600]):
+        found = jax.device_get(draw(logits, sampling, keys=keys, index=index))
+        np.testing.assert_array_equal(found.tokens, logits.argmax(axis=1))
+        np.testing.assert_array_equal(found.logprobs, np.zeros(300))
+        full = scipy.special.log_softmax(logits.astype(np.float64), axis=1)
+        np.testing.assert_allclose(found.full_logprobs, full.max(axis=1), atol=1e-5)
+        assert not found.failed.any()
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])
+def test_draws_among_equal_tokens_keep_their_log_probabilities(temperature):
+    rng = np.random.default_rng(5)
+    logits = rng.integers(0, 3, size=(200, 36)).astype(np.float32)
+    keys, index = many_keys()[:200], np.arange(200, dtype=np.int32)
+    warm = SamplingRows.of(Sampling(temperature=temperature), 200)
+    alone = jax.device_get(draw(logits, warm, keys=keys, index=index))
+    full = scipy.special.log_softmax(logits.astype(np.float64) / temperature, axis=1)
+    own = np.take_along_axis(full, alone.tokens[:, None], axis=1)[:, 0]
+    np.testing.assert_allclose(alone.logprobs, own, atol=1e-5)
+    assert (alone.tokens != logits.argmax(axis=1)).mean() > 0.5
+    # Every second row greedy: the others are the same, bit for bit.
+    greedy = np.arange(200) % 2 == 1
+    mixed = warm.replace(temperature=np.where(greedy, 0.0, warm.temperature))
+    found = jax.device_get(draw(logits, mixed, keys=keys, index=index))
+    np.testing.assert_array_equal(found.tokens[~greedy], alone.tokens[~greedy])
+    np.testing.assert_array_equal(found.logprobs[~greedy], alone.logprobs[~greedy])
+    np.testing.assert_array_equal(found.tokens[greedy], logits[greedy].argmax(axis=1))
+
+
 def test_what_is_impossible_is_never_drawn():
     logits = np.full(36, -np.inf, np.float32)
     logits[[0, 17, 35]] = [0.0, -1.0, 1.0]

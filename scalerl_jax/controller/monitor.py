@@ -481,9 +481,11 @@ class RunMonitor:
             {"step": version, **each} for each in result.rollouts
         )
         self._pass_rate = result.pass_rate
+        error = result.pass_rate_se
         self._progress.note(
             f"evaluation at step {version}: pass rate {result.pass_rate:.3f} "
-            f"+- {result.pass_rate_se:.3f} after "
+            + ("" if math.isnan(error) else f"+- {error:.3f} ")
+            + "after "
             f"{row['compute_chip_hours']:.4f} chip-hours"
             + (f", {result.unjudged_share:.1%} unjudged" if result.details else "")
         )

@@ -155,7 +155,7 @@ class Evaluation:
     """
 
     pass_rate: float  # NaN if nothing was judged
-    pass_rate_se: float  # standard error over prompts
+    pass_rate_se: float  # standard error over prompts; NaN for fewer than two
     reward_mean: float  # over prompts, of the mean over each one's judged samples
     num_prompts: int  # with a judged sample
     samples_per_prompt: int
@@ -224,7 +224,7 @@ class JudgedPrompt:
 
 
 def standard_error(values: Float[np.ndarray, " N"]) -> float:
-    """Return the standard error of the mean over prompts; NaN for a single prompt.
+    """Return the standard error of the mean over prompts; NaN for fewer than two.
 
         std(values, ddof = 1) / sqrt(N)
 
@@ -374,7 +374,7 @@ def summarize(
         reward_mean=float(np.mean(rewards)) if rewards else math.nan,
         rewards=figures_of_parts(parts),
         pass_rate=float(by_prompt[known].mean()) if num_known else math.nan,
-        pass_rate_se=standard_error(by_prompt[known]) if num_known > 1 else 0.0,
+        pass_rate_se=standard_error(by_prompt[known]),
         pass_rate_by_task={
             str(task): float(by_prompt[known & (tasks == task)].mean())
             for task in np.unique(tasks[known])

@@ -199,7 +199,7 @@ train_tokens | tokens | trained until then
 generated_tokens | tokens | sampled until then
 train_flops | FLOPs | of the learner until then
 pass_rate | share | mean pass rate of the held-out prompts
-pass_rate_se | share | its standard error over prompts
+pass_rate_se | share | its standard error over prompts; null for fewer than two
 pass_rate/TASK | share | the same over the prompts of one task
 prompt_pass_rates | share | pass rate of each prompt, a list in a fixed order
 reward_mean | | mean reward of the judged samples

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from scalerl_jax.scaling import CurveError, fit, load_curve
+from scalerl_jax.scaling import CurveError, fit, fit_curve, load_curve
 
 
 def write_rows(path, rows):
@@ -30,6 +30,23 @@ def test_the_row_of_step_zero_is_the_initial_reward(tmp_path):
     np.testing.assert_array_equal(curve.x, [0.1, 0.2])
     np.testing.assert_array_equal(curve.y_se, [0.01, 0.01])
     assert curve.warnings == ()
+
+
+def test_an_evaluation_without_a_standard_error_is_a_point_like_the_others(tmp_path):
+    # One judged prompt has no standard error; the errors of all are then left out.
+    rows = [row(10 * n, 0.2 + 0.6 / (1 + (5 / max(n, 1e-9)) ** 2)) for n in range(13)]
+    for alone in (0, 7):
+        lacking = [*rows]
+        lacking[alone] = rows[alone] | {"pass_rate_se": None}
+        write_rows(tmp_path / "evals.jsonl", lacking)
+        curve = load_curve(tmp_path)
+        assert curve.x.size == 12 and curve.r0 == 0.2
+        assert curve.y_se is None and curve.r0_se is None
+        write_rows(tmp_path / "evals.jsonl", rows)
+        whole = fit_curve(load_curve(tmp_path))
+        found = fit_curve(curve)
+        assert found.asymptote == pytest.approx(0.8, abs=0.01)
+        assert found.asymptote == pytest.approx(whole.asymptote, abs=0.01)
 
 
 def test_a_resumed_run_replaces_the_rows_it_evaluates_again(tmp_path):

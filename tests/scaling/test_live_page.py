@@ -29,7 +29,8 @@ def grow(folder, first, last):
                 hours = float(step)
                 rate = 0.2 + 0.6 / (1 + (4 / max(hours, 1e-9)) ** 2)
                 row = {"step": step, "compute_chip_hours": hours, "pass_rate": rate}
-                row |= {"pass_rate_se": 0.01}
+                # At step 7 a single prompt was judged.
+                row |= {"pass_rate_se": None if step == 7 else 0.01}
                 evals.write(json.dumps(row) + "\n")
                 if step:
                     row = {"step": step, "compute/charged_chip_hours": hours}

@@ -11,7 +11,7 @@ from small_server import BASE
 
 from scalerl_jax.data.tokenizer import load_tokenizer
 from scalerl_jax.sampler.requests import Completion, SamplerStats
-from scalerl_jax.serve import app
+from scalerl_jax.serve import app, rendering
 from scalerl_jax.serve.access import Connections
 from scalerl_jax.serve.orders import Served
 from scalerl_jax.serve.replica import HttpReplica, SamplingThread
@@ -163,5 +163,31 @@ def test_a_chat_that_waits_too_long_for_others_is_refused(monkeypatch):
                 assert "try again later" in error["message"]
             template.may_write.set()
             assert (await first).status_code == 200
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
+def test_an_answer_is_sent_in_pieces(monkeypatch, path):
+    """A client that takes it slowly is given time for each."""
+    monkeypatch.setattr(rendering, "PIECE", 16)
+    sizes = []
+
+    async def run():
+        async with client_of(HeldTemplate()) as ask, asyncio.timeout(LONG):
+            whole = ask._transport.app
+
+            async def heard(scope, receive, send):
+                async def sent(message):
+                    sizes.append(len(message.get("body", b"")))
+                    await send(message)
+
+                await whole(scope, receive, sent)
+
+            ask._transport.app = heard
+            answer = await ask.post(path, json=PLAIN)
+            assert answer.json()
+            assert int(answer.headers["content-length"]) == sum(sizes)
+            assert len(sizes) > 2 and max(sizes) == 16
 
     asyncio.run(run())

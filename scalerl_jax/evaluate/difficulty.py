@@ -6,9 +6,13 @@
 The file has a line per prompt, in the form that `data.difficulty` reads, with its pass
 rate over the judged samples.  Started again with the same --out, the command resumes
 with the missing prompts, including those without a judged sample.
+
+Every line has a digest of the settings on which samples and verdicts depend; the first
+line has them by name, too.
 """
 
 import dataclasses
+import hashlib
 import json
 import logging
 from collections.abc import Iterable, Sequence
@@ -17,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from scalerl_jax.config import Config
+from scalerl_jax.config import Config, to_json
 from scalerl_jax.data import tasks
 from scalerl_jax.data.curriculum import prompt_digest
 from scalerl_jax.evaluate.policy import (
@@ -33,6 +37,7 @@ from scalerl_jax.formats.bounded import read_lines
 from scalerl_jax.formats.reading import parse_json, require_local
 from scalerl_jax.process.ending import INTERRUPTED
 from scalerl_jax.process.printing import to_stdout
+from scalerl_jax.run.record import flatten
 from scalerl_jax.run.writing import open_to_append
 from scalerl_jax.types import Prompt
 from scalerl_jax.wiring.prompts import check_environment, check_verifiers, load_prompts
@@ -41,6 +46,40 @@ _log = logging.getLogger(__name__)
 _BAR = 40  # letters of the longest bar
 # IsoCompute, https://arxiv.org/abs/2603.12151, which measures with 16 samples.
 EASY, HARD = (0.3, 0.6), (0.0, 0.0625)
+# Settings on which samples and verdicts depend, beside the prompt's text.
+_SECTIONS = ("sampler", "interruption", "reward", "episode")
+_OTHERS = (
+    "seed",
+    "environment",
+    "data.tokenizer",
+    "data.template",
+    "data.system_prompt",
+    "data.user_template",
+    "data.enable_thinking",
+    "data.answer_after",
+    "model.sampler_dtype",
+    "model.float32_head",
+    "objective.cut_off_completions",
+)
+# Settings of those sections that decide about speed, about training alone, about which
+# prompts there are, or about when a run is stopped.
+_WITHOUT_EFFECT = frozenset(
+    {
+        "sampler.slots",
+        "sampler.tokens_per_call",
+        "sampler.prefill_tokens",
+        "sampler.cache_tokens",
+        "sampler.page_size",
+        "sampler.attention",
+        "sampler.kv_on_update",
+        "sampler.length_stages",
+        "sampler.temperature",
+        "sampler.max_prompt_tokens",
+        "reward.max_concurrent",
+        "reward.max_unjudged_share",
+        "reward.num_workers",
+    }
+)
 _FLAGS: tuple[Flag, ...] = (
     ("string", "out", "The file of JSON lines; an unfinished one is resumed."),
     (
@@ -76,8 +115,10 @@ def _measure(options: Options) -> int:
         "temperature": config.eval.temperature,
         "checkpoint": str(Path(options.checkpoint).absolute()),
     }
+    settings = _settings(config)
+    conditions["settings"] = _digest(settings)
     out = Path(given)
-    rates, were = _read(out, conditions)
+    rates, were = _read(out, conditions, settings)
     left = [
         prompt for name, prompt in zip(names, prompts, strict=True) if name not in rates
     ]
@@ -91,7 +132,9 @@ def _measure(options: Options) -> int:
                     f"file, or the checkpoint of that version"
                 )
             done = len(prompts) - len(left)
-            complete = _append(out, policy, left, conditions, rates, done=done)
+            complete = _append(
+                out, policy, left, rates, conditions, settings, done=done
+            )
     found = [rates[name] for name in names if name in rates]
     to_stdout(f"{histogram(found)}\n{len(found)} of {len(prompts)} in {out}\n")
     return 0 if complete else INTERRUPTED
@@ -112,7 +155,25 @@ def _with_prompts(config: Config, dataset: str | None, count: int | None) -> Con
     return dataclasses.replace(config, batch=batch, data=data)
 
 
-def _read(out: Path, conditions: dict[str, Any]) -> tuple[dict[str, float], set[int]]:
+def _settings(config: Config) -> dict[str, Any]:
+    """Return the settings on which samples and verdicts depend, by name."""
+    return {
+        name: value
+        for name, value in flatten(to_json(config)).items()
+        if name in _OTHERS
+        or (name.split(".")[0] in _SECTIONS and name not in _WITHOUT_EFFECT)
+    }
+
+
+def _digest(settings: dict[str, Any]) -> str:
+    """Return 16 digits of SHA-256 of settings."""
+    text = json.dumps(settings, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _read(
+    out: Path, conditions: dict[str, Any], settings: dict[str, Any]
+) -> tuple[dict[str, float], set[int]]:
     """Return the pass rates in a file, by prompt, and their policy versions.
 
     A torn last line is cut off.
@@ -128,13 +189,14 @@ def _read(out: Path, conditions: dict[str, Any]) -> tuple[dict[str, float], set[
             lines.pop()
     except (OSError, ValueError) as error:
         raise ValueError(f"--out={out} cannot be read: {error}") from error
-    rates, versions = {}, set()
+    rates, versions, by_name = {}, set(), {}
     for number, line in enumerate(lines, start=1):
         try:
             row = parse_json(line)
             rates[row["sha256"]] = row["pass_rate"]
             versions.add(row["version"])
             was = {name: row[name] for name in conditions}
+            by_name = row.get("settings_by_name", by_name)
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"--out={out}, line {number} is no measured pass rate ({error!r}); "
@@ -142,18 +204,30 @@ def _read(out: Path, conditions: dict[str, Any]) -> tuple[dict[str, float], set[
             ) from error
         if was != conditions:
             raise ValueError(
-                f"--out={out}, line {number} was measured with {was}, and now it "
-                f"would be {conditions}; name another file"
+                f"--out={out}, line {number} was measured with "
+                f"{_differences(was | by_name, conditions | settings)}; name another "
+                f"file"
             )
     return rates, versions
+
+
+def _differences(was: dict[str, Any], now: dict[str, Any]) -> str:
+    """Return the conditions and settings that differ, for a message."""
+    names = [name for name in now if was.get(name) != now[name]]
+    if len(names) > 1 and "settings" in names:
+        names.remove("settings")  # the digest of others that are named
+    return ", ".join(
+        f"{name} = {was.get(name)!r} (now it would be {now[name]!r})" for name in names
+    )
 
 
 def _append(
     out: Path,
     policy: Policy,
     prompts: Sequence[Prompt],
-    conditions: dict[str, Any],
     rates: dict[str, float],
+    conditions: dict[str, Any],
+    settings: dict[str, Any],
     *,
     done: int,
 ) -> bool:
@@ -174,6 +248,8 @@ def _append(
                 rates[name] = group.pass_rate
                 row = {"sha256": name, "pass_rate": rates[name], **conditions}
                 row |= {"task": group.prompt.task, "version": policy.policy_version}
+                if len(rates) == 1:
+                    row["settings_by_name"] = settings
                 file.write(json.dumps(row).encode() + b"\n")
     except (OSError, ValueError) as error:
         raise ValueError(f"--out={out} cannot be written: {error}") from error

@@ -64,11 +64,11 @@ def test_a_curriculum_reads_what_was_measured(measure, tmp_path):
 def test_other_conditions_need_another_file(measure, tmp_path):
     out = tmp_path / "difficulty.jsonl"
     row = {"sha256": "0" * 64, "pass_rate": 0.5, "samples": 3, "version": 0}
-    out.write_text(
-        json.dumps(row | {"temperature": 1.0, "checkpoint": "elsewhere"}) + "\n"
-    )
+    row |= {"temperature": 1.0, "checkpoint": "elsewhere", "settings": "0" * 16}
+    out.write_text(json.dumps(row) + "\n")
     status, _, said = measure(out=out, **FLAGS)
-    assert status == 2 and "line 1 was measured with" in said and "'samples': 3" in said
+    assert status == 2 and "line 1 was measured with samples = 3 (now it would" in said
+    assert "checkpoint = 'elsewhere' (" in said and "temperature" not in said
     out.write_text("{}\n")
     assert "line 1 is no measured pass rate" in measure(out=out, **FLAGS)[2]
     assert "--out is missing" in measure(**FLAGS)[2]
@@ -87,10 +87,45 @@ def test_the_histogram_counts_every_prompt_once():
     assert "hard: 3 of 9 in [0.0, 0.0625]" in text
 
 
+def test_other_settings_of_samples_or_verdicts_need_another_file(measure, tmp_path):
+    out = tmp_path / "difficulty.jsonl"
+    few = FLAGS | {"num_prompts": 3}
+    assert measure(out=out, **few)[0] == 0
+    rows = rows_of(out)
+    assert len({row["settings"] for row in rows}) == 1
+    assert ["settings_by_name" in row for row in rows] == [True, False, False]
+    for name, value in {
+        "sampler.max_completion_tokens": 60,
+        "sampler.top_k": 5,
+        "interruption.enabled": False,
+        "reward.correct": 2.0,
+        "data.answer_after": "=",
+        "seed": 9,
+        "objective.cut_off_completions": "wrong",
+    }.items():
+        status, _, said = measure(out=out, **FLAGS, **{f"config.{name}": value})
+        assert status == 2, name
+        assert f"line 1 was measured with {name} = " in said
+        assert f"(now it would be {value!r}); name another file" in said
+    assert rows_of(out) == rows
+    # Settings of speed, or of training alone, may differ.
+    free = {"sampler.tokens_per_call": 3, "reward.max_unjudged_share": 0.9}
+    free |= {"sampler.temperature": 0.7, "objective.allow_sampling_filters": True}
+    changes = {f"config.{name}": value for name, value in free.items()}
+    assert measure(out=out, **FLAGS | {"num_prompts": 6}, **changes)[0] == 0
+    rows = rows_of(out)
+    assert len({row["settings"] for row in rows}) == 1 and len(rows) > 3
+    assert sum("settings_by_name" in row for row in rows) == 1
+
+
 def test_a_newer_checkpoint_needs_another_file(measure, run_directory, tmp_path):
     out = tmp_path / "difficulty.jsonl"
     row = {"sha256": "0" * 64, "pass_rate": 0.5, "samples": 2, "version": 1}
     row |= {"temperature": 1.0, "checkpoint": str(run_directory)}
+    whole = tmp_path / "whole.jsonl"
+    few = FLAGS | {"num_prompts": 1}
+    assert measure(checkpoint=run_directory, out=whole, **few)[0] == 0
+    row["settings"] = rows_of(whole)[0]["settings"]
     out.write_text(json.dumps(row) + "\n")
     status, _, said = measure(checkpoint=run_directory, out=out, **FLAGS)
     assert status == 2 and "at policy version [1]" in said and "is now at 2" in said

@@ -1,5 +1,6 @@
 """The train step's programs: what they delete, when they compile, in which numbers."""
 
+import dataclasses
 import logging
 
 import jax
@@ -93,12 +94,17 @@ def test_a_step_deletes_the_state_that_it_was_given_and_nothing_else():
 
 @pytest.mark.usefixtures("no_program_cache")
 def test_nothing_is_compiled_after_the_start_however_many_microbatches(caplog):
-    these = bench(**EIGHT)
+    tokens = EIGHT["row_tokens"]
+    quarters = tuple(tokens * part // 4 for part in (1, 2, 3))
+    these = bench(**EIGHT, short_rows=quarters)
     these.step.compile()
     state, batch = these.state(), these.batch(packing=False)
+    ends = (tokens, *quarters)
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
-        for count in (1, 2, 1):
+        for count, end in zip((1, 2, 1, 1), ends, strict=True):
             some = jax.tree.map(lambda leaf, count=count: leaf[:count], batch)
+            row_ends = np.append(some.row_ends[:-1], end)
+            some = dataclasses.replace(some, row_ends=row_ends)
             state, metrics = these.step(state, some)
             float(metrics["loss"])
         assert not [each for each in caplog.messages if "ompil" in each]

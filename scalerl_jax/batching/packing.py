@@ -157,12 +157,10 @@ def pack(
             f"{row_tokens}; raise it"
         )
     rows = first_fit(lengths, row_tokens, row_segments)
-    last_end = row_tokens
-    if short_rows:
-        rows, last_end = shorten_last(
-            *(rows, lengths, (*short_rows, row_tokens)),
-            *(rows_per_microbatch, row_segments),
-        )
+    rows, last_end = shorten_last(
+        *(rows, lengths, (*short_rows, row_tokens)),
+        *(rows_per_microbatch, row_segments),
+    )
     filled = -(-len(rows) // rows_per_microbatch)
     shape = (filled * rows_per_microbatch, row_tokens)
     integers = ("tokens", "segment_ids", "positions")

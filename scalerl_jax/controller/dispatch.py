@@ -345,7 +345,7 @@ class Dispatcher:
         """Replace a lost replica; end the run after too many losses in a row."""
         self._in_row += 1
         where = replica.where
-        self._jobs.lose(replica.jobs, cause, self._limits.losses)
+        self._jobs.count_loss(replica.jobs, cause, self._limits.losses)
         self._replace(replica, f"is lost ({cause})", event="lost")
         if self._in_row > self._limits.losses:
             # Logits that are not finite are caused by the params, not by the replica.

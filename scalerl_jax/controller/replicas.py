@@ -235,12 +235,11 @@ class JobBoard:
             if wanted.job.number in numbers:
                 wanted.taken = False
 
-    def lose(self, numbers: Iterable[int], cause: object, most: int) -> None:
-        """Give back the jobs of a lost replica; one that was lost too often ends.
+    def count_loss(self, numbers: Iterable[int], cause: object, most: int) -> None:
+        """Count a lost replica for the jobs that it had; one with too many ends.
 
         Such a job may be what ends each replica that takes it.
         """
-        self.give_back(numbers)
         for wanted in [each for each in self._wanted if each.job.number in numbers]:
             wanted.losses += 1
             if wanted.losses > most:

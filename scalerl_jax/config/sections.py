@@ -100,8 +100,9 @@ class ModelConfig:
     )
     remat: Literal["none", "dots", "attention", "full", "auto"] = setting(
         "none",
-        "what is recomputed in the backward pass of a layer; auto: on TPUs the least "
-        "that the memory allows, elsewhere full; model/transformer.py",
+        "what is recomputed in the backward pass of a layer; auto: on "
+        "devices of machines/chips.py the least that the memory allows, elsewhere "
+        "full; model/transformer.py",
     )
     attention: Literal["auto", "blockwise", "splash", "cudnn"] = setting(
         "auto", "the learner's kernel; auto: by machine; model/attention_kernels.py"
@@ -117,7 +118,7 @@ class ModelConfig:
     )
     head_chunk_vocab: TokensOr0 = setting(
         HEAD_CHUNK_VOCAB,
-        "vocabulary entries whose logits are in memory at one time; 0: where TPUs are "
+        "vocabulary entries whose logits are in memory at one time; 0: where they are "
         "split by planning/chooser.py, all of a device's if they fit, so that they are "
         "computed once; else 16,384",
     )
@@ -369,8 +370,8 @@ class SamplerConfig:
 
     slots: CountOr0 = setting(
         256,
-        "sequences decoded together; 0: on TPUs the best number, with a cache for it; "
-        "planning/chooser.py",
+        "sequences decoded together; 0: on devices of machines/chips.py the best "
+        "number, with a cache for it; planning/chooser.py",
     )
     max_prompt_tokens: Tokens = setting(2048, "longest prompt", "ScaleRL")
     max_completion_tokens: Tokens = setting(
@@ -859,8 +860,8 @@ class EvalConfig:
     concurrent: Literal["auto", "off", "on"] = setting(
         "off",
         "train during an evaluation; generators then hold the evaluated version's "
-        "params beside the newest, and alternate between them; auto: on TPUs, if it "
-        "makes the run shorter by forecast",
+        "params beside the newest, and alternate between them; auto: on devices of "
+        "machines/chips.py, if it makes the run shorter by forecast",
     )
 
     @property
@@ -938,8 +939,8 @@ class MeshConfig:
     context: Devices = setting(1, "shards of the tokens of a row")
     tensor: DevicesOr0 = setting(
         1,
-        "shards of heads and hidden units; 0: on TPUs the fewest with which the "
-        "learner fits, else 1",
+        "shards of heads and hidden units; 0: on devices of machines/chips.py the "
+        "fewest with which the learner fits, else 1",
     )
     chip: str = setting("", "chip's name in the ledger; empty: JAX's device name")
     processes: Devices = setting(
@@ -960,13 +961,14 @@ class GeneratorsConfig:
 
     count: CountOr0 = setting(
         1,
-        "replicas; 0: as many as the devices allow, on TPUs those of the split with "
-        "the shortest step; planning/chooser.py",
+        "replicas; 0: as many as the devices allow, on those of machines/chips.py as "
+        "in the split with the shortest step; planning/chooser.py",
     )
     devices: DevicesOr0 = setting(
         0,
         "devices of each replica, a divisor of the kv heads, or of a mixture's "
-        "experts; 0: mesh.tensor, or, on TPUs with count = 0, the best number",
+        "experts; 0: mesh.tensor, or, on devices of machines/chips.py with count = 0, "
+        "the best number",
     )
     placement: Literal["auto", "apart", "shared"] = setting(
         "auto",

@@ -225,19 +225,13 @@ def segment_places(
 
 
 _OF_PLATFORM = {"tpu": "splash", "gpu": "cudnn"}  # the kernels that "auto" tries
+_PACKED = 9.0  # the compute capability from which on cuDNN takes packed rows: Hopper
 
 
-def why_not(
-    name: str, *, arch: Architecture, mesh: Mesh, dtype: DTypeLike, row_tokens: int
-) -> str | None:
-    """Return the setting that an attention refuses, and the way out; None: it fits.
-
-    The arguments are those of `choose_attention`; `name` is not "auto".
-    """
-    platform, dim = mesh.devices.flat[0].platform, arch.head_dim
-    shards, kind = mesh.shape["context"], jnp.dtype(dtype)
+def _why_narrow(arch: Architecture, row_tokens: int) -> list[tuple[bool, str]]:
+    """Return whether a model has each of what only blockwise attention supports."""
     windows = arch.windows_within(row_tokens)
-    narrow: list[tuple[bool, str]] = [
+    return [
         (arch.sinks, "a model whose heads have sinks"),
         (arch.attention_cap > 0, "a model whose attention scores have a soft cap"),
         (
@@ -246,6 +240,30 @@ def why_not(
             f"with batch.row_tokens = {row_tokens}",
         ),
     ]
+
+
+def kernel_of(platform: str) -> str:
+    """Return the attention that "auto" tries on a platform."""
+    return _OF_PLATFORM.get(platform, "blockwise")
+
+
+def why_not(
+    name: str,
+    *,
+    arch: Architecture,
+    platform: str,
+    shards: int,
+    dtype: DTypeLike,
+    row_tokens: int,
+    capability: str = "",
+) -> str | None:
+    """Return the setting that an attention refuses, and the way out; None: it fits.
+
+    Arguments are those of `choose_attention`; `name` is not "auto", `shards` are
+    mesh.context, and `capability` is a GPU's compute capability, empty if unknown.
+    """
+    dim, kind = arch.head_dim, jnp.dtype(dtype)
+    narrow = _why_narrow(arch, row_tokens)
     limits: dict[str, list[tuple[bool, str]]] = {
         "blockwise": [],
         "splash": [
@@ -264,6 +282,10 @@ def why_not(
         "cudnn": [
             *narrow,
             (platform != "gpu", f"{platform} devices: it needs GPUs"),
+            (
+                bool(capability) and float(capability) < _PACKED,
+                f"GPUs of compute capability {capability}: packed rows need {_PACKED}",
+            ),
             (
                 kind not in (jnp.bfloat16, jnp.float16),
                 f"model.compute_dtype = {kind}: set it to 'bfloat16'",
@@ -318,9 +340,17 @@ def choose_attention(
         raise ValueError(
             f"model.attention = {name!r}; choose from {sorted((*made, 'auto'))}"
         )
-    platform = mesh.devices.flat[0].platform
-    found = _OF_PLATFORM.get(platform, "blockwise") if name == "auto" else name
-    refused = why_not(found, arch=arch, mesh=mesh, dtype=dtype, row_tokens=row_tokens)
+    device = mesh.devices.flat[0]
+    found = kernel_of(device.platform) if name == "auto" else name
+    refused = why_not(
+        found,
+        arch=arch,
+        platform=device.platform,
+        shards=mesh.shape["context"],
+        dtype=dtype,
+        row_tokens=row_tokens,
+        capability=getattr(device, "compute_capability", ""),
+    )
     if refused and name != "auto":
         raise ValueError(
             f"model.attention = {name!r} does not support {refused}; or set "

@@ -8,13 +8,12 @@ No row is dropped.  Rows are sent within a `shard_map`:
 Both have room for any number of rows on any device.  Rows that are sorted by group are
 multiplied by the matrix of their own group:
 
-    loop       blocks of a group's rows, one after the other: fastest on XLA's CPU
-    ragged     `jax.lax.ragged_dot`
+    loop       blocks of a group's rows, one after the other: on CPUs and GPUs
     megablox   JAX's grouped kernel for TPUs
 
-All three compute `product[r] = x[r] @ weights[group of r]` and its two gradients.  XLA
-expands `ragged_dot` on a CPU, and its weight gradient on a TPU too, to a product of
-every row with every group.
+Both compute `product[r] = x[r] @ weights[group of r]` and its two gradients.
+`jax.lax.ragged_dot` is not used: XLA expands it on CPUs and GPUs, and its weight
+gradient on a TPU too, to a product of every row with every group.
 """
 
 import functools
@@ -30,49 +29,55 @@ from jaxtyping import Array, Float, Int
 from scalerl_jax.model.layers import GROUPED
 
 _BLOCK = 64  # rows of a group in one step of the loop
+_LARGE_BLOCK = 256  # the same on GPUs, where a step costs as much as some hundred rows
 _TILE = 128  # of megablox, a vector's lanes: rows are padded to a multiple
 _LARGEST_TILES = (512, 1024, 1024)  # rows, inner and outer columns
 
 
-def _blocks(rows: int, sizes: Array) -> tuple[int, Array, Array, Array]:
-    """Return the largest number of blocks, and each one's group, first row and rows."""
-    most = -(-rows // _BLOCK) + min(len(sizes), rows)
-    ends, blocks = jnp.cumsum(sizes), -(-sizes // _BLOCK)
+def _blocks(rows: int, sizes: Array, size: int) -> tuple[int, Array, Array, Array]:
+    """Return the most blocks of `size` rows, and each one's group, start and rows."""
+    most = -(-rows // size) + min(len(sizes), rows)
+    ends, blocks = jnp.cumsum(sizes), -(-sizes // size)
     last = jnp.cumsum(blocks)
     number = jnp.arange(most)
     group = jnp.searchsorted(last, number, side="right").astype(jnp.int32)
     group = jnp.minimum(group, len(sizes) - 1)
-    first = (ends - sizes)[group] + (number - (last - blocks)[group]) * _BLOCK
-    return most, group, first, jnp.clip(ends[group] - first, 0, _BLOCK)
+    first = (ends - sizes)[group] + (number - (last - blocks)[group]) * size
+    return most, group, first, jnp.clip(ends[group] - first, 0, size)
 
 
-def _loop(x: Array, weights: Array, sizes: Array) -> Array:
+def _loop(x: Array, weights: Array, sizes: Array, *, size: int = _BLOCK) -> Array:
     rows = len(x)
-    _, group, first, _ = _blocks(rows, sizes)
-    count = (-(-sizes // _BLOCK)).sum()
-    x = jnp.pad(x, ((0, _BLOCK), (0, 0)))
+    _, group, first, _ = _blocks(rows, sizes, size)
+    count = (-(-sizes // size)).sum()
+    x = jnp.pad(x, ((0, size), (0, 0)))
 
     def one(block: Array, found: Array) -> Array:
         # Rows after the group's last are overwritten by their own group later.
-        these = jax.lax.dynamic_slice_in_dim(x, first[block], _BLOCK)
+        these = jax.lax.dynamic_slice_in_dim(x, first[block], size)
         these = these @ weights[group[block]]
         return jax.lax.dynamic_update_slice_in_dim(found, these, first[block], 0)
 
-    found = jnp.zeros((rows + _BLOCK, weights.shape[2]), x.dtype)
+    found = jnp.zeros((rows + size, weights.shape[2]), x.dtype)
     return jax.lax.fori_loop(0, count, one, found)[:rows]
 
 
 def _loop_of_weights(
-    x: Array, cotangent: Array, sizes: Array, *, dtype: DTypeLike
+    x: Array,
+    cotangent: Array,
+    sizes: Array,
+    *,
+    dtype: DTypeLike,
+    size: int = _BLOCK,
 ) -> Array:
-    _, group, first, length = _blocks(len(x), sizes)
-    count = (-(-sizes // _BLOCK)).sum()
-    x, cotangent = (jnp.pad(each, ((0, _BLOCK), (0, 0))) for each in (x, cotangent))
+    _, group, first, length = _blocks(len(x), sizes, size)
+    count = (-(-sizes // size)).sum()
+    x, cotangent = (jnp.pad(each, ((0, size), (0, 0))) for each in (x, cotangent))
 
     def one(block: Array, sums: Array) -> Array:
-        own = (jnp.arange(_BLOCK) < length[block])[:, None]
+        own = (jnp.arange(size) < length[block])[:, None]
         left, right = (
-            jax.lax.dynamic_slice_in_dim(each, first[block], _BLOCK)
+            jax.lax.dynamic_slice_in_dim(each, first[block], size)
             for each in (x, cotangent)
         )
         more = jnp.einsum(
@@ -85,21 +90,6 @@ def _loop_of_weights(
 
     shape = (len(sizes), x.shape[1], cotangent.shape[1])
     return jax.lax.fori_loop(0, count, one, jnp.zeros(shape, dtype))
-
-
-_OF_WEIGHTS = jax.lax.RaggedDotDimensionNumbers(
-    dot_dimension_numbers=(((0,), (0,)), ((), ())),
-    lhs_ragged_dimensions=[0],
-    rhs_group_dimensions=[],
-)
-
-
-def _ragged_of_weights(
-    x: Array, cotangent: Array, sizes: Array, *, dtype: DTypeLike
-) -> Array:
-    return jax.lax.ragged_dot_general(
-        x, cotangent, sizes, _OF_WEIGHTS, preferred_element_type=dtype
-    )
 
 
 def _tiles(
@@ -171,14 +161,17 @@ Product = Callable[[Array, Array, Array], Array]
 OfWeights = Callable[..., Array]
 KERNELS: dict[str, tuple[Product, OfWeights]] = {
     "loop": (_loop, _loop_of_weights),
-    "ragged": (jax.lax.ragged_dot, _ragged_of_weights),
+    "loop of large blocks": (
+        functools.partial(_loop, size=_LARGE_BLOCK),
+        functools.partial(_loop_of_weights, size=_LARGE_BLOCK),
+    ),
     "megablox": (_megablox, _megablox_of_weights),
     "megablox-interpreted": (  # on any device, slowly: for tests
         functools.partial(_megablox, interpret=True),
         functools.partial(_megablox_of_weights, interpret=True),
     ),
 }
-_OF_PLATFORM = {"tpu": "megablox", "cpu": "loop", "default": "ragged"}
+_OF_PLATFORM = {"tpu": "megablox", "cpu": "loop", "default": "loop of large blocks"}
 
 
 def _run(part: int, kernel: str, *arrays: Array, **options: Any) -> Array:

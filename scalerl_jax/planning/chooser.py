@@ -18,7 +18,12 @@ from typing import Any
 
 from scalerl_jax.config import Config
 from scalerl_jax.config.sections import HEAD_CHUNK_VOCAB, LOSSES
-from scalerl_jax.machines.chips import Chip, chip_of
+from scalerl_jax.machines.chips import (
+    MEMORY_FRACTION,
+    Chip,
+    chip_of,
+    memory_fraction,
+)
 from scalerl_jax.machines.partition import box_sizes, boxes, split_slice
 from scalerl_jax.machines.slices import Slice
 from scalerl_jax.model.architecture import Architecture, is_divisible
@@ -203,7 +208,7 @@ def choose(
     Args:
         config: a config with open settings.
         arch: the policy's architecture.
-        chip: the kind of TPU.
+        chip: the kind of device.
         room: the available devices.
         lengths: token counts of rollouts; None: assumed from the config's limits.
 
@@ -234,8 +239,20 @@ def choose(
             f"{chip.hbm_bytes / 2**30:.0f} GiB a device can use "
             f"{memory.usable_bytes(chip) / 2**30:.1f}; take more devices, or set "
             f"mesh.*, generators.*, sampler.slots and sampler.cache_tokens to numbers"
+            + _for_a_gpu(config, chip)
         )
     return Choice(config=best[0], forecast=best[1], tried=tried)
+
+
+def _for_a_gpu(config: Config, chip: Chip) -> str:
+    """Return what leaves more of a GPU's memory to the rest, as an error's end."""
+    if chip.platform != "gpu":
+        return ""
+    return (
+        f"; on GPUs a larger {MEMORY_FRACTION} = {memory_fraction():g} gives programs "
+        f"more memory, and batch.row_segments = {config.batch.row_segments} and "
+        f"batch.row_tokens = {config.batch.row_tokens} set what attention reserves"
+    )
 
 
 def _beside(config: Config, *, split: Config) -> Config:
@@ -275,9 +292,8 @@ def candidates(
     if placements == ["auto"]:
         both = isinstance(room, OneProcess)
         placements = ["apart", "shared"] if both else ["apart"]
-    usable = memory.usable_bytes(chip)
     for size in room.learner_sizes():
-        learner = _with_learner(config, arch, size, usable)
+        learner = _with_learner(config, arch, chip, size)
         if learner is None:
             continue
         for placement in placements:
@@ -289,7 +305,7 @@ def candidates(
 
 
 def _with_learner(
-    config: Config, arch: Architecture, size: int, usable: float
+    config: Config, arch: Architecture, chip: Chip, size: int
 ) -> Config | None:
     """Return the config with a learner of `size` devices, None if they divide unevenly.
 
@@ -298,13 +314,14 @@ def _with_learner(
     """
     if config.mesh.tensor:
         return _with_shards(config, arch, size)
+    usable = memory.usable_bytes(chip)
     for tensor in range(1, arch.num_kv_heads + 1):
         if arch.num_kv_heads % tensor:
             continue
         mesh = dataclasses.replace(config.mesh, tensor=tensor)
         found = _with_shards(dataclasses.replace(config, mesh=mesh), arch, size)
         if found is not None:
-            if memory.learner_bytes(_leanest(found, arch), arch) <= usable:
+            if _learner_bytes(_leanest(found, arch), arch, chip) <= usable:
                 return found
     return None
 
@@ -377,6 +394,24 @@ def _with_versions(config: Config, room: Room) -> Iterator[Config]:
         yield dataclasses.replace(config, generators=generators)
 
 
+def _learner_bytes(config: Config, arch: Architecture, chip: Chip) -> float:
+    """Return the learner's bytes on a device, with what its attention reserves."""
+    from scalerl_jax.model.attention_kernels import why_not  # Pallas
+
+    asked = config.model.attention
+    cudnn = chip.platform == "gpu" and asked in ("auto", "cudnn")
+    cudnn = cudnn and not why_not(
+        "cudnn",
+        arch=arch,
+        platform=chip.platform,
+        shards=config.mesh.context,
+        dtype=config.model.compute_dtype,
+        row_tokens=config.batch.row_tokens,
+        capability=chip.capability,
+    )
+    return memory.learner_bytes(config, arch, cudnn=cudnn)
+
+
 def _that_fit(
     config: Config,
     arch: Architecture,
@@ -389,7 +424,7 @@ def _that_fit(
     usable = memory.usable_bytes(chip)
     shared = config.generators.placement == "shared"
     for found in _with_policies(config, arch, chip):
-        learner = memory.learner_bytes(found, arch)
+        learner = _learner_bytes(found, arch, chip)
         if learner > usable:
             continue
         left = usable - learner * shared

@@ -21,7 +21,7 @@ from scalerl_jax.objective.terms import needs_of
 from scalerl_jax.parallel.mesh import largest_divisor
 from scalerl_jax.sampler.decoding import EngineSettings
 
-# Usable share of a data sheet's bytes: a program gets 0.98, closed forms are inexact.
+# Usable share of a device's bytes: a program gets 0.98, closed forms are inexact.
 _USABLE = 0.92
 _GIB = 2**30
 
@@ -134,15 +134,27 @@ def logits_tile(config: Config, arch: Architecture) -> dict[str, int]:
 
 def usable_bytes(chip: Chip) -> float:
     """Return the bytes of a device that `choose` may fill."""
-    return _USABLE * chip.hbm_bytes
+    return _USABLE * chip.program_bytes
 
 
-def learner_bytes(config: Config, arch: Architecture) -> float:
+def cudnn_bytes(config: Config, arch: Architecture) -> int:
+    """Return the bytes that cuDNN's attention reserves in the learner's backward pass.
+
+    On an H100 rows of 8,192 tokens took 8 bytes for each segment that a row may have,
+    token, head and dimension of a head (docs/learner.md); the compiler, which has no
+    GPU to ask, does not count them.
+    """
+    heads = arch.num_heads // config.mesh.tensor * arch.head_dim
+    return 8 * tokens_per_device(config) * config.batch.row_segments * heads
+
+
+def learner_bytes(config: Config, arch: Architecture, *, cudnn: bool = False) -> float:
     """Return the learner's bytes on a device during a microbatch.
 
     They are the weights; for trained weights two float32 moments, the accumulated
     gradients and those of the microbatch; saved activations; a logits tile; the
-    gathered weights of two layers; and the temporaries of a layer's backward pass.
+    gathered weights of two layers; the temporaries of a layer's backward pass, and
+    what attention by `cudnn` reserves.
     """
     mesh, itemsize = config.mesh, value_bytes(config.model.compute_dtype)
     shards = mesh.fsdp * mesh.tensor
@@ -170,6 +182,7 @@ def learner_bytes(config: Config, arch: Architecture) -> float:
         + saved_activations(config, arch)
         + sum(logits_tile(config, arch).values())
         + passing * itemsize
+        + cudnn * cudnn_bytes(config, arch)
     )
 
 

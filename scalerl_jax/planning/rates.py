@@ -3,7 +3,7 @@
 A lower bound takes the slowest resource at its peak, with all others overlapped; an
 expected time uses the shares of the peaks and the latency in `Reached`.  No device is
 touched and nothing is compiled.  A chip is a device as JAX counts (half of a tpu7x).
-The shares are for dense models on TPUs in `chips.CHIPS`.
+The shares are for dense models on TPUs in `chips.CHIPS`; GPUs are given the same.
 """
 
 import dataclasses
@@ -59,7 +59,7 @@ def decode_seconds(
 
     Args:
         arch: the policy's architecture.
-        chip: the kind of TPU, of `chips.CHIPS`.
+        chip: the kind of device, of `chips.CHIPS`.
         slots: sequences that are decoded together.
         mean_context: mean tokens of a sequence during the call, prompt included.
         chips: chips of the replica, over which heads and experts are sharded.
@@ -105,7 +105,7 @@ def prefill_seconds(
 
     Args:
         arch: the policy's architecture.
-        chip: the kind of TPU.
+        chip: the kind of device.
         tokens: tokens of the chunk, all of one prompt.
         context: the most tokens to which one of them attends.
         chips: chips of the replica.
@@ -151,7 +151,7 @@ def train_seconds(
 
     Args:
         arch: the policy's architecture.
-        chip: the kind of TPU.
+        chip: the kind of device.
         microbatches: microbatches of the step; one of short rows is a part of one.
         rows: rows of a microbatch, over all chips (batch.rows_per_microbatch).
         row_tokens: batch.row_tokens.
@@ -173,7 +173,7 @@ def train_seconds(
         devices=chips,
         tensor=tensor,
         remat=remat,
-        attention="splash",
+        attention="cudnn" if chip.platform == "gpu" else "splash",
         float32_head=float32_head,
         param_bytes=param_bytes,
         compute_bytes=compute_bytes,
@@ -231,7 +231,7 @@ def between_slices_seconds(
 
     Args:
         trained: number of weights that are trained.
-        chip: the kind of TPU, which sets the network bandwidth per chip.
+        chip: the kind of device, which sets the network bandwidth per chip.
         slices: mesh.slices.
         shards: shards of the state, mesh.fsdp * mesh.tensor.
     """
@@ -256,7 +256,7 @@ def publish_seconds(
 
     Args:
         arch: the policy's architecture.
-        chip: the kind of TPU, which sets the network bandwidth per chip.
+        chip: the kind of device, which sets the network bandwidth per chip.
         learner_chips: chips that send.
         replicas: replicas that each receive a whole version.
         replica_chips: chips of a replica.
@@ -274,7 +274,7 @@ def copy_seconds(
 
     Args:
         arch: the policy's architecture.
-        chip: the kind of TPU, at its peak memory bandwidth.
+        chip: the kind of device, at its peak memory bandwidth.
         devices: devices over which the params are sharded.
         read: bytes of a weight.
         written: bytes of a weight in the copy.
@@ -301,10 +301,21 @@ def placing_seconds(
     return brought / hosts / _HOST_TO_DEVICE
 
 
+def matrix_flops(chip: Chip, needed: Work) -> float:
+    """Return the bfloat16 FLOPs that take as long as the work's products.
+
+    A TPU computes a float32 product as several bfloat16 ones, a GPU at its own rate.
+    """
+    if not chip.float32_flops:
+        return needed.passes
+    slower = chip.flops / chip.float32_flops
+    return needed.flops + (slower - 1) * needed.head_float32
+
+
 def _learned(chip: Chip, needed: Work, chips: int, reached: Reached) -> float:
     """Return the seconds of a learner program, without its collectives."""
     return max(
-        needed.passes / chips / (chip.flops * reached.flops),
+        matrix_flops(chip, needed) / chips / (chip.flops * reached.flops),
         needed.bytes / chips / chip.hbm_bandwidth,
     )
 
@@ -312,6 +323,6 @@ def _learned(chip: Chip, needed: Work, chips: int, reached: Reached) -> float:
 def _streamed(chip: Chip, needed: Work, chips: int, reached: Reached) -> float:
     """Return the seconds of a sampler program, without its collectives."""
     return max(
-        needed.passes / chips / chip.flops,
+        matrix_flops(chip, needed) / chips / chip.flops,
         needed.bytes / chips / (chip.hbm_bandwidth * reached.bandwidth),
     )

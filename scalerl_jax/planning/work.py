@@ -37,6 +37,7 @@ class Work:
     layers: float = 0.0  # FLOPs of the layers' bfloat16 products, attention included
     head: float = 0.0  # FLOPs of the head; a product counts once at any precision
     head_passes: float = 0.0  # FLOPs of the bfloat16 products that compute the head
+    head_float32: float = 0.0  # of `head`: FLOPs of float32 products
     bytes: float = 0.0
 
     @property
@@ -187,6 +188,7 @@ def _head(
     return Work(
         head=flops,
         head_passes=flops * (passes if float32_head else 1),
+        head_float32=flops * float32_head,
         bytes=read * operands + written * tokens * vocabulary,
     )
 

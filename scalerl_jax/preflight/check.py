@@ -108,13 +108,14 @@ def check(
         ValueError: a setting cannot be used on this topology.
     """
     parts, step = make_parts(config, topology)
-    limit = memory_limit(parts.placement.devices[0], topology.chip.hbm_bytes)
+    chip = topology.chip
+    limit = memory_limit(parts.placement.devices[0], chip)
     lowered = step.lower() | {
         "prefill": lower_prefill(parts.engine),
         "decode": lower_generate(parts.engine),
     }
     programs = {
-        name: _checked(name, compile_program(name, each), parts, topology)
+        name: _checked(name, compile_program(name, each, chip), parts, topology)
         for name, each in lowered.items()
     }
     return CheckedConfig(
@@ -255,7 +256,7 @@ def program_memory(name: str, compiled: Compiled, parts: Parts) -> dict[str, int
     others = _beside_learner(parts)
     if name == "accumulate":
         own = learner_parts(parts.config, parts.arch, state, compiled.temporaries)
-        return others | own | {"code": code}
+        return others | own | parts.reserved | {"code": code}
     if frozen:  # no other program takes them as an argument
         others |= {"frozen params": frozen}
     if name in ("start", "combine"):

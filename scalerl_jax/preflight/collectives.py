@@ -56,7 +56,7 @@ def traffic(
             continue
         size = _whole_bytes(each.op, each.shape)
         groups = replica_groups(each.rest, num_devices)
-        if kind == "reduce-scatter":
+        if each.op == "reduce-scatter":  # a start has its operands, too
             size *= groups.shape[1]
         of_slices = groups * num_slices // num_devices
         across = max(len(set(members)) for members in of_slices.tolist())
@@ -80,10 +80,12 @@ def traffic(
 
 
 def _whole_bytes(op: str, shape: str) -> float:
-    """Return the exchanged array's bytes; a start's shape has operand and result."""
+    """Return the exchanged arrays' bytes; a start's shape has operands and results."""
     if not op.endswith("-start") or op == "all-reduce-start":
         return shape_bytes(shape)
-    return max(map(shape_bytes, _ARRAY.findall(shape)))
+    arrays = [each for each in _ARRAY.findall(shape) if not each.endswith("[]")]
+    sizes, half = list(map(shape_bytes, arrays)), len(arrays) // 2
+    return max(sum(sizes[:half]), sum(sizes[half:]))
 
 
 def replica_groups(attributes: str, num_devices: int) -> np.ndarray:

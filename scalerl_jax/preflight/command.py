@@ -18,7 +18,11 @@ from scalerl_jax.preflight.check import (
 from scalerl_jax.preflight.hlo import compile_program
 from scalerl_jax.preflight.programs import make_parts
 from scalerl_jax.preflight.report import to_json, to_text
-from scalerl_jax.preflight.topologies import Topology, parse_topology
+from scalerl_jax.preflight.topologies import (
+    Topology,
+    check_compiler,
+    parse_topology,
+)
 from scalerl_jax.process.ending import answer
 from scalerl_jax.process.printing import to_stderr, to_stdout
 
@@ -34,7 +38,8 @@ def _define(values: flags.FlagValues) -> None:
     flags.DEFINE_string(
         "topology",
         None,
-        "NAME:AxB or NAME:AxBxC, or a type like v5p-128; N* before it for N slices.",
+        "NAME:AxB or NAME:AxBxC, or a type like v5p-128; N* before it for N slices; or "
+        "GPUs of a host: h100:8.",
         flag_values=values,
     )
     flags.DEFINE_string(
@@ -62,7 +67,7 @@ def _run(argv: list[str]) -> int:
     values = flags.FlagValues()
     given = config_lib.define_config(values, argv)
     _define(values)
-    about = "Check whether a config fits a TPU topology, on a machine without one."
+    about = "Check whether a config fits TPUs or GPUs, on a machine without them."
     if extra := config_lib.read_flags(
         values, argv, settings=config_lib.Config, about=about
     )[1:]:
@@ -74,6 +79,7 @@ def _run(argv: list[str]) -> int:
             )
     topology = parse_topology(str(values["topology"].value))
     config = config_lib.resolve(given.value)
+    check_compiler(topology)
     asked = values["lengths"].value
     lengths = read_lengths(str(asked), config) if asked else None
     result = check(config, topology, lengths)
@@ -116,7 +122,8 @@ def search_rows(topology: Topology, result: CheckedConfig) -> int:
         except ValueError as error:
             to_stderr(f"batch.rows_per_microbatch = {rows}: does not fit: {error}\n")
             return False
-        compiled = compile_program(f"{rows} rows", step.lower()["accumulate"])
+        lowered = step.lower()["accumulate"]
+        compiled = compile_program(f"{rows} rows", lowered, topology.chip)
         size = sum(program_memory("accumulate", compiled, parts).values())
         found = not compiled.too_large and size <= result.limit
         to_stderr(

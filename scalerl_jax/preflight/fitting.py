@@ -73,7 +73,7 @@ def fit_topology(config: Config, arch: Architecture, topology: Topology) -> Fitt
     if is_open(config):
         config = choose(config, arch, topology.chip, room).config
     why = why_not_one_process(config)
-    if topology.chip.name not in GENERATIONS:
+    if topology.chip.platform == "tpu" and topology.chip.name not in GENERATIONS:
         why = (
             f"the processes of a {topology.chip.name} slice cannot be given their "
             f"chips yet; known are {', '.join(GENERATIONS)}"

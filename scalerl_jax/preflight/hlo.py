@@ -13,7 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from scalerl_jax.machines.chips import Chip
 from scalerl_jax.parallel.xla import is_full
+from scalerl_jax.preflight.gpus import COMPILER_OPTIONS
 from scalerl_jax.process.printing import to_stderr
 
 _BITS = {"pred": 8, "token": 0, "opaque": 0}
@@ -217,18 +219,26 @@ class Compiled:
     too_large: str = ""  # the compiler's message; empty: it compiled
 
 
-def compile_program(name: str, lowered: Any) -> Compiled:
+def compile_program(name: str, lowered: Any, chip: Chip | None = None) -> Compiled:
     """Compile a lowered program; too large a program is a result, not an error.
 
     Temporaries come from the compiler's peak.  Its total of temporaries counts arrays
     twice that a loop updates in place, and so exceeds what it allocates.
+
+    Args:
+        name: is printed to stderr.
+        lowered: the program.
+        chip: of the devices; None: a TPU, or this machine's.
 
     Raises:
         ValueError: the compiler refuses the program for another reason.
     """
     to_stderr(f"compiling {name}\n")
     try:
-        compiled = lowered.compile()
+        on_gpu = chip is not None and chip.platform == "gpu"
+        compiled = lowered.compile(
+            compiler_options=COMPILER_OPTIONS if on_gpu else None
+        )
     except jax.errors.JaxRuntimeError as error:
         words = " ".join(str(error).split())[:400]
         if not is_full(error):
@@ -250,12 +260,14 @@ def compile_program(name: str, lowered: Any) -> Compiled:
     )
 
 
-def memory_limit(device: Any, otherwise: int) -> int:
+def memory_limit(device: Any, chip: Chip) -> int:
     """Return the bytes that a program may use on a device, as the compiler reports it.
 
-    The compiler states the limit when it refuses a program that is far too large.
-    Without such a statement the result is `otherwise`.
+    A TPU's compiler states the limit when it refuses a program that is far too large.
+    Without such a statement the result is `chip.program_bytes`.
     """
+    if chip.platform == "gpu":
+        return int(chip.program_bytes)
     mesh = Mesh([device], ("alone",))
     sharding = NamedSharding(mesh, PartitionSpec())
     huge = jax.ShapeDtypeStruct((2**20, 2**18), jnp.float32, sharding=sharding)
@@ -266,7 +278,7 @@ def memory_limit(device: Any, otherwise: int) -> int:
         if found:
             unit = {"M": 2**20, "G": 2**30, "T": 2**40}[found[2]]
             return int(float(found[1]) * unit)
-    return otherwise
+    return int(chip.program_bytes)
 
 
 # -- the head --------------------------------------------------------------------------

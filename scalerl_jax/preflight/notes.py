@@ -1,5 +1,6 @@
 """Sentences of a report: what to change if a config does not fit, and the method."""
 
+from scalerl_jax.machines.chips import MEMORY_FRACTION, memory_fraction
 from scalerl_jax.preflight.check import CheckedConfig
 from scalerl_jax.preflight.figures import gib
 from scalerl_jax.wiring.devices import is_shared
@@ -17,6 +18,7 @@ ADVICE = {
     ),
     "logits tile": "model.head_chunk_tokens or model.head_chunk_vocab",
     "slab of the head": "model.head_chunk_vocab",
+    "cuDNN's workspace": "batch.row_segments, or model.attention = 'blockwise'",
     "other temporaries": (
         "batch.rows_per_microbatch, batch.row_tokens, mesh.context or mesh.tensor"
     ),
@@ -72,10 +74,24 @@ def notes(result: CheckedConfig) -> list[str]:
         "generators.versions copies of the params, and one more with "
         "eval.concurrent; all are counted"
     )
-    said.append(
-        "rooflines are lower bounds (all resources at their peak and overlapped); a "
-        "float32 product at the highest precision takes 6 bfloat16 passes, 3 if one "
+    chip = result.topology.chip
+    products = (
+        "a float32 product at the highest precision takes 6 bfloat16 passes, 3 if one "
         "operand was bfloat16, and 1 if both were"
+    )
+    if chip.platform == "gpu":
+        products = f"float32 products run at {chip.float32_flops / 1e12:g} TFLOP/s"
+        said.append(
+            f"JAX gives programs {memory_fraction():.0%} of a GPU's memory; "
+            f"{MEMORY_FRACTION} sets the share"
+        )
+        said.append(
+            "compiled without a GPU: matmuls are not autotuned, and cuDNN's workspace "
+            "is an estimate"
+        )
+    said.append(
+        f"rooflines are lower bounds (all resources at their peak and overlapped); "
+        f"{products}"
     )
     return said
 

@@ -15,12 +15,13 @@ from scalerl_jax.learner.step import TrainState
 from scalerl_jax.machines.partition import Box
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.attention import SegmentAttention
-from scalerl_jax.model.attention_kernels import why_not
+from scalerl_jax.model.attention_kernels import CudnnAttention, kernel_of, why_not
 from scalerl_jax.parallel.mesh import split_devices
+from scalerl_jax.planning.memory import cudnn_bytes
 from scalerl_jax.preflight.fitting import Fitted, fit_topology
 from scalerl_jax.preflight.topologies import Topology, part_of
 from scalerl_jax.sampler.engine import Engine
-from scalerl_jax.sampler.kernels import why_not_pallas
+from scalerl_jax.sampler.kernels import choose_attention, why_not_pallas
 from scalerl_jax.wiring.devices import is_shared, make_meshes
 from scalerl_jax.wiring.learning import (
     abstract_state,
@@ -142,6 +143,13 @@ class Parts:
     engine: Engine
     notes: list[str]
 
+    @property
+    def reserved(self) -> dict[str, int]:
+        """Bytes that attention reserves in a microbatch, which no compiler counts."""
+        if not isinstance(self.attention, CudnnAttention):
+            return {}
+        return {"cuDNN's workspace": cudnn_bytes(self.config, self.arch)}
+
 
 def make_parts(config: Config, topology: Topology) -> tuple[Parts, Any]:
     """Return the parts and the train step.
@@ -192,24 +200,30 @@ def make_parts(config: Config, topology: Topology) -> tuple[Parts, Any]:
 
 
 def attention_names(parts: Parts) -> dict[str, str]:
-    """Return the attention of each role, with the reason if it is not a TPU kernel."""
-    config, engine = parts.config, parts.engine
+    """Return the attention of each role, with the reason if it is not the kernel."""
+    config, engine, chip = parts.config, parts.engine, parts.placement.learner.chip
     learner = type(parts.attention).__name__.removesuffix("Attention").lower()
+    device, kernel = parts.placement.devices[0], kernel_of(chip.platform)
     refused = why_not(
-        "splash",
+        kernel,
         arch=parts.arch,
-        mesh=parts.learner_mesh,
+        platform=device.platform,
+        shards=config.mesh.context,
         dtype=jnp.dtype(config.model.compute_dtype),
         row_tokens=config.batch.row_tokens,
+        capability=chip.capability,
     )
-    if learner == "splash" or config.model.attention != "auto":
+    if learner == kernel or config.model.attention != "auto":
         refused = ""
     why, sampler = "", config.sampler.attention
-    if sampler == "auto":
+    if sampler == "auto" and chip.platform == "gpu":
+        chosen = choose_attention(engine.settings, engine.mesh)
+        sampler = type(chosen).__name__.removesuffix("Attention").lower()
+    elif sampler == "auto":
         why = why_not_pallas(engine.settings, tensor=engine.mesh.shape["tensor"])
         sampler = "paged" if why else "pallas"
     names = {"learner": (learner, refused), "sampler": (sampler, why)}
     return {
-        side: f"{name} (the TPU kernel does not support {reason})" if reason else name
+        side: f"{name} (the kernel does not support {reason})" if reason else name
         for side, (name, reason) in names.items()
     }

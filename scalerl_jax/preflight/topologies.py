@@ -1,17 +1,21 @@
 """Parse the text of a topology, and compute rooflines of programs on it.
 
 A topology is NAME:AxB or NAME:AxBxC, chips along each side of a slice, with the prefix
-`N*` for several slices.  Google's types (v5p-128, v5litepod-16) are accepted too.
+`N*` for several slices.  Google's types (v5p-128, v5litepod-16) are accepted too, and
+NAME:A is A GPUs of a host.
 """
 
 import dataclasses
+import importlib.util
 import math
 import re
 from typing import Any
 
 from scalerl_jax.machines.chips import CHIPS, Chip
 from scalerl_jax.machines.slices import parse_type
+from scalerl_jax.planning.rates import matrix_flops
 from scalerl_jax.planning.work import Work
+from scalerl_jax.preflight import gpus
 from scalerl_jax.preflight.collectives import Traffic
 
 _MOST_SLICES = 1024  # Google's largest jobs have a few hundred
@@ -42,6 +46,8 @@ class Topology:
         Raises:
             ValueError: the compiler has no slice of this shape.
         """
+        if self.chip.platform == "gpu":
+            return gpus.devices(self.chip, self.num_devices)
         from jax.experimental import topologies
 
         options: dict[str, Any] = dict(self.chip.options)
@@ -94,6 +100,13 @@ def parse_topology(text: str) -> Topology:
     chip = CHIPS[found[2]]
     shape = tuple(map(int, found[3].split("x")))
     slices = _slices(found[1] or "1", text)
+    if chip.platform == "gpu":
+        if len(shape) != 1 or not 0 < shape[0] <= chip.most or slices != 1:
+            raise ValueError(
+                f"--topology={text}: GPUs are compiled for one host; write "
+                f"{chip.name}:N, with N from 1 to {chip.most}"
+            )
+        return Topology(chip=chip, shape=shape)
     if len(shape) != chip.sides or not all(shape) or not slices:
         raise ValueError(
             f"--topology={text}: {chip.name} is a {chip.sides}D torus; write "
@@ -107,6 +120,19 @@ def parse_topology(text: str) -> Topology:
             + f"; for more write slices: 2*{chip.name}:..."
         )
     return Topology(chip=chip, shape=shape, slices=slices)
+
+
+def check_compiler(topology: Topology) -> None:
+    """Raise ValueError if the compiler for a topology's devices is not installed."""
+    name, extra = "TPU", "tpu"
+    installed = importlib.util.find_spec("libtpu") is not None
+    if topology.chip.platform == "gpu":
+        name, extra, installed = "GPU", "cuda", gpus.is_installed()
+    if not installed:
+        raise ValueError(
+            f"--topology={topology.name}: the {name} compiler is not installed; on any "
+            f'Linux machine: pip install -e ".[{extra}]"'
+        )
 
 
 def _slices(number: str, text: str) -> int:
@@ -177,7 +203,7 @@ def roofline(
     sent = sum(each.sent_bytes for each in traffic.values())
     sent_far = sum(each.dcn_bytes for each in traffic.values())
     return Roofline(
-        compute=work.passes / devices / chip.flops,
+        compute=matrix_flops(chip, work) / devices / chip.flops,
         hbm=work.bytes / devices / chip.hbm_bandwidth,
         ici=sent / (chip.ici_bandwidth * links),
         dcn=sent_far / chip.host_bandwidth,
@@ -196,6 +222,9 @@ def link_share(box: Topology) -> float:
     v6e are closed only in whole slices (docs.cloud.google.com/tpu/docs/v5e).
     """
     closed = 4 if box.chip.sides == 3 else 16
+
+    if box.chip.platform == "gpu":
+        return 1.0  # a switch joins all
 
     def side(length: int) -> float:
         if length == 1:

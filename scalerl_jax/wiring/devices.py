@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from scalerl_jax.config import Config
 from scalerl_jax.config.sections import HEAD_CHUNK_VOCAB
-from scalerl_jax.machines.chips import chip_of
+from scalerl_jax.machines.chips import CHIPS, chip_of
 from scalerl_jax.model.architecture import (
     Architecture,
     check_replica,
@@ -36,14 +36,13 @@ def fit_devices(
         config: as the user wrote it.
         arch: architecture of the policy.
         num_devices: number of devices of this process.
-        kind: JAX's name of the devices.  For TPUs `planning.chooser` chooses, from a
-            table of their memory and speed.
+        kind: JAX's name of the devices.  For those in `machines.chips`, a table of
+            memory and speed, `planning.chooser` chooses.
 
     Raises:
         ValueError: there are too few devices.
     """
-    if kind.startswith("TPU"):
-        config = balanced(config, arch, num_devices, kind)
+    config = balanced(config, arch, num_devices, kind)
     config = _without_chooser(config, kind)
     mesh, generators = config.mesh, config.generators
     least = (mesh.data or mesh.slices) * (mesh.fsdp or 1) * mesh.context * mesh.tensor
@@ -79,9 +78,9 @@ def _without_chooser(config: Config, kind: str) -> Config:
     """Return the config with safe values for settings that only the chooser sets."""
     if not config.sampler.slots:
         raise ValueError(
-            f"sampler.slots = 0 is chosen only on TPUs, whose memory and speed are "
-            f"known; these devices are {kind or 'no TPUs'}: set sampler.slots = 64 and "
-            f"sampler.cache_tokens = 300_000, or what fits"
+            f"sampler.slots = 0 is chosen only on devices whose memory and speed are "
+            f"known, {', '.join(CHIPS)}; these are {kind or 'others'}: set "
+            f"sampler.slots = 64 and sampler.cache_tokens = 300_000, or what fits"
         )
     model, generators = config.model, config.generators
     mesh = dataclasses.replace(config.mesh, tensor=config.mesh.tensor or 1)

@@ -157,16 +157,25 @@ class Described:
 
     id: int
     platform: str
+    compute_capability: str = "9.0"
 
 
 ARCH = small_architecture(head_dim=128)
 SHARED = dict(row_tokens=512, row_segments=SEGMENTS, block=64)
 
 
-def choose(name, platform, *, arch=ARCH, context=1, dtype="bfloat16", **changes):
-    mesh = mesh_of(
-        (1, 1, context, 1), [Described(place, platform) for place in range(context)]
-    )
+def choose(
+    name,
+    platform,
+    *,
+    arch=ARCH,
+    context=1,
+    dtype="bfloat16",
+    capability="9.0",
+    **changes,
+):
+    devices = [Described(place, platform, capability) for place in range(context)]
+    mesh = mesh_of((1, 1, context, 1), devices)
     options = SHARED | changes
     return choose_attention(
         name, arch=arch, mesh=mesh, dtype=jnp.dtype(dtype), **options
@@ -302,6 +311,13 @@ def completion_of(length):
         ),
         pytest.param(
             "cudnn", "cpu", {}, r"'cudnn' .* cpu devices: it needs GPUs", id="no GPU"
+        ),
+        pytest.param(
+            "cudnn",
+            "gpu",
+            dict(capability="8.0"),
+            r"compute capability 8\.0: packed rows need 9\.0",
+            id="an old GPU for cudnn",
         ),
         pytest.param(
             "cudnn",

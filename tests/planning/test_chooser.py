@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from scalerl_jax import config as config_lib
-from scalerl_jax.machines.chips import CHIPS
+from scalerl_jax.machines.chips import CHIPS, MEMORY_FRACTION
 from scalerl_jax.machines.partition import split_slice
 from scalerl_jax.machines.slices import parse_slice
 from scalerl_jax.model.architecture import sampler_mesh
@@ -569,3 +569,22 @@ def test_the_assumed_lengths_have_the_mean_and_the_spread_that_they_state():
     # The limit cuts the tail off: nearly.
     assert mean == pytest.approx(4 / 7 * 10**6, rel=0.1)
     assert 0.35 < math.sqrt(squares - mean**2) / mean < 0.7
+
+
+@pytest.mark.parametrize("segments, fits", [(8, True), (128, False)])
+def test_a_gpu_holds_what_its_attention_reserves(segments, fits, monkeypatch):
+    """An 8B model by factors, on one H100; 128 segments a row would take 64 GiB."""
+    monkeypatch.setenv(MEMORY_FRACTION, "0.92")
+    config = config_lib.named("8b_lora")
+    config.batch.row_segments = segments
+    resolved = config_lib.resolve(config)
+    kind = CHIPS["h100"].kind
+    if not fits:
+        with pytest.raises(
+            ValueError, match="MEM_FRACTION = 0.92 .*row_segments = 128"
+        ):
+            fit_devices(resolved, ARCH, 1, kind=kind)
+        return
+    found = fit_devices(resolved, ARCH, 1, kind=kind)
+    assert found.sampler.slots > 0 and found.generators.placement == "shared"
+    assert memory.cudnn_bytes(found, ARCH) == 8 * 8 * 16_384 * 32 * 128

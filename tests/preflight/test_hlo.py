@@ -134,6 +134,20 @@ def test_a_trip_count_that_xla_states_is_taken():
             64 * 4 * 3 / 4,
             id="an asynchronous one: its result, not its operand too",
         ),
+        pytest.param(
+            "%x = ((f32[16]{0}, f32[8]{0}), (f32[64]{0}, f32[32]{0})) "
+            "all-gather-start(%p, %q), channel_id=1, replica_groups={{0,1,2,3}}",
+            "all-gather",
+            (64 + 32) * 4 * 3 / 4,
+            id="an asynchronous one of two arrays: both results",
+        ),
+        pytest.param(
+            "%x = ((f32[64]{0}, f32[32]{0}), (f32[16]{0}, f32[8]{0})) "
+            "reduce-scatter-start(%p, %q), channel_id=1, replica_groups={{0,1,2,3}}",
+            "reduce-scatter",
+            (64 + 32) * 4 * 3 / 4,
+            id="reduce-scatter: a start has the whole operands",
+        ),
     ],
 )
 def test_what_a_device_sends_by_kind(line, kind, sent):

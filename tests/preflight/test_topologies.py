@@ -4,10 +4,13 @@ import dataclasses
 
 import pytest
 
-from scalerl_jax.machines.chips import CHIPS
+from scalerl_jax.machines.chips import CHIPS, MEMORY_FRACTION
+from scalerl_jax.planning.rates import matrix_flops
 from scalerl_jax.planning.work import Work
+from scalerl_jax.preflight import gpus
 from scalerl_jax.preflight.collectives import Traffic
 from scalerl_jax.preflight.topologies import (
+    check_compiler,
     link_share,
     parse_topology,
     part_of,
@@ -22,6 +25,7 @@ from scalerl_jax.preflight.topologies import (
         pytest.param("v5e:16x16", (16, 16), 1, 256, id="a square"),
         pytest.param("2*v5e:16x16", (16, 16), 2, 512, id="two slices"),
         pytest.param("tpu7x:2x2x1", (2, 2, 1), 1, 8, id="two devices on a chip"),
+        pytest.param("h100:8", (8,), 1, 8, id="a host of GPUs"),
     ],
 )
 def test_a_topology_is_read(text, shape, slices, devices):
@@ -42,6 +46,9 @@ def test_a_topology_is_read(text, shape, slices, devices):
         pytest.param("0*v5e:4x4", "above 0", id="no slice"),
         pytest.param("v5e:32x8", "at most 256 chips, 16x16", id="a side too long"),
         pytest.param("v5p:32x32x32", "at most 8960 chips", id="too many chips"),
+        pytest.param("h100:9", "h100:N, with N from 1 to 8", id="two hosts of GPUs"),
+        pytest.param("a100:2x2", "a100:N, with N from 1 to 8", id="a torus of GPUs"),
+        pytest.param("2*h200:8", "h200:N, with N from 1 to 8", id="slices of GPUs"),
     ],
 )
 def test_a_wrong_topology_is_answered_with_the_way_out(text, said):
@@ -52,7 +59,7 @@ def test_a_wrong_topology_is_answered_with_the_way_out(text, said):
 
 def test_unknown_chips_are_answered_with_all_known_ones():
     with pytest.raises(ValueError, match="v4:AxBxC") as error:
-        parse_topology("h100:8")
+        parse_topology("mi300:8")
     assert all(name in str(error.value) for name in CHIPS)
 
 
@@ -74,6 +81,36 @@ def test_a_part_of_a_slice_is_the_most_compact_rectangle(whole, devices, shape):
 def test_a_number_that_is_no_rectangle_is_refused(devices):
     with pytest.raises(ValueError, match=f"mesh.fsdp = {devices} devices are no rect"):
         part_of(parse_topology("v5e:8x8"), devices, setting="mesh.fsdp")
+
+
+def test_without_a_gpus_compiler_it_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(gpus, "is_installed", lambda: False)
+    with pytest.raises(ValueError, match=r'h100:1: .* pip install -e ".\[cuda\]"'):
+        check_compiler(parse_topology("h100:1"))
+
+
+@pytest.mark.parametrize("given, share", [(None, 0.75), ("0.9", 0.9), ("1", 1.0)])
+def test_programs_have_the_share_of_a_gpu_that_jax_allocates(given, share, monkeypatch):
+    monkeypatch.delenv(MEMORY_FRACTION, raising=False)
+    if given:
+        monkeypatch.setenv(MEMORY_FRACTION, given)
+    assert CHIPS["h100"].program_bytes == share * 84_942_979_072
+    assert CHIPS["v5p"].program_bytes == 95 * 2**30
+
+
+@pytest.mark.parametrize("given", ["0", "90", "-1", "nan", "half"])
+def test_a_share_of_a_gpu_that_is_none_is_refused(given, monkeypatch):
+    monkeypatch.setenv(MEMORY_FRACTION, given)
+    with pytest.raises(ValueError, match=f"{MEMORY_FRACTION} = '{given}' must be"):
+        _ = CHIPS["h100"].program_bytes
+
+
+def test_a_gpu_multiplies_float32_at_its_own_rate_and_a_tpu_in_passes():
+    needed = Work(layers=10.0, head=4.0, head_passes=24.0, head_float32=4.0)
+    assert matrix_flops(CHIPS["v5p"], needed) == 10 + 24
+    assert matrix_flops(CHIPS["h100"], needed) == 10 + 4 * 989 / 67
+    lower = Work(layers=10.0, head=4.0, head_passes=4.0)
+    assert matrix_flops(CHIPS["h100"], lower) == 10 + 4
 
 
 def test_the_figures_of_a_chip_are_those_of_its_data_sheet():

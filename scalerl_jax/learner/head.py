@@ -15,6 +15,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from scalerl_jax.model.attention import capped_slope
+from scalerl_jax.model.products import float32_einsum
 from scalerl_jax.model.transformer import head_logits
 from scalerl_jax.parallel.mesh import ROWS, SHARDS, largest_divisor, num_shards
 
@@ -29,8 +30,8 @@ class Head:
     """Settings of log-probabilities; static.  `mesh` None: on one device.
 
     Weights are rounded to `weights_dtype` if that is narrower than theirs, and their
-    gradient is that of the rounded ones.  On TPUs a float32 product takes fewer passes
-    the more of its operands were cast from bfloat16, see `planning.work`.
+    gradient is that of the rounded ones.  A float32 product takes fewer passes the more
+    of its operands are bfloat16, see `planning.work`.
     """
 
     mesh: Mesh | None = None
@@ -42,7 +43,7 @@ class Head:
     chunk_vocab: int = 16384  # per device
 
     def gather(self, slab: Array, dtype: jnp.dtype) -> Float[Array, "v D"]:
-        """Return all columns of a slab of the head; a float32 product casts them."""
+        """Return all columns of a slab of the head."""
         if not self.float32_head:
             slab = slab.astype(dtype)
         elif slab.dtype == jnp.float32:
@@ -50,10 +51,6 @@ class Head:
         if self.mesh is None:
             return slab
         return jax.lax.all_gather(slab, SHARDS, axis=1, tiled=True)
-
-    def wide(self, x: Array, dtype: jnp.dtype) -> Array:
-        """Return an operand of the backward pass, in the dtype of the product."""
-        return x.astype(jnp.float32 if self.float32_head else dtype)
 
     def scatter(self, of_slab: Float[Array, "v D"]) -> Float[Array, "v columns"]:
         """Return this device's columns, summed over the shards."""
@@ -83,11 +80,9 @@ class Head:
 
     def product(self) -> Callable[..., Array]:
         """Return an einsum with float32 results, at the precision of the logits."""
-        return functools.partial(
-            jnp.einsum,
-            precision=jax.lax.Precision.HIGHEST if self.float32_head else None,
-            preferred_element_type=jnp.float32,
-        )
+        if self.float32_head:
+            return float32_einsum
+        return functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
     def tiles(self, hidden: Array, weights: Array) -> tuple[int, Float[Array, "n v D"]]:
         """Return the tokens of a tile, and the slabs of this device's part."""

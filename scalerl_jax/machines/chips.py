@@ -29,7 +29,6 @@ class Chip:
     host: tuple[int, int] | None = None  # chips of the largest host, if hosts differ
     options: tuple[tuple[str, str], ...] = ()  # for the compiler's topology
     platform: Literal["tpu", "gpu"] = "tpu"
-    float32_flops: float = 0.0  # of float32 units; 0: products are of bfloat16 parts
     capability: str = ""  # of a GPU: its compute capability
     kind: str = ""  # of a GPU: JAX's `device_kind`
 
@@ -97,21 +96,18 @@ CHIPS = {
         Chip(
             *("a100", 1, 8, 312e12, 85_100_068_864, 2039e9, 300e9, 25e9),
             platform="gpu",
-            float32_flops=19.5e12,
             capability="8.0",
             kind="NVIDIA A100-SXM4-80GB",
         ),
         Chip(
             *("h100", 1, 8, 989e12, 84_942_979_072, 3352e9, 450e9, 50e9),
             platform="gpu",
-            float32_flops=67e12,
             capability="9.0",
             kind="NVIDIA H100 80GB HBM3",
         ),
         Chip(
             *("h200", 1, 8, 989e12, 151_397_597_184, 4800e9, 450e9, 50e9),
             platform="gpu",
-            float32_flops=67e12,
             capability="9.0",
             kind="NVIDIA H200",
         ),

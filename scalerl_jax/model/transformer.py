@@ -43,6 +43,7 @@ from scalerl_jax.model.layers import (
 )
 from scalerl_jax.model.local_layers import chunked, placed
 from scalerl_jax.model.lora import Adapted
+from scalerl_jax.model.products import float32_einsum
 from scalerl_jax.model.prompt_sharing import collect, spread
 from scalerl_jax.model.quantized import Quantized, quantize
 from scalerl_jax.model.rope import Rope, rope_frequencies, rotate, rotations
@@ -521,20 +522,15 @@ def head_logits(
 ) -> Float[Array, "... V"]:
     """Logits in float32: THE head of the learner and of the sampler.
 
-    With `float32_head` both operands are float32 and the matmul runs at the highest
-    precision (a TPU otherwise rounds float32 operands to bfloat16); without it the
-    product is taken in the dtype of `hidden`, as most systems do, and then cast.
+    With `float32_head` the product is one of float32 numbers (`model/products.py`);
+    without it the product is taken in the dtype of `hidden`, as most systems do, and
+    then cast.
     ScaleRL section 3.2; MiniMax-M1, https://arxiv.org/abs/2506.13585, section 3.2.
     `cap` is the decoder's `logit_cap`.
     """
     if float32_head:
-        hidden, head = hidden.astype(jnp.float32), head.astype(jnp.float32)
-    logits = jnp.einsum(
-        "...d,vd->...v",
-        hidden,
-        head.astype(hidden.dtype),
-        precision=jax.lax.Precision.HIGHEST if float32_head else None,
-    )
+        return capped(float32_einsum("...d,vd->...v", hidden, head), cap)
+    logits = jnp.einsum("...d,vd->...v", hidden, head.astype(hidden.dtype))
     return capped(logits.astype(jnp.float32), cap)
 
 

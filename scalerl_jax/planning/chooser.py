@@ -395,12 +395,14 @@ def _with_versions(config: Config, room: Room) -> Iterator[Config]:
 
 
 def _learner_bytes(config: Config, arch: Architecture, chip: Chip) -> float:
-    """Return the learner's bytes on a device, with what its attention reserves."""
+    """Return the learner's bytes on a device, on a GPU with what only GPUs need."""
+    needed = memory.learner_bytes(config, arch)
+    if chip.platform != "gpu":
+        return needed
     from scalerl_jax.model.attention_kernels import why_not  # Pallas
 
-    asked = config.model.attention
-    cudnn = chip.platform == "gpu" and asked in ("auto", "cudnn")
-    cudnn = cudnn and not why_not(
+    needed += memory.terms_bytes(config, arch) * config.model.float32_head
+    if config.model.attention in ("auto", "cudnn") and not why_not(
         "cudnn",
         arch=arch,
         platform=chip.platform,
@@ -408,8 +410,9 @@ def _learner_bytes(config: Config, arch: Architecture, chip: Chip) -> float:
         dtype=config.model.compute_dtype,
         row_tokens=config.batch.row_tokens,
         capability=chip.capability,
-    )
-    return memory.learner_bytes(config, arch, cudnn=cudnn)
+    ):
+        needed += memory.cudnn_bytes(config, arch)
+    return needed
 
 
 def _that_fit(

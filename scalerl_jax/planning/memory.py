@@ -148,13 +148,23 @@ def cudnn_bytes(config: Config, arch: Architecture) -> int:
     return 8 * tokens_per_device(config) * config.batch.row_segments * heads
 
 
-def learner_bytes(config: Config, arch: Architecture, *, cudnn: bool = False) -> float:
+def terms_bytes(config: Config, arch: Architecture) -> float:
+    """Return the bytes of the terms of the head's operands on a GPU.
+
+    They are those of a slab and of its transpose, and of the gradient of a tile's
+    logits: three bfloat16 terms for a float32 number (`model/products.py`).
+    """
+    tile = logits_tile(config, arch)
+    slab = 0.0 if head_bytes(config) == 2 else 2 * 1.5 * tile["slab of the head"]
+    return slab + 1.5 * tile["logits tile"]
+
+
+def learner_bytes(config: Config, arch: Architecture) -> float:
     """Return the learner's bytes on a device during a microbatch.
 
     They are the weights; for trained weights two float32 moments, the accumulated
     gradients and those of the microbatch; saved activations; a logits tile; the
-    gathered weights of two layers; the temporaries of a layer's backward pass, and
-    what attention by `cudnn` reserves.
+    gathered weights of two layers; and the temporaries of a layer's backward pass.
     """
     mesh, itemsize = config.mesh, value_bytes(config.model.compute_dtype)
     shards = mesh.fsdp * mesh.tensor
@@ -182,7 +192,6 @@ def learner_bytes(config: Config, arch: Architecture, *, cudnn: bool = False) ->
         + saved_activations(config, arch)
         + sum(logits_tile(config, arch).values())
         + passing * itemsize
-        + cudnn * cudnn_bytes(config, arch)
     )
 
 

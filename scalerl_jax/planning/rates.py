@@ -301,21 +301,10 @@ def placing_seconds(
     return brought / hosts / _HOST_TO_DEVICE
 
 
-def matrix_flops(chip: Chip, needed: Work) -> float:
-    """Return the bfloat16 FLOPs that take as long as the work's products.
-
-    A TPU computes a float32 product as several bfloat16 ones, a GPU at its own rate.
-    """
-    if not chip.float32_flops:
-        return needed.passes
-    slower = chip.flops / chip.float32_flops
-    return needed.flops + (slower - 1) * needed.head_float32
-
-
 def _learned(chip: Chip, needed: Work, chips: int, reached: Reached) -> float:
     """Return the seconds of a learner program, without its collectives."""
     return max(
-        matrix_flops(chip, needed) / chips / (chip.flops * reached.flops),
+        needed.passes / chips / (chip.flops * reached.flops),
         needed.bytes / chips / chip.hbm_bandwidth,
     )
 
@@ -323,6 +312,6 @@ def _learned(chip: Chip, needed: Work, chips: int, reached: Reached) -> float:
 def _streamed(chip: Chip, needed: Work, chips: int, reached: Reached) -> float:
     """Return the seconds of a sampler program, without its collectives."""
     return max(
-        matrix_flops(chip, needed) / chips / chip.flops,
+        needed.passes / chips / chip.flops,
         needed.bytes / chips / (chip.hbm_bandwidth * reached.bandwidth),
     )

@@ -8,10 +8,10 @@ import dataclasses
 
 from scalerl_jax.model.architecture import Architecture
 
-# A product of float32 operands at the highest precision is six bfloat16 products on a
-# TPU: each operand is three bfloat16 terms, and the three smallest of the nine products
-# are left out.  A float32 operand that was cast from bfloat16 is one term, which the
-# compiler detects: three products are left, or one if both operands were cast.
+# A product of float32 operands is six bfloat16 products on TPUs and, of the head, on
+# GPUs (`model/products.py`): each operand is three bfloat16 terms, and the three
+# smallest of the nine products are left out.  A float32 operand that was cast from
+# bfloat16 is one term: three products are left, or one if both operands were cast.
 HIGHEST_PASSES = 6
 CAST_PASSES = 3
 BOTH_CAST_PASSES = 1
@@ -37,7 +37,6 @@ class Work:
     layers: float = 0.0  # FLOPs of the layers' bfloat16 products, attention included
     head: float = 0.0  # FLOPs of the head; a product counts once at any precision
     head_passes: float = 0.0  # FLOPs of the bfloat16 products that compute the head
-    head_float32: float = 0.0  # of `head`: FLOPs of float32 products
     bytes: float = 0.0
 
     @property
@@ -188,7 +187,6 @@ def _head(
     return Work(
         head=flops,
         head_passes=flops * (passes if float32_head else 1),
-        head_float32=flops * float32_head,
         bytes=read * operands + written * tokens * vocabulary,
     )
 

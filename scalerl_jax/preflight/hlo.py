@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from scalerl_jax.machines.chips import Chip
+from scalerl_jax.model.products import TERMS
 from scalerl_jax.parallel.xla import is_full
 from scalerl_jax.preflight.gpus import COMPILER_OPTIONS
 from scalerl_jax.process.printing import to_stderr
@@ -324,10 +325,10 @@ def _count_matmuls(
     """Count by precision the matmuls for which `wanted(matmul, its computation)`.
 
     At the highest precision an operand may be bfloat16: the compiler removes a cast to
-    float32 from bfloat16.
+    float32 from bfloat16.  So may those of `products.by_terms`, in its scope.
     """
     exact = [
-        "operand_precision={highest,highest}" in each.rest
+        ("operand_precision={highest,highest}" in each.rest or TERMS in each.rest)
         and each.shape.startswith("f32[")
         for inside in program.computations.values()
         for each in inside.values()

@@ -74,13 +74,7 @@ def notes(result: CheckedConfig) -> list[str]:
         "generators.versions copies of the params, and one more with "
         "eval.concurrent; all are counted"
     )
-    chip = result.topology.chip
-    products = (
-        "a float32 product at the highest precision takes 6 bfloat16 passes, 3 if one "
-        "operand was bfloat16, and 1 if both were"
-    )
-    if chip.platform == "gpu":
-        products = f"float32 products run at {chip.float32_flops / 1e12:g} TFLOP/s"
+    if result.topology.chip.platform == "gpu":
         said.append(
             f"JAX gives programs {memory_fraction():.0%} of a GPU's memory; "
             f"{MEMORY_FRACTION} sets the share"
@@ -90,8 +84,9 @@ def notes(result: CheckedConfig) -> list[str]:
             "is an estimate"
         )
     said.append(
-        f"rooflines are lower bounds (all resources at their peak and overlapped); "
-        f"{products}"
+        "rooflines are lower bounds (all resources at their peak and overlapped); a "
+        "float32 product at the highest precision takes 6 bfloat16 passes, 3 if one "
+        "operand was bfloat16, and 1 if both were"
     )
     return said
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from scalerl_jax import config as config_lib
 from scalerl_jax.formats.reading import parse_json
-from scalerl_jax.planning.rates import matrix_flops
 from scalerl_jax.preflight.check import (
     Checked,
     CheckedConfig,
@@ -261,14 +260,13 @@ def _cost_lines(result: CheckedConfig) -> list[str]:
     lines += [""] + (_product_lines(result) or ["products cost the requested FLOPs"])
     settings = result.parts.engine.settings
     work = result.programs["accumulate"].work
-    products = matrix_flops(result.topology.chip, work)
     tokens = result.programs["decode"]
     rate = settings.slots * settings.tokens_per_call / tokens.roofline.seconds
     lines += [
         "",
         f"optimizer step: {duration(_step_seconds(result))} or more "
         f"({result.microbatches} microbatches if every rollout has the maximal length)",
-        f"its head: {1 - work.layers / products:.0%} of the time of products",
+        f"its head: {1 - work.layers / work.passes:.0%} of the matrix units' work",
         f"decoding: {rate:,.0f} tokens/s or less from a sampler with "
         f"{settings.slots} slots of {decode_context(result.parts):,.0f} tokens",
     ]

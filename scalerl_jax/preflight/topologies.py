@@ -13,7 +13,6 @@ from typing import Any
 
 from scalerl_jax.machines.chips import CHIPS, Chip
 from scalerl_jax.machines.slices import parse_type
-from scalerl_jax.planning.rates import matrix_flops
 from scalerl_jax.planning.work import Work
 from scalerl_jax.preflight import gpus
 from scalerl_jax.preflight.collectives import Traffic
@@ -203,7 +202,7 @@ def roofline(
     sent = sum(each.sent_bytes for each in traffic.values())
     sent_far = sum(each.dcn_bytes for each in traffic.values())
     return Roofline(
-        compute=matrix_flops(chip, work) / devices / chip.flops,
+        compute=work.passes / devices / chip.flops,
         hbm=work.bytes / devices / chip.hbm_bandwidth,
         ici=sent / (chip.ici_bandwidth * links),
         dcn=sent_far / chip.host_bandwidth,

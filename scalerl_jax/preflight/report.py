@@ -2,16 +2,18 @@
 
 python -m scalerl_jax.preflight.report
 
-checks the shipped configs on TPUs that suit them, and prints Markdown.
+checks the shipped configs on TPUs and GPUs that suit them, and prints Markdown.
 """
 
 import dataclasses
+import os
 import subprocess
 import sys
 from typing import Any
 
 from scalerl_jax import config as config_lib
 from scalerl_jax.formats.reading import parse_json
+from scalerl_jax.machines.chips import MEMORY_FRACTION
 from scalerl_jax.preflight.check import (
     Checked,
     CheckedConfig,
@@ -23,6 +25,7 @@ from scalerl_jax.preflight.check import (
 from scalerl_jax.preflight.collectives import Traffic
 from scalerl_jax.preflight.figures import amount, duration, gib
 from scalerl_jax.preflight.notes import advice, notes
+from scalerl_jax.preflight.topologies import parse_topology
 from scalerl_jax.preflight.whole_step import step_json, step_lines
 from scalerl_jax.process.printing import to_stdout
 from scalerl_jax.wiring.devices import is_shared
@@ -47,7 +50,15 @@ _CASES = (
     ("scout", "v6e:16x16"),
     ("8b", "2*v6e:16x16"),
     ("32b", "2*v5p:4x4x8"),
+    ("8b", "h100:8"),
+    ("8b", "h200:8"),
+    ("8b_lora", "h100:1"),
+    ("8b_lora", "h200:1"),
+    ("qwen3_30b_a3b", "h200:8"),
 )
+# On GPUs attention reserves memory for each segment of a row, and JAX a share of all.
+_GPU_FLAGS = ("--config.batch.row_segments=8",)
+_GPU_SHARE = {MEMORY_FRACTION: "0.92"}
 _HEADER = (
     "| config | topology | learner + generators | can start | generate | train "
     "| of it DCN | at work | chip-hours a step | fits | limit | train step "
@@ -320,8 +331,10 @@ def main() -> int:
         if "*" in topology:  # a learner over all of them
             slices = topology.partition("*")[0]
             command.append(f"--config.mesh.slices={slices}")
+        gpus = parse_topology(topology).chip.platform == "gpu"
         done = subprocess.run(
-            command,
+            [*command, *(_GPU_FLAGS if gpus else ())],
+            env=os.environ | (_GPU_SHARE if gpus else {}),
             stdout=subprocess.PIPE,
             text=True,
             check=False,

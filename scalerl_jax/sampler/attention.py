@@ -2,8 +2,8 @@
 
     gathered   a call's pages copied once into rows: fastest if XLA is the kernel
     paged      XLA operations directly on the pages (`paged`)
-    cudnn      gathered rows, cuDNN's kernel (`kernels`)
-    pallas     JAX's ragged paged attention kernel for TPUs (`kernels`)
+    cudnn      gathered rows, cuDNN's kernel (`kernels_gpu`)
+    pallas     JAX's paged attention kernel for TPUs (`kernels`) or GPUs (`kernels_gpu`)
 
 A page holds `page_size` tokens of one sequence, in every layer.  The backend chooses
 its layout; the first axis of every array counts the pages.  Layers that see a part of

@@ -297,7 +297,7 @@ def _attention(settings: EngineSettings, mesh: Mesh) -> CachedAttention:
     """Return the attention backend; on a CPU no kernel module is imported."""
     if settings.attention == "auto" and mesh.devices.flat[0].platform == "cpu":
         return GatheredAttention(cap=settings.arch.attention_cap)
-    from scalerl_jax.sampler.kernels import choose_attention  # Pallas, for TPUs
+    from scalerl_jax.sampler.kernels import choose_attention  # Pallas
 
     return choose_attention(settings, mesh)
 

@@ -1,10 +1,6 @@
-"""Attention backends with kernels from JAX, and the choice of a backend.
+"""The attention backend with JAX's kernel for TPUs, and the choice of a backend."""
 
-The file is above 400 lines: it has the kernels of two kinds of machine, and the choice.
-"""
-
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -16,21 +12,25 @@ from jax.sharding import Mesh, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.sampler.attention import (
     CachedAttention,
     Chunk,
     GatheredAttention,
     Near,
-    Pages,
     Places,
-    Rows,
-    places_of,
 )
 from scalerl_jax.sampler.decoding import EngineSettings
+from scalerl_jax.sampler.kernels_gpu import (
+    CAPPED,
+    WITH_SINKS,
+    TritonPagedAttention,
+    make_cudnn,
+    why_not_cudnn,
+    why_not_triton,
+)
 from scalerl_jax.sampler.kernels_int8 import LANES, QuantizedPallasAttention
 from scalerl_jax.sampler.paged import PagedAttention, RowPagedAttention
-from scalerl_jax.sampler.stored import Stored, is_quantized, stored
+from scalerl_jax.sampler.stored import Stored, is_quantized
 
 # Block sizes are set here: the kernel's own table needs a TPU in the process, and fails
 # if a program is compiled without one.  The kernel computes a block's queries against
@@ -78,7 +78,6 @@ class CombinedPages:
         )
 
 
-_NEAR = "choose_attention does not choose cuDNN for a model with local layers"
 _HEADS = PartitionSpec(None, None, "tensor")  # of the pages' keys and values
 _SINKS = "choose_attention chooses no kernel for a model whose heads have sinks"
 
@@ -224,112 +223,6 @@ class PallasAttention(PagedAttention):
         return cut(q, pages.heads, lengths, table, starts, num_sequences)
 
 
-@struct.dataclass(kw_only=True)
-class _WholeRows:
-    """A layer's rows: tokens cached before the call, then the new tokens."""
-
-    keys: Float[Array, "rows tokens kv dim"]
-    values: Float[Array, "rows tokens kv dim"]
-    steps: int = struct.field(pytree_node=False)
-
-
-class CudnnPagedAttention(CachedAttention):
-    """Attention by `jax.nn.dot_product_attention`, over pages copied into rows."""
-
-    width_steps = (1.0,)
-
-    def __init__(self, implementation: Literal["cudnn", "xla"]) -> None:
-        """Use cuDNN or, for shapes that it does not support, XLA."""
-        super().__init__()
-        self._implementation: Literal["cudnn", "xla"] = implementation
-
-    def open(
-        self,
-        pages: tuple[Any, ...],
-        rows: Rows,
-        steps: int,
-        nears: Sequence[Near | None],
-    ) -> tuple[Any, ...]:
-        """Return a copy of the rows' tokens."""
-        del nears
-        count, width = rows.table.shape
-
-        def gather(layer: Pages) -> _WholeRows:
-            _, heads, size, dim = layer.values.shape
-            shape = (count, width * size, heads, dim)
-            keys = layer.keys[rows.table].transpose(0, 1, 4, 2, 3).reshape(shape)
-            values = layer.values[rows.table].transpose(0, 1, 3, 2, 4).reshape(shape)
-            # After a row's own tokens come others': their NaN passes an added mask.
-            own = (jnp.arange(shape[1]) < rows.starts[:, None])[..., None, None]
-            return _WholeRows(keys=jnp.where(own, keys, 0), values=values, steps=steps)
-
-        return tuple(gather(layer) for layer in pages)
-
-    def decode(
-        self,
-        view: _WholeRows,
-        q: Array,
-        k: Array,
-        v: Array,
-        *,
-        rows: Rows,
-        step: Array,
-        positions: Array,
-        active: Array,
-        near: Near | None = None,
-        sinks: Array | None = None,
-    ) -> tuple[Array, _WholeRows]:
-        """Return attention over the rows up to `positions`, including the new token."""
-        assert near is None, _NEAR
-        assert sinks is None, _SINKS
-        del rows, step
-        count, width = view.keys.shape[:2]
-        at = (jnp.arange(count), jnp.where(active, positions, width))
-        new = stored(k, v, view.keys.dtype)
-        view = _WholeRows(
-            keys=view.keys.at[at].set(new.keys, mode="drop"),
-            values=view.values.at[at].set(new.values, mode="drop"),
-            steps=view.steps,
-        )
-        mixed = jax.nn.dot_product_attention(
-            q[:, None],
-            view.keys,
-            view.values,
-            scale=q.shape[-1] ** -0.5,
-            key_value_seq_lengths=jnp.where(active, positions + 1, 1),
-            implementation=self._implementation,
-        )
-        return mixed[:, 0], view
-
-    def close(
-        self,
-        pages: tuple[Any, ...],
-        views: tuple[_WholeRows, ...],
-        *,
-        rows: Rows,
-        positions: Array,
-        nears: Sequence[Near | None],
-    ) -> tuple[Any, ...]:
-        """Return the pages with the call's tokens written."""
-        del nears
-        steps, count = views[0].steps, rows.starts.shape[0]
-        at = rows.starts[:, None] + jnp.arange(steps)
-        places = places_of(
-            jnp.repeat(rows.table, steps, axis=0),
-            at.ravel(),
-            page_size=pages[0].page_size,
-            valid=(at < positions[:, None]).ravel(),
-        )
-        new = (jnp.arange(count)[:, None], at)
-
-        def write(layer: Pages, view: _WholeRows) -> Pages:
-            shape = (count * steps, *view.keys.shape[2:])
-            k, v = (each[new].reshape(shape) for each in (view.keys, view.values))
-            return layer.put(stored(k, v, layer.dtype), places)
-
-        return tuple(write(*pair) for pair in zip(pages, views, strict=True))
-
-
 def choose_attention(settings: EngineSettings, mesh: Mesh) -> CachedAttention:
     """Return the backend `settings.attention`, for the machine of `mesh`.
 
@@ -341,39 +234,7 @@ def choose_attention(settings: EngineSettings, mesh: Mesh) -> CachedAttention:
         raise ValueError(
             f"sampler.attention = {name!r}; choose from {sorted(ATTENTION)}"
         )
-    if name == "cudnn" and is_quantized(settings.cache_dtype):
-        raise ValueError(
-            f"sampler.attention = 'cudnn' reads no sampler.kv_dtype = "
-            f"{settings.kv_dtype!r}: set sampler.attention = 'auto', or "
-            f"sampler.kv_dtype = 'model'"
-        )
-    if name == "cudnn" and (refused := _why_not_cudnn(settings)):
-        raise ValueError(
-            f"sampler.attention = 'cudnn' does not support {refused}; "
-            f"set sampler.attention = 'auto'"
-        )
     return ATTENTION[name](settings, mesh)
-
-
-def _why_no_kernel(arch: Architecture) -> str | None:
-    """Return the property of a model that no kernel supports; None: it has none."""
-    if arch.attention_cap:
-        return "a model whose attention scores have a soft cap"
-    return "a model whose heads have sinks" if arch.sinks else None
-
-
-def _why_not_cudnn(settings: EngineSettings) -> str | None:
-    """Return the property of a model that cuDNN does not support; None: it fits."""
-    if refused := _why_no_kernel(settings.arch):
-        return refused
-    if not settings.near:
-        return None
-    near = settings.near[0]
-    parts = "windows" if near.sliding else "chunks"
-    return (
-        f"a model whose layers see {parts} of {near.tokens} tokens and sequences of "
-        f"{settings.max_tokens}"
-    )
 
 
 def _for_machine(settings: EngineSettings, mesh: Mesh) -> CachedAttention:
@@ -384,10 +245,13 @@ def _for_machine(settings: EngineSettings, mesh: Mesh) -> CachedAttention:
             raise ValueError(f"TPUs have no attention for {broken}")
         refused = why_not_pallas(settings, tensor=mesh.shape["tensor"])
         return _paged(settings, mesh) if refused else _of_dtype(settings, mesh)
-    quantized = is_quantized(settings.cache_dtype)
-    if platform == "gpu" and (quantized or _why_not_cudnn(settings)):
-        return _paged(settings, mesh)
-    return (_cudnn if platform == "gpu" else _gathered)(settings, mesh)
+    if platform != "gpu":
+        return _gathered(settings, mesh)
+    if not why_not_triton(settings, tensor=mesh.shape["tensor"]):
+        return _triton(settings, mesh)
+    # Rows of a large model do not fit when they are copied; it is not in float32.
+    copied = jnp.dtype(settings.dtype) == jnp.float32 and not why_not_cudnn(settings)
+    return make_cudnn(settings, mesh) if copied else _paged(settings, mesh)
 
 
 def _paged(settings: EngineSettings, mesh: Mesh) -> CachedAttention:
@@ -403,18 +267,18 @@ def _gathered(settings: EngineSettings, mesh: Mesh) -> CachedAttention:
 
 def _pallas(settings: EngineSettings, mesh: Mesh) -> CachedAttention:
     platform = mesh.devices.flat[0].platform
-    if platform != "tpu":
+    if platform not in _KERNELS:
         raise ValueError(
-            f"sampler.attention = 'pallas' needs TPUs, and the sampler has "
+            f"sampler.attention = 'pallas' needs TPUs or GPUs, and the sampler has "
             f"{platform} devices: set sampler.attention = 'auto'"
         )
-    refused = why_not_pallas(settings, tensor=mesh.shape["tensor"])
-    if refused:
+    why_not, kernel = _KERNELS[platform]
+    if refused := why_not(settings, tensor=mesh.shape["tensor"]):
         raise ValueError(
             f"sampler.attention = 'pallas' does not support {refused}; "
             f"or set sampler.attention = 'auto'"
         )
-    return _of_dtype(settings, mesh)
+    return kernel(settings, mesh)
 
 
 def _of_dtype(settings: EngineSettings, mesh: Mesh) -> CachedAttention:
@@ -424,15 +288,8 @@ def _of_dtype(settings: EngineSettings, mesh: Mesh) -> CachedAttention:
     return PallasAttention(mesh)
 
 
-def _cudnn(settings: EngineSettings, mesh: Mesh) -> CachedAttention:
-    taken = (
-        mesh.devices.flat[0].platform == "gpu"
-        and jnp.dtype(settings.dtype) in (jnp.bfloat16, jnp.float16)
-        # cuDNN supports up to 256, but only on the newest GPUs.
-        and settings.arch.head_dim % 8 == 0
-        and settings.arch.head_dim <= 128
-    )
-    return CudnnPagedAttention("cudnn" if taken else "xla")
+def _triton(settings: EngineSettings, mesh: Mesh) -> CachedAttention:
+    return TritonPagedAttention(mesh, cap=settings.arch.attention_cap)
 
 
 def why_not_pallas(settings: EngineSettings, *, tensor: int) -> str | None:
@@ -443,8 +300,8 @@ def why_not_pallas(settings: EngineSettings, *, tensor: int) -> str | None:
     arch, dtype = settings.arch, jnp.dtype(settings.dtype)
     table_bytes = _table_bytes(settings)
     chunk = arch.local.chunk if arch.local is not None and settings.near else 0
-    if refused := _why_no_kernel(arch):
-        return refused
+    if arch.attention_cap or arch.sinks:
+        return CAPPED if arch.attention_cap else WITH_SINKS
     if chunk % settings.page_size:
         return (
             f"a model whose layers see chunks of {chunk} tokens: set "
@@ -521,11 +378,13 @@ def _slot_bytes(pages_per_slot: int) -> int:
     return 4 * (line + 2)
 
 
+# By the platform: what the kernel of "pallas" refuses, and the kernel.
+_KERNELS = {"tpu": (why_not_pallas, _of_dtype), "gpu": (why_not_triton, _triton)}
 # By the value of sampler.attention.
 ATTENTION: dict[str, Callable[[EngineSettings, Mesh], CachedAttention]] = {
     "auto": _for_machine,
     "paged": _paged,
     "gathered": _gathered,
     "pallas": _pallas,
-    "cudnn": _cudnn,
+    "cudnn": make_cudnn,
 }

@@ -25,7 +25,12 @@ from scalerl_jax.sampler.attention import (
     Places,
     Rows,
 )
-from scalerl_jax.sampler.kernels import CudnnPagedAttention, PallasAttention
+from scalerl_jax.sampler.kernels import PallasAttention
+from scalerl_jax.sampler.kernels_gpu import (
+    CudnnPagedAttention,
+    HeadPages,
+    TritonPagedAttention,
+)
 from scalerl_jax.sampler.kernels_int8 import QuantizedPallasAttention
 from scalerl_jax.sampler.paged import PagedAttention, RowPagedAttention
 from scalerl_jax.sampler.stored import stored
@@ -40,6 +45,7 @@ BACKENDS = {
     "gathered": GatheredAttention(),
     "cudnn": CudnnPagedAttention("xla"),
     "pallas": PallasAttention(make_mesh(jax.devices()[:1])),
+    "triton": TritonPagedAttention(make_mesh(jax.devices()[:1]), interpret=True),
 }
 # Interpreted, the kernel for TPUs takes as long as all the others.
 every_backend = pytest.mark.parametrize(
@@ -156,7 +162,8 @@ class Cache:
             keys, values = np.split(arrays.rows.transpose(0, 2, 1, 3), 2, axis=-1)
             scales = [arrays.key_scales, arrays.value_scales]
         else:
-            keys = arrays.keys.transpose(0, 3, 1, 2)
+            of_rows = isinstance(arrays, HeadPages)
+            keys = arrays.keys.transpose((0, 2, 1, 3) if of_rows else (0, 3, 1, 2))
             values = arrays.values.transpose(0, 2, 1, 3)
             scales = [arrays.key_scales, arrays.value_scales]
         known = ~self.unknown
@@ -307,6 +314,7 @@ QUANTIZED = {
     "rows": RowPagedAttention(),
     "gathered": GatheredAttention(),
     "pallas": QuantizedPallasAttention(make_mesh(jax.devices()[:1])),
+    "triton": BACKENDS["triton"],
 }
 every_quantized_backend = pytest.mark.parametrize("name", sorted(QUANTIZED))
 
@@ -334,6 +342,7 @@ def test_int8_equals_attention_to_the_rounded_keys_and_values(name):
         ("paged", "int8"),
         ("rows", "int8"),
         ("gathered", "int8"),
+        ("triton", "int8"),
         pytest.param("pallas", "int8", marks=pytest.mark.slow),
     ],
 )
@@ -481,10 +490,22 @@ def test_layers_that_keep_a_ring_of_pages(name, dtype, near, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "backend", [PagedAttention, RowPagedAttention, GatheredAttention]
+    "backend, near",
+    [
+        *(
+            (backend, Near(6, sliding=True))
+            for backend in (PagedAttention, RowPagedAttention, GatheredAttention)
+        ),
+        (
+            functools.partial(
+                TritonPagedAttention, make_mesh(jax.devices()[:1]), interpret=True
+            ),
+            None,
+        ),
+    ],
 )
-def test_scores_with_a_soft_cap(backend):
-    cache = Cache(backend(cap=CAP), cap=CAP, near=Near(6, sliding=True))
+def test_scores_with_a_soft_cap(backend, near):
+    cache = Cache(backend(cap=CAP), cap=CAP, near=near)
     table = tables(cache.rng, cache.num_pages, 3, 4)
     cache.decode(
         table, np.array([4, 7, 0], np.int32), np.ones(3, bool), np.full(3, NEVER)

@@ -1,4 +1,4 @@
-"""JAX's TPU kernel beside plain XLA, and which backend a machine gets."""
+"""JAX's kernels beside plain XLA, and which backend a machine gets."""
 
 import dataclasses
 import functools
@@ -25,10 +25,14 @@ from scalerl_jax.sampler.attention import (
 )
 from scalerl_jax.sampler.decoding import EngineSettings
 from scalerl_jax.sampler.kernels import (
-    CudnnPagedAttention,
     PallasAttention,
     choose_attention,
     why_not_pallas,
+)
+from scalerl_jax.sampler.kernels_gpu import (
+    CudnnPagedAttention,
+    TritonPagedAttention,
+    why_not_triton,
 )
 from scalerl_jax.sampler.kernels_int8 import QuantizedPallasAttention
 from scalerl_jax.sampler.paged import PagedAttention, RowPagedAttention
@@ -37,18 +41,20 @@ from scalerl_jax.sampler.stored import stored
 HEADS, KV, DIM, SIZE, WIDTH = 4, 2, 128, 8, 3
 PAGES = 4 * WIDTH
 RNG = np.random.default_rng(0)
+FOR_GPUS = functools.partial(TritonPagedAttention, interpret=True)
 TABLE = RNG.permutation(PAGES).reshape(4, WIDTH).astype(np.int32)
 
 
-def normal(count, heads, dtype="float32"):
-    return jnp.asarray(RNG.normal(size=(count, heads, DIM)), dtype)
+def normal(count, heads, dtype="float32", dim=DIM):
+    return jnp.asarray(RNG.normal(size=(count, heads, dim)), dtype)
 
 
 def full_pages(attention, k, v, *, size=SIZE, dtype=None):
     """Pages in which no place is empty."""
     page, offset = np.divmod(np.arange(len(k)), size)
+    _, heads, dim = k.shape
     empty = attention.init_pages(
-        len(k) // size, size, heads=KV, dim=DIM, dtype=dtype or k.dtype
+        len(k) // size, size, heads=heads, dim=dim, dtype=dtype or k.dtype
     )
     places = Places(page=jnp.asarray(page), offset=jnp.asarray(offset))
     return empty.put(stored(k, v, empty.dtype), places)
@@ -99,6 +105,53 @@ def test_decoding_equals_plain_attention_on_one_device_and_on_two(dtype, bound):
     np.testing.assert_array_equal(shared, one)
     np.testing.assert_array_equal(cut.heads, pages.heads)
     np.testing.assert_array_equal(copied.heads, pages.heads)
+
+
+# Group, dim, size and width: tables of two or more parts, the last of them longer.
+ON_GPUS = [(1, 64, 16, 41), (4, 128, 128, 5), (8, 64, 128, 8)]
+
+
+@pytest.mark.parametrize(
+    "shape, dtype, cached, bound",
+    [
+        *((shape, "bfloat16", None, 2.0**-6) for shape in ON_GPUS),
+        *((shape, "bfloat16", "int8", 2.0**-6) for shape in ON_GPUS),
+        (ON_GPUS[0], "float32", "int8", 1e-5),
+    ],
+)
+def test_decoding_on_gpus_equals_plain_attention(shape, dtype, cached, bound):
+    """A row of one token, a full one, one that ends in a part, and an inactive one."""
+    group, dim, size, width = shape
+    table = RNG.permutation(4 * width).reshape(4, width).astype(np.int32)
+    past = [normal(table.size * size, KV, dtype, dim) for _ in "kv"]
+    q, k, v = (normal(4, heads, dtype, dim) for heads in (KV * group, KV, KV))
+    starts = jnp.array([0, width * size - 1, 517, 8], jnp.int32)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def decode(attention, pages, table, starts):
+        mixed, pages = attention.decode(
+            pages,
+            q,
+            k,
+            v,
+            rows=Rows(table=table, starts=starts),
+            step=jnp.int32(0),
+            positions=starts,
+            active=jnp.array([True, True, True, False]),
+        )
+        return mixed[:3].astype(jnp.float32), pages
+
+    def found_by(attention):
+        pages = full_pages(attention, *past, size=size, dtype=cached)
+        return decode(attention, pages, jnp.asarray(table), starts)
+
+    plain, held = found_by(PagedAttention())
+    held = held.replace(keys=jnp.swapaxes(held.keys, -2, -1))
+    for mesh in meshes() if dtype == "float32" else meshes()[:1]:
+        found, pages = found_by(FOR_GPUS(mesh))
+        np.testing.assert_allclose(found, plain, atol=bound, rtol=bound)
+        for name, array in vars(held).items():
+            np.testing.assert_array_equal(getattr(pages, name), array)
 
 
 @pytest.mark.slow
@@ -178,26 +231,30 @@ RINGS = dict(  # two pages of four in every second layer
 )
 
 
-@pytest.mark.slow
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     "kernel, devices, lengths, changes",
     [
-        pytest.param(PallasAttention, 1, (1, 5, 17), {}, id="one device"),
-        pytest.param(PallasAttention, 2, (1, 5, 17), {}, id="two devices"),
-        pytest.param(PallasAttention, 1, (5, 120, 250), RINGS, id="rings"),
-        pytest.param(
+        slow(PallasAttention, 1, (1, 5, 17), {}, id="one device"),
+        slow(PallasAttention, 2, (1, 5, 17), {}, id="two devices"),
+        slow(PallasAttention, 1, (5, 120, 250), RINGS, id="rings"),
+        slow(
             QuantizedPallasAttention,
             2,
             (5, 120, 250),
             RINGS | {"kv_dtype": "int8"},
             id="rings in int8",
         ),
+        pytest.param(FOR_GPUS, 2, (1, 5, 17), {}, id="two GPUs"),
+        slow(FOR_GPUS, 1, (1, 5, 17), {"kv_dtype": "int8"}, id="a GPU in int8"),
     ],
 )
 def test_an_engine_with_the_kernel_draws_the_slow_samplers_tokens(
     make_bench, monkeypatch, kernel, devices, lengths, changes
 ):
-    # On a TPU by the name of "pallas", which is refused elsewhere.
+    # On its machine by the name of "pallas", which is refused on CPUs.
     monkeypatch.setitem(
         kernels.ATTENTION, "interpreted", lambda settings, mesh: kernel(mesh)
     )
@@ -205,7 +262,7 @@ def test_an_engine_with_the_kernel_draws_the_slow_samplers_tokens(
     bench = make_bench(
         attention="interpreted", devices=jax.devices()[:devices], **plain | changes
     )
-    assert bench.settings.ring_pages == (2 if changes else 0)
+    assert bench.settings.ring_pages == (2 if changes.keys() >= RINGS.keys() else 0)
     rng = np.random.default_rng(5)
     params = jax.tree.map(
         lambda leaf: jnp.asarray(0.2 * rng.normal(size=leaf.shape), leaf.dtype),
@@ -251,13 +308,15 @@ def machine(platform, tensor=1):
     "name, platform, expected",
     [
         ("auto", "tpu", PallasAttention),
-        ("auto", "gpu", CudnnPagedAttention),
+        ("auto", "gpu", TritonPagedAttention),
         ("auto", "cpu", GatheredAttention),
         ("paged", "tpu", RowPagedAttention),
         ("paged", "gpu", PagedAttention),
         ("gathered", "tpu", GatheredAttention),
         ("cudnn", "cpu", CudnnPagedAttention),
+        ("cudnn", "gpu", CudnnPagedAttention),
         ("pallas", "tpu", PallasAttention),
+        ("pallas", "gpu", TritonPagedAttention),
     ],
 )
 def test_a_machine_gets_its_backend(name, platform, expected):
@@ -302,7 +361,7 @@ def test_cudnn_gets_what_it_takes(changes, platform, expected):
     "platform, page_size, expected",
     [
         ("tpu", 128, QuantizedPallasAttention),
-        ("gpu", 32, PagedAttention),  # cuDNN reads no integers
+        ("gpu", 32, TritonPagedAttention),
         ("cpu", 32, GatheredAttention),
     ],
 )
@@ -316,7 +375,7 @@ def test_a_cache_in_int8_gets_a_backend_that_reads_it(platform, page_size, expec
     [
         ("tpu", {}, "kv_dtype = 'int8' with sampler.page_size = 32: set it to 128"),
         ("tpu", {"attention": "pallas"}, "sampler.page_size = 32: set it to 128"),
-        ("gpu", {"attention": "cudnn"}, "reads no sampler.kv_dtype = 'int8': set"),
+        ("gpu", {"attention": "cudnn"}, "support sampler.kv_dtype = 'int8'; set"),
     ],
 )
 def test_a_cache_in_int8_is_refused_where_nothing_reads_it(platform, changes, message):
@@ -331,9 +390,9 @@ def test_an_unknown_backend_is_answered_with_the_known_ones():
         choose_attention(settings, machine("tpu"))
 
 
-def test_the_kernel_is_refused_without_a_tpu():
+def test_the_kernels_are_refused_on_a_cpu():
     settings = dataclasses.replace(SETTINGS, attention="pallas")
-    with pytest.raises(ValueError, match="needs TPUs, and the sampler has cpu"):
+    with pytest.raises(ValueError, match="needs TPUs or GPUs, and the sampler has cpu"):
         choose_attention(settings, meshes()[1])
 
 
@@ -395,3 +454,54 @@ def test_shapes_that_the_kernel_does_not_take(changes, tensor, message):
 )
 def test_shapes_that_the_kernel_takes(changes, tensor):
     assert why_not_pallas(changed(**changes), tensor=tensor) is None
+
+
+REFUSED_ON_GPUS = [
+    pytest.param(dict(head_dim=96), 1, "head_dim = 96: it must be a power", id="dim"),
+    pytest.param(dict(head_dim=8), 1, "of two from 16 to 512", id="short heads"),
+    pytest.param(dict(head_dim=1024), 1, "of two from 16 to 512", id="long heads"),
+    pytest.param(dict(page_size=24), 1, "sampler.page_size = 24: set", id="page"),
+    pytest.param(dict(page_size=256), 1, "a power of two, 128 or less", id="long page"),
+    pytest.param(dict(num_kv_heads=4), 8, "mesh.tensor = 8 with 4 kv", id="cut head"),
+    pytest.param(dict(dtype=jnp.float16), 1, "dtype = float16: set it", id="float16"),
+    pytest.param(dict(sinks=True), 1, "a model whose heads have sinks", id="sinks"),
+    pytest.param(
+        dict(windows=(64,) * 32), 1, "whose layers see windows of 64", id="windows"
+    ),
+    pytest.param(
+        dict(kv_dtype="int8", cache_tokens=3_000_000),
+        1,
+        "3000000 tokens in int8, whose layer has between 2**31 and 2**32 numbers: set "
+        "sampler.cache_tokens to 2097152 or less",
+        id="signed places",
+    ),
+]
+
+
+@pytest.mark.parametrize("changes, tensor, message", REFUSED_ON_GPUS)
+def test_shapes_that_the_kernel_for_gpus_does_not_take(changes, tensor, message):
+    settings, mesh = changed(**changes), machine("gpu", tensor)
+    assert type(choose_attention(settings, mesh)) is PagedAttention  # auto
+    with pytest.raises(ValueError, match=r"^sampler\.attention = 'pallas'") as error:
+        choose_attention(dataclasses.replace(settings, attention="pallas"), mesh)
+    assert message in str(error.value)
+
+
+def test_models_in_float32_keep_their_products_on_gpus():
+    settings, mesh = changed(dtype=jnp.float32), machine("gpu")
+    assert type(choose_attention(settings, mesh)) is CudnnPagedAttention  # by XLA
+    with pytest.raises(ValueError, match="model.sampler_dtype = float32: set"):
+        choose_attention(dataclasses.replace(settings, attention="pallas"), mesh)
+
+
+@pytest.mark.parametrize(
+    "changes, tensor",
+    [
+        ({"head_dim": 64, "num_heads": 14, "num_kv_heads": 2}, 2),
+        ({"head_dim": 256, "attention_cap": 50.0}, 1),
+        ({"head_dim": 16, "page_size": 1}, 8),
+        ({"kv_dtype": "int8", "cache_tokens": 3_000_000}, 2),
+    ],
+)
+def test_shapes_that_the_kernel_for_gpus_takes(changes, tensor):
+    assert why_not_triton(changed(**changes), tensor=tensor) is None

@@ -5,10 +5,9 @@
     scalerl train --config=configs/gsm8k_1gpu.py:Qwen3-0.6B --workdir=runs/gsm8k
 
 Qwen3-0.6B is a directory with https://huggingface.co/Qwen/Qwen3-0.6B, Apache-2.0.
-In closed form (`planning/memory.py`) the learner takes 12.0 GiB, its params, moments
-and gradients in float32, and the sampler 13.8, most of it for a cache of 64 slots.
-With --config.sampler.slots=16 both take 17.7 GiB.  cuDNN reserves another GiB in the
-backward pass.
+Compiled for an H100 (docs/preflight.md#gpus) it takes 25.6 GiB at most, of which the
+learner's state is 6.7, in float32, and a cache for 64 slots 10.5.  JAX gives programs
+three quarters of a GPU: with --config.sampler.slots=16 it fits 24 GiB, too.
 """
 
 import ml_collections

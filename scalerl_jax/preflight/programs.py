@@ -22,6 +22,8 @@ from scalerl_jax.preflight.fitting import Fitted, fit_topology
 from scalerl_jax.preflight.topologies import Topology, part_of
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.kernels import choose_attention, why_not_pallas
+from scalerl_jax.sampler.kernels_gpu import CudnnPagedAttention, why_not_triton
+from scalerl_jax.sampler.paged import PagedAttention
 from scalerl_jax.wiring.devices import is_shared, make_meshes
 from scalerl_jax.wiring.learning import (
     abstract_state,
@@ -217,8 +219,10 @@ def attention_names(parts: Parts) -> dict[str, str]:
         refused = ""
     why, sampler = "", config.sampler.attention
     if sampler == "auto" and chip.platform == "gpu":
-        chosen = choose_attention(engine.settings, engine.mesh)
-        sampler = type(chosen).__name__.removesuffix("Attention").lower()
+        chosen = type(choose_attention(engine.settings, engine.mesh))
+        others = {PagedAttention: "paged", CudnnPagedAttention: "cudnn"}
+        sampler = others.get(chosen, "pallas")
+        why = why_not_triton(engine.settings, tensor=engine.mesh.shape["tensor"]) or ""
     elif sampler == "auto":
         why = why_not_pallas(engine.settings, tensor=engine.mesh.shape["tensor"])
         sampler = "paged" if why else "pallas"

@@ -54,7 +54,6 @@ _CASES = (
     ("8b", "h200:8"),
     ("8b_lora", "h100:1"),
     ("8b_lora", "h200:1"),
-    ("qwen3_30b_a3b", "h200:8"),
 )
 # On GPUs attention reserves memory for each segment of a row, and JAX a share of all.
 _GPU_FLAGS = ("--config.batch.row_segments=8",)

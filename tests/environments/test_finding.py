@@ -2,7 +2,7 @@ r"""The final answer of a completion: boxes, lists of boxes, last numbers."""
 
 import pytest
 
-from scalerl_jax.environments.judges import finding
+from scalerl_jax.environments.judges import finding, maths
 
 
 @pytest.mark.parametrize(
@@ -94,6 +94,7 @@ def test_boxes_with_only_a_separator_between_are_one_list(text, answer):
         ("so $2 + 3 = 5$", "5"),
         ("$5 = x$", "x"),
         (r"\[ 3, 4 \]", "3, 4"),
+        (r"\[ a \\[2pt] 3, 4 \]", r"a \\[2pt] 3, 4"),
         (r"it is \frac{3}{4}.", r"\frac{3}{4}"),
         ("it is x^2.", "x^2"),
         (r"$y = 1$, so it is 7", "7"),
@@ -151,12 +152,19 @@ def test_a_box_that_is_cut_off_withdraws_the_one_before(answer_from):
     assert finding.find_answer(text, answer_from) is None
 
 
-def test_many_braces_take_linear_time():
+def test_many_signs_take_linear_time():
     """A quadratic search would take minutes here, and the test's limit ends it."""
     assert finding.last_boxed("{" * 200_000 + r"\boxed{1}") == "1"
     assert finding.last_boxed(r"\boxed{" * 50_000) is None
     assert finding.last_boxed(r"\boxed{1}, " * 20_000) == "1"
     assert finding.last_formula("$" * 100_000 + " 7") is not None
-    for many in ("(", "1 ", "1 + ", "\\a", "\\a{", "|", "x", "-", "√", "[1,", " "):
+    assert finding.last_boxed(r"\ \boxed 1, " * 20_000) == "1"
+    for many in (
+        *("(", "1 ", "1 + ", "\\a", "\\a{", "|", "x", "-", "√", "[1,", " "),
+        *(r"\(", r"\[", r"\( \["),
+    ):
         assert finding.last_formula(many * 30_000 + " 7 " + many * 30_000)
         assert finding.last_boxed(r"\boxed 7" + many * 30_000) != ""
+    for many in (r"\,", r"\\", r"\,\ ", ";\\", r"\quad\,"):
+        assert maths.normalized("7" + many * 4000 + "x") != "7"
+        assert maths.normalized("7" + many * 4000) == "7"

@@ -34,6 +34,7 @@ _BETWEEN = re.compile(
     r"|[A-Za-z](?:_\{?\w+\}?)?\s*=)*"
 )
 _NAME_BEFORE = re.compile(r"(?<![\w\\])([A-Za-z](?:_\{?\w+\}?)?)\s*=\s*$")
+_MOST_NAME = 100  # characters before a box in which its name is looked for
 _POWER_OF_TEN = (
     r"\s*(?:\\times|\\cdot|×|\*)\s*10\s*\^\s*(?:\{\s*[-+]?\d+\s*\}|[-+]?\d+)"
 )
@@ -44,7 +45,9 @@ _NUMBER = re.compile(
 )
 _FORMULA = re.compile(
     r"(?<!\\)\$\$(?P<display>.+?)(?<!\\)\$\$|(?<!\\)\$(?P<inline>[^$]+?)(?<!\\)\$"
-    r"|\\\((?P<round>.+?)\\\)|\\\[(?P<square>.+?)\\\]",
+    # Up to the next opening: many that stay open would each be read to the end.
+    r"|(?<!\\)\\\((?P<round>(?:(?!(?<!\\)\\\().)+?)\\\)"
+    r"|(?<!\\)\\\[(?P<square>(?:(?!(?<!\\)\\\[).)+?)\\\]",
     re.DOTALL,
 )
 _SIDES = re.compile(r"=|\\approx(?![a-z])|≈")
@@ -106,7 +109,10 @@ def _joined(text: str, boxes: list[AnswerBox]) -> str:
         run.insert(0, box)
     if len({"".join(box.inside.split()) for box in run}) == 1:
         return run[0].inside
-    names = [_NAME_BEFORE.search(text, 0, box.start) for box in run]
+    names = [
+        _NAME_BEFORE.search(text, max(0, box.start - _MOST_NAME), box.start)
+        for box in run
+    ]
     if all(names):
         return ", ".join(
             f"{name[1]} = {box.inside}"

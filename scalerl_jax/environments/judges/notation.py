@@ -15,8 +15,9 @@ from scalerl_jax.environments.judges.units import valued
 
 _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
 _NOISE_AT_END = re.compile(
-    r"(?:\\q?quad|\\\\|\\[,;:! ]|[\s,;]|(?<![\\.])\.|(?<!\\)\\)+$"
+    r"(?:\\q?quad|\\\\|\\[,;:! ]|[\s,;]|(?<![\\.])\.|(?<!\\)\\)\Z"
 )
+_LONGEST_NOISE = len(r"\qquad")
 _TEXTS = (
     r"text(?:bf|it|rm|normal|sf|tt|up|sl|sc|md)?|mbox|hbox|mathrm|emph|operatorname\*?"
 )
@@ -160,7 +161,11 @@ def tidy(answer: str) -> str:
         inside = answer[len(opening) : -len(closing)]
         if answer == opening + inside + closing and "$" not in inside:
             answer = inside.strip()
-    return _NOISE_AT_END.sub("", answer)
+    end = len(answer)
+    # One after the other: `\,` is also `\` and `,`, and n of them have 2^n readings.
+    while noise := _NOISE_AT_END.search(answer, max(0, end - _LONGEST_NOISE), end):
+        end = noise.start()
+    return answer[:end]
 
 
 _INTERVAL = re.compile(r"([\[\]])([^\[\](),;{}]+[,;][^\[\](),;{}]+)([\[\]])")

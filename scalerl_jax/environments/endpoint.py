@@ -33,9 +33,14 @@ _THREADS = ThreadPoolExecutor(256, thread_name_prefix="judge")  # started when n
 _BARE = r"\d+(?:\.\d+)?"
 # A number that ends the reply, as "7.5", "**7**.", "7/10" or "7 out of 10".
 _SCORE = (
-    rf"(?<![\d./])(?<!\d,)(-?{_BARE})"
+    rf"(?<![A-Za-z\d./])(?<!\d,)(-?{_BARE})"
     rf"(?:[\s*_`]*(?:/|\bof\b|\bout of\b)[\s*_`]*(?P<best>{_BARE}))?[\s*_.`]*$"
 )
+# "3 points out of 10", "3 on a scale from 0 to 10", "7-8": the last number is no score.
+_NO_SCORE_BEHIND = re.compile(
+    r"(?:\b(?:out|max|maximum|scale)\s+of|\d[\s*_`]*(?:\bto\b|[-–—]))[\s*_`]*\Z", re.I
+)
+_LOOKED_AT = 40  # characters before a score
 
 
 class JudgeError(RuntimeError):
@@ -72,14 +77,20 @@ class Judge:
         Raises:
             JudgeError: there is no answer, or no score in it.
         """
-        said = await self._answer(self._filled(values))
-        found = [*re.finditer(self.pattern, said.strip())]
+        said = (await self._answer(self._filled(values))).strip()
+        found = [*re.finditer(self.pattern, said)]
         if not found:
             raise JudgeError(
                 f"the judge's answer {said[-_SHOWN:]!r} has no match of "
                 f"{self.pattern!r}"
             )
         written, most = found[-1][1], found[-1].groupdict().get("best")
+        start = found[-1].start(1)
+        if _NO_SCORE_BEHIND.search(said[max(0, start - _LOOKED_AT) : start]):
+            raise JudgeError(
+                f"the judge's answer {said[-_SHOWN:]!r} ends with a scale or a range, "
+                f"and not with a score"
+            )
         try:
             score = float(written) / self.best
         except (ValueError, TypeError) as error:

@@ -102,6 +102,8 @@ def test_a_completion_fills_no_places(server):
         ("**8**", 0.8),
         ("8.", 0.8),
         ("Score: `8`", 0.8),
+        ("I give it a score of 10", 1.0),
+        ("Score - 8", 0.8),
     ],
 )
 def test_a_score_may_say_of_what_it_is(server, reply, score):
@@ -136,6 +138,11 @@ def test_what_may_pass_is_tried_again(server):
         ((200, said("3/5")), 1, "score is 3 of 5, and not of 10"),
         ((200, said("1/2/10")), 1, "has no match of"),
         ((200, said("1,000")), 1, "has no match of"),
+        ((200, said("as good as GPT4")), 1, "has no match of"),
+        ((200, said("3 points out of **10**")), 1, "ends with a scale or a range"),
+        ((200, said("a 3, on a scale of 10")), 1, "ends with a scale or a range"),
+        ((200, said("3 on a scale from 0 to 10.")), 1, "ends with a scale or a range"),
+        ((200, said("Score: 7-8")), 1, "ends with a scale or a range"),
         ((200, said("It has 2", "length")), 1, "was cut at max_tokens=256"),
     ],
 )

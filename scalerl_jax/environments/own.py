@@ -9,6 +9,7 @@ in `instances`.  No JAX here.
 """
 
 import asyncio
+import copy
 import functools
 import importlib
 import inspect
@@ -75,7 +76,10 @@ def number(found: Any, most: float) -> float:
             f"the reward is {shown} of type {type(found).__name__}, and must be a "
             f"number"
         )
-    value = float(found)
+    try:
+        value = float(found)
+    except OverflowError:  # a whole number beyond the range of floats
+        value = math.inf
     if not math.isfinite(value):
         raise BadReward(f"the reward is {shown}, and must be a finite number")
     if abs(value) > most:
@@ -227,11 +231,11 @@ class Rewards:
     async def _judge(
         self, work: GroupAnswers, send: Callable[[int, Verdict], None]
     ) -> None:
-        reference = told(work.reference)
-
         async def one(place: int, answer: str) -> None:
             calls = {
-                name: self._call(self._read, function, work.prompt, answer, reference)
+                name: self._call(
+                    self._read, function, work.prompt, answer, told(work.reference)
+                )
                 for name, function in self._functions.items()
             }
             # Plain functions first: one that hangs delays no earlier answer's verdict.
@@ -274,9 +278,13 @@ class Rewards:
 
 
 def told(reference: Mapping[str, Any]) -> Any:
-    """Return what a user's function gets: the row's own, the answer or the tests."""
+    """Return what a user's function gets: the row's own, the answer or the tests.
+
+    It is a copy: what a function does to it reaches no other completion of the prompt.
+    """
     names = ("own", "answer", "tests")
-    return next((reference[name] for name in names if name in reference), None)
+    found = next((reference[name] for name in names if name in reference), None)
+    return copy.deepcopy(found)
 
 
 def judged_by(reward: float, passed_at: float) -> Verdict:

@@ -49,9 +49,9 @@ SOURCE = """
         if completion == "print":
             print("printed")
             os.write(2, b"written")
-        return {"nan": math_nan, "text": "1", "none": None, "many": 1000}.get(
-            completion, 1
-        )
+        return {
+            "nan": math_nan, "text": "1", "none": None, "many": 1000, "huge": 10**400
+        }.get(completion, 1)
 
     math_nan = float("nan")
 
@@ -70,6 +70,9 @@ SOURCE = """
 
     def parts(prompt, completion, reference):
         return Done(0.75, {"style": 0.5})
+
+    def taking(prompt, completion, reference):
+        return float(len(reference)) + 0 * reference.pop()
 
     async def crowd(prompt, completion, reference):
         global RUNNING, MOST
@@ -124,6 +127,11 @@ def test_a_reward_is_partial_credit_and_passes_from_a_setting_on(file):
     assert found == [Verdict("wrong", reward=0.25), Verdict("correct", reward=0.5)]
 
 
+def test_what_one_does_to_its_reference_reaches_no_other(file):
+    found = judge(file, "taking", ["a", "b"], reference={"answer": [1, 2]})
+    assert [each.reward for each in found] == [2.0, 2.0]
+
+
 def test_several_are_summed_by_their_weights_and_kept_by_name(file):
     weighted = RewardConfig(timeout_s=30.0, num_workers=1, weights=(1.0, 0.5, 2.0))
     (found,) = judge(
@@ -168,6 +176,7 @@ def test_what_a_function_does_wrong_is_said_of_its_own_completion(file, capfd):
         "text": ("bad_reward", "the reward is '1' of type str, and must be a number"),
         "none": ("bad_reward", "the reward is None of type NoneType"),
         "many": ("bad_reward", "1000, further from 0 than reward.max_magnitude = 100"),
+        "huge": ("bad_reward", "and must be a finite number"),
         "good": ("correct", ""),
     }
     found = judge(file, "hostile", list(expected))

@@ -24,6 +24,7 @@ from scalerl_jax.environments.own import (
     judged_by,
     number,
     read_result,
+    read_verdict,
     takes,
     told,
 )
@@ -207,10 +208,11 @@ class Environments:
         return self._make(**{name: given[name] for name in known if name in given})
 
     def _read(self, found: Any) -> Verdict | More:
+        most = self._own.max_magnitude
         if isinstance(found, Verdict):
-            return found
+            return read_verdict(found, max_magnitude=most)
         if not isinstance(found, More):
-            done = read_result(found, max_magnitude=self._own.max_magnitude)
+            done = read_result(found, max_magnitude=most)
             return judged_by(done.reward, self._passed_at)._replace(parts=done.parts)
         return self._read_more(found)
 

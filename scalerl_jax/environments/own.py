@@ -21,7 +21,7 @@ import traceback
 import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from scalerl_jax.environments.verdict import (
     Done,
@@ -60,6 +60,25 @@ def read_result(found: Any, *, max_magnitude: float) -> Done:
     done = found if isinstance(found, Done) else Done(found)
     parts = {str(name): number(part, math.inf) for name, part in done.parts.items()}
     return Done(number(done.reward, max_magnitude), parts)
+
+
+def read_verdict(found: Verdict, *, max_magnitude: float) -> Verdict:
+    """Return the end of an episode from a verdict, perhaps made by a user.
+
+    Raises:
+        BadReward: its status is not known, or a number in it is no reward.
+    """
+    if found.status not in get_args(Status):
+        raise BadReward(
+            f"the verdict's status is {found.status!r}, and must be one of "
+            f"{', '.join(get_args(Status))}"
+        )
+    parts = {
+        str(name): None if part is None else number(part, math.inf)
+        for name, part in found.parts.items()
+    }
+    reward = None if found.reward is None else number(found.reward, max_magnitude)
+    return Verdict(found.status, str(found.detail), reward, parts)
 
 
 def number(found: Any, most: float) -> float:

@@ -97,6 +97,16 @@ SLOW = """
             time.sleep(0.7)
             return More("on")
 """
+JUDGING = """
+    from scalerl_jax.environments.verdict import Verdict
+
+    class Judging:
+        def begin(self, prompt, reference) -> None:
+            pass
+
+        def step(self, completion):
+            return eval(completion)
+"""
 FAST = RewardConfig(timeout_s=30.0, num_workers=1)
 
 
@@ -216,6 +226,31 @@ def test_turns_of_a_lost_process_have_a_time_limit_each(tmp_path):
         pool.wait(60.0)
         ((_, said),) = pool.poll()
     assert said == [More("on")]
+
+
+def test_a_verdict_that_an_environment_makes_is_read_like_its_rewards(tmp_path):
+    file = tmp_path / "judging.py"
+    file.write_text(textwrap.dedent(JUDGING))
+    expected = {
+        "Verdict('correct', reward=0.5, parts={'a': None})": ("correct", ""),
+        "Verdict('wrong', detail=5)": ("wrong", "5"),
+        "Verdict('passed')": ("bad_reward", "status is 'passed', and must be one of"),
+        "Verdict('correct', reward=float('nan'))": ("bad_reward", "the reward is nan"),
+        "Verdict('correct', reward='1')": ("bad_reward", "'1' of type str"),
+        "Verdict('correct', reward=1e9)": ("bad_reward", "reward.max_magnitude = 100"),
+        "Verdict('correct', parts={'a': None, 'b': []})": ("bad_reward", "is []"),
+    }
+    found = {}
+    pool = make_pool(FAST, unnamed="math", own=read_own(f"{file}:Judging", FAST))
+    with contextlib.closing(pool):
+        for text in expected:
+            pool.submit(text, "any", [text], {"own": None}, step=Step(episode=text))
+        while pool.pending:
+            pool.wait(60.0)
+            found |= {each.key: each.verdicts[0] for each in pool.poll()}
+    for text, (status, words) in expected.items():
+        assert found[text].status == status and words in found[text].detail
+    assert found[next(iter(expected))] == Verdict("correct", "", 0.5, {"a": None})
 
 
 @pytest.mark.parametrize(

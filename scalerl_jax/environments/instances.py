@@ -59,11 +59,11 @@ class Environments:
         file: OwnFile,
         setup: Setup,
         verify: "OwnVerify",
-        replayed: Callable[[], None],
+        goes_on: Callable[[], None],
     ) -> None:
         """Make an instance, to check it.
 
-        `replayed` is called after each turn that an instance is given again.
+        `goes_on` is called after each turn that an instance is given again.
 
         Raises:
             ValueError: it cannot be made, or lacks a method.
@@ -71,7 +71,7 @@ class Environments:
         assert setup.own is not None, "it is named there"
         self._make, self._file, self._own = make, file, setup.own
         self._passed_at, self._verify = setup.passed_at, verify
-        self._replayed = replayed
+        self._goes_on = goes_on
         self._call = Calls(file, setup.own, timeout_s=setup.timeout_s)
         self._runner = asyncio.Runner()
         self._instances: dict[Any, tuple[Environment, int]] = {}  # and turns taken
@@ -179,11 +179,11 @@ class Environments:
         )
         if opening != step.opened:
             return otherwise
-        self._replayed()
+        self._goes_on()
         for completion, observation in step.turns:
             said = await self._call(self._read, made.step, completion)
             if said == observation:
-                self._replayed()  # each turn has a time limit of its own
+                self._goes_on()  # each turn has a time limit of its own
                 continue
             return said if isinstance(said, Verdict) and said.detail else otherwise
         return None
@@ -360,11 +360,11 @@ def _is_environment(make: Callable[..., Any]) -> bool:
 
 
 def load_own(
-    setup: Setup, verify: OwnVerify, replayed: Callable[[], None]
+    setup: Setup, verify: OwnVerify, goes_on: Callable[[], None]
 ) -> Rewards | Environments:
     """Execute a user's file: its reward functions, or its environment.
 
-    `replayed` is called after each turn that an environment is given again.
+    `goes_on` is called after each of several calls whose answer is not sent yet.
 
     Raises:
         ValueError: the file raises, or has no such functions.
@@ -382,5 +382,5 @@ def load_own(
             if takes(make, **asked) and not is_reward:
                 if "verify" in asked:
                     verify.preload()
-                return Environments(make, file, setup, verify, replayed)
-    return Rewards(file, own, setup)
+                return Environments(make, file, setup, verify, goes_on)
+    return Rewards(file, own, setup, goes_on)

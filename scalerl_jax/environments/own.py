@@ -220,13 +220,21 @@ def takes(function: Callable[..., Any], *arguments: Any, **named: Any) -> bool:
 class Rewards:
     """The functions of a user's file, in the verifier process that executes it."""
 
-    def __init__(self, file: OwnFile, own: OwnReward, setup: Setup) -> None:
+    def __init__(
+        self,
+        file: OwnFile,
+        own: OwnReward,
+        setup: Setup,
+        goes_on: Callable[[], None],
+    ) -> None:
         """Look at the file's functions.
+
+        `goes_on` is called after each plain one whose completion others judge, too.
 
         Raises:
             ValueError: it has no such functions.
         """
-        self._own, self._passed_at = own, setup.passed_at
+        self._own, self._passed_at, self._goes_on = own, setup.passed_at, goes_on
         self._runner = asyncio.Runner()
         self._call = Calls(file, own, timeout_s=setup.timeout_s)
         self._functions = {name: file.find(name) for name in own.functions}
@@ -263,7 +271,11 @@ class Rewards:
                 for name, function in self._functions.items()
                 if inspect.iscoroutinefunction(function)
             ]
-            ends = {name: await calls[name] for name in calls if name not in beside}
+            ends = {}
+            for name in [each for each in calls if each not in beside]:
+                ends[name] = await calls[name]
+                if beside:  # the others begin when all completions' plain ones are done
+                    self._goes_on()
             found = await asyncio.gather(*map(calls.__getitem__, beside))
             ends |= dict(zip(beside, found, strict=True))
             send(place, self._verdict({name: ends[name] for name in calls}))

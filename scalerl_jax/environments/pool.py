@@ -27,7 +27,7 @@ from scalerl_jax.environments.verdict import (
     Kind,
     Loaded,
     OwnReward,
-    Replayed,
+    Progress,
     Said,
     Setup,
     Share,
@@ -367,11 +367,11 @@ class VerifierPool:
         return True
 
     def _receive(
-        self, worker: VerifierProcess, message: Loaded | Replayed | JudgedAnswer
+        self, worker: VerifierProcess, message: Loaded | Progress | JudgedAnswer
     ) -> None:
         worker.begun_cpu_s = message.cpu_s
         worker.deadline = time.monotonic() + self._setup.limit_s  # of the next answer
-        if isinstance(message, Replayed):
+        if isinstance(message, Progress):
             return
         if isinstance(message, Loaded):
             if not message.failure:
@@ -409,7 +409,7 @@ class VerifierPool:
         # The time that a user's function computes says nothing about the answer.
         own = self._setup.own is not None
         computed_s = worker.computed_s() if is_late and not own else 0.0
-        worker.kill()
+        worker.kill(ending=not is_late)
         self._workers.remove(worker)
         self._killed.append(worker)
         if is_late:

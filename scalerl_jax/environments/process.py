@@ -21,7 +21,7 @@ from scalerl_jax.environments.verdict import (
     JudgedAnswer,
     Kind,
     Loaded,
-    Replayed,
+    Progress,
     Said,
     ScoreFunction,
     Setup,
@@ -73,12 +73,12 @@ def _serve_own(
     assert setup.own is not None, "the caller has looked"
     adopt()  # children of these functions stay below this process, and end with it
 
-    def replayed() -> None:
+    def goes_on() -> None:
         alarm()
-        pipe.send(Replayed(time.process_time()))
+        pipe.send(Progress(time.process_time()))
 
     try:
-        own = load_own(setup, OwnVerify(setup, find_verifier, judge_by), replayed)
+        own = load_own(setup, OwnVerify(setup, find_verifier, judge_by), goes_on)
     except ValueError as error:  # raised again by poll() and wait()
         pipe.send(Loaded(setup.preload, str(error)))
         sys.exit(1)

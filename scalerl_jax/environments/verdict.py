@@ -29,6 +29,7 @@ from scalerl_jax.process.child_environment import child_environment
 
 MAX_START_S = 120.0  # imports included; not part of a verdict's timeout
 _MAX_SEND_S = 10.0  # after this time a free process that does not read has stopped
+_MAX_END_S = 1.0  # to end, of a process that has closed its pipe or was killed
 _SET_CHILD_SUBREAPER = 36  # of prctl, in linux/prctl.h
 
 Status = Literal[
@@ -272,8 +273,8 @@ class JudgedAnswer(NamedTuple):
     share: int = 0  # index among the shares that the process got together
 
 
-class Replayed(NamedTuple):
-    """A message that an environment was given an earlier turn again."""
+class Progress(NamedTuple):
+    """A message that one of several calls has returned, and the time begins anew."""
 
     cpu_s: float  # of the process so far
 
@@ -383,15 +384,22 @@ class VerifierProcess:
             self.loading, timeout_s = verifier, MAX_START_S
         self.deadline = time.monotonic() + timeout_s
 
-    def kill(self) -> None:
+    def kill(self, *, ending: bool = False) -> None:
         """End the process and all that it started; nothing can ignore this.
 
         Children that left its process group are found as long as the process exists.
+
+        `ending`: it has closed its pipe, and gets a moment to end by itself: an error
+        that Python reports has another exit code than this signal.
         """
         if self.pipe.closed:
             return  # already killed; its id may belong to another process by now
         with contextlib.suppress(psutil.Error):
-            self.below = psutil.Process(self.process.pid).children(recursive=True)
+            process = psutil.Process(self.process.pid)
+            self.below = process.children(recursive=True)
+            end = time.monotonic() + _MAX_END_S * ending
+            while time.monotonic() < end and process.status() != psutil.STATUS_ZOMBIE:
+                time.sleep(0.01)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         for each in self.below:
@@ -410,7 +418,7 @@ class VerifierProcess:
     def exit_code(self) -> int | None:
         """Return the exit code of a process that closed its pipe or was killed."""
         try:
-            return self.process.wait(timeout=1.0)
+            return self.process.wait(timeout=_MAX_END_S)
         except subprocess.TimeoutExpired:
             return None
 

@@ -28,7 +28,13 @@ SOURCE = """
     def short(prompt, completion, reference):
         return completion == prompt
 
+    class Unsaid(Exception):
+        def __str__(self):
+            raise self
+
     def hostile(prompt, completion, reference):
+        if completion == "unsaid":
+            raise Unsaid
         if completion == "raise":
             raise ArithmeticError("no such column\\nof two lines")
         if completion == "exit":
@@ -73,6 +79,10 @@ SOURCE = """
 
     def taking(prompt, completion, reference):
         return float(len(reference)) + 0 * reference.pop()
+
+    def steady(prompt, completion, reference):
+        time.sleep(0.2)
+        return 1.0
 
     async def crowd(prompt, completion, reference):
         global RUNNING, MOST
@@ -172,8 +182,8 @@ def test_a_part_that_nobody_could_judge_has_no_mean():
 
 def test_what_a_function_does_wrong_is_said_of_its_own_completion(file, capfd):
     expected = {
-        "raise": ("verifier_error", "line 15: ArithmeticError: no such column"),
-        "exit": ("verifier_error", "line 17: SystemExit: 3"),
+        "raise": ("verifier_error", "line 21: ArithmeticError: no such column"),
+        "exit": ("verifier_error", "line 23: SystemExit: 3"),
         "die": ("verifier_error", "the verifier process ended with exit code 4"),
         "recurse": ("verifier_error", "RecursionError: maximum recursion depth"),
         "package": (
@@ -186,6 +196,7 @@ def test_what_a_function_does_wrong_is_said_of_its_own_completion(file, capfd):
         "text": ("bad_reward", "the reward is '1' of type str, and must be a number"),
         "none": ("bad_reward", "the reward is None of type NoneType"),
         "many": ("bad_reward", "1000, further from 0 than reward.max_magnitude = 100"),
+        "unsaid": ("verifier_error", "the verifier process ended with exit code 1"),
         "huge": ("bad_reward", "and must be a finite number"),
         "good": ("correct", ""),
     }
@@ -274,6 +285,13 @@ def test_async_calls_run_beside_each_other_up_to_a_limit(file):
     *found, late = judge(file, "crowd", ["a"] * 8 + ["late"], limited)
     assert max(verdict.reward for verdict in found) == 3.0
     assert late.status == "verifier_timeout"
+
+
+def test_plain_functions_of_many_completions_have_a_time_limit_each(file):
+    """Together they take more than the time of one completion, twice 1 s."""
+    short = RewardConfig(timeout_s=1.0, num_workers=1, max_concurrent=12)
+    found = judge(file, "steady,crowd", ["a"] * 12, short)
+    assert {each.status for each in found} == {"correct"}
 
 
 @pytest.mark.parametrize(

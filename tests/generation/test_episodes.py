@@ -760,7 +760,7 @@ def test_an_instance_that_is_no_longer_kept_is_closed(tmp_path, monkeypatch):
     own = read_own(f"{tmp_path}/games.py:Game", RewardConfig(), episode=EpisodeConfig())
     setup = Setup(verifiers={}, preload="", timeout_s=60.0, memory_mib=0, own=own)
     verify = instances.OwnVerify(setup, None, None)
-    games = instances.load_own(setup, verify, replayed=lambda: None)
+    games = instances.load_own(setup, verify, goes_on=lambda: None)
     still_open = games._make.step.__globals__["OPEN"]  # private: the file's own list
 
     def answer(prompt, **step):

@@ -12,6 +12,7 @@ import functools
 import json
 import re
 from collections.abc import Iterable, Mapping
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scalerl_jax.formats.arguments import read_arguments
@@ -28,6 +29,7 @@ _NO_ANSWER = "it gives no answer of its own that could show that its score is ri
 REFUSED: Mapping[str, str] = {
     "boxnet": _NO_ANSWER,
     "composite": "it is a mixture of others; name these in data.tasks",
+    "game_of_life_halting": "it takes any answer for right",
     "rush_hour": _NO_ANSWER,
 }
 
@@ -46,6 +48,11 @@ FORMULAS = frozenset(
         "simple_integration",
     }
 )
+# Answers that these score with 1 to any question: each comparison with a NaN holds, and
+# the beginning of a number, 0 or 0., is a whole match of digits.
+_NAN = frozenset({"complex_arithmetic", "number_sorting"})
+_BEGINNINGS = frozenset({"coin_flip"})
+_NEAR = Fraction(1, 10_000)  # coin_flip's own tolerance
 _FUNCTIONS = "sin cos tan asin acos atan sinh cosh tanh exp log ln sqrt Abs pi".split()
 _FORMULA = re.compile(r"[\sA-Za-z0-9+\-*/^().,!]*")
 _WORD = re.compile(r"[A-Za-z]+")
@@ -111,15 +118,32 @@ def score(
 ) -> float:
     """Return reasoning_gym's score of an answer; 1 is right, less is partial credit.
 
-    An answer that would be run as a program gets 0.
+    An answer that would be run as a program gets 0, and so does one that the data set
+    cannot read or takes for right whatever the question.
     """
     if not is_answer(name, answer, reference):
+        return 0.0
+    if name in _NAN and "nan" in answer.lower():
         return 0.0
     if name in ("arc_agi", "rearc"):  # compared with a tuple of tuples
         board = tuple(map(tuple, reference["metadata"]["output"]))
         metadata = reference["metadata"] | {"output": board}
         reference = reference | {"metadata": metadata}
-    return float(dataset.score_answer(answer, entry=reference))
+    try:
+        found = float(dataset.score_answer(answer, entry=reference))
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        dataset.score_answer(
+            reference["answer"], entry=reference
+        )  # else it is no fault
+        return 0.0
+    if found >= 1 and name in _BEGINNINGS and not _is_near(answer, reference["answer"]):
+        return 0.0
+    return found
+
+
+def _is_near(answer: str, own: str) -> bool:
+    one, other = (Fraction(each.replace(",", "")) for each in (answer, own))
+    return abs(one - other) <= _NEAR
 
 
 def is_answer(name: str, answer: str, reference: Mapping[str, Any]) -> bool:

@@ -144,6 +144,32 @@ def test_a_formula_names_known_functions_alone(text, kept):
     assert gym.is_formula(text) == kept
 
 
+@pytest.mark.parametrize(
+    "name, answers",
+    [
+        ("complex_arithmetic", ["nan", "NaN + nani"]),
+        ("number_sorting", ["['nan', 'nan']"]),
+        ("coin_flip", ["0", "0.", "1e999"]),
+        ("prime_factorization", ["abc", "2 x 3"]),
+        ("game_of_life", ["{}", "{'a': 1}"]),
+    ],
+)
+def test_no_answer_is_right_or_unjudged_whatever_the_question(name, answers):
+    task = f"gym:{name}"
+    (question,) = tasks.make_questions(task, count=1, seed=3, exclude=set())
+    own = question.reference["answer"]
+    for text in (*answers, re.sub(r"-?\d[\d.]*", "nan", own)):
+        assert tasks.score(task, text, question.reference) < 1.0
+    assert tasks.score(task, own, question.reference) == 1.0
+
+
+def test_a_fault_of_the_reference_is_none_of_the_answer():
+    task = "gym:complex_arithmetic"
+    (question,) = tasks.make_questions(task, count=1, seed=3, exclude=set())
+    with pytest.raises(KeyError):
+        tasks.score(task, "3", {**question.reference, "metadata": {}})
+
+
 @pytest.mark.parametrize("name", sorted(gym.LISTS | gym.FORMULAS))
 def test_an_answer_is_never_run_as_a_program(name, tmp_path):
     task, trace = f"gym:{name}", tmp_path / "run"

@@ -112,6 +112,8 @@ def test_a_reference_that_cannot_be_read_is_an_error_unless_repeated():
         judge(r"\boxed{7}", "?!")
     with pytest.raises(ValueError, match="cannot be read: '\\?!'"):
         maths.check("any", "", {"answer": ["7", "?!"]})
+    with pytest.raises(ValueError, match="cannot be read: "):
+        maths.check("any", "", {"answer": r"\frac{1}{2} \rfloor"})
     assert maths.check("any", "", {"answer": ["7", r"\frac12"]}) == 1.0
 
 

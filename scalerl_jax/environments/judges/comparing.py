@@ -593,7 +593,13 @@ def _expression(answer: str) -> Basic | MatrixBase | None:
     if not is_bounded(answer) or _GAP.search(_FRACTION_OF_DIGITS.sub("", answer)):
         return None
     try:
-        found = parse(f"\\boxed{{{answer}}}", [_LATEX], parsing_timeout=0)
+        # Of a text that is no expression it would take a fraction or formula within.
+        found = parse(
+            f"\\boxed{{{answer}}}",
+            [_LATEX],
+            parsing_timeout=0,
+            extraction_mode="first_match",
+        )
     except RecursionError:
         return None
     first = found[0] if found else None

@@ -211,7 +211,7 @@ class ExpressionReader:
             return ("!", tree)
         if self._peek() == "!":
             raise Unreadable("!!!")
-        self.doubtful |= _has_names(tree)  # (2n)!! = 2^n n! holds for whole n only
+        self.doubtful |= has_names(tree)  # (2n)!! = 2^n n! holds for whole n only
         return ("!!", tree)
 
     def _accepts_degree(self) -> bool:
@@ -340,10 +340,11 @@ def _power(exponent: int) -> Fraction:
     return Fraction(10) ** exponent
 
 
-def _has_names(tree: Tree) -> bool:
+def has_names(tree: Tree) -> bool:
+    """Return whether a tree has variables."""
     if tree[0] in ("name", "unknown"):
         return True
-    return any(isinstance(part, tuple) and _has_names(part) for part in tree[1:])
+    return any(isinstance(part, tuple) and has_names(part) for part in tree[1:])
 
 
 def _is_whole(tree: Tree) -> bool:

@@ -25,6 +25,7 @@ from scalerl_jax.environments.judges.grammar import (
     ExpressionReader,
     Tree,
     Unreadable,
+    has_names,
 )
 
 _DIGITS = 80
@@ -40,8 +41,8 @@ _MAX_OPERAND = 1000  # exponent, bound or factorial that a computer algebra is g
 _MAX_GROWING = 100  # the same, where a sum's or product's terms grow like powers
 _MAX_ARGUMENT = 10**6  # of functions but logarithms
 _POINTS = 2  # that expressions with variables are compared at
-_FURTHER_POINTS = 6  # for those that are rounded, with values larger by this factor:
-_FURTHER = 10
+_FURTHER_POINTS = 6  # for those that jump, with values larger by this factor, which
+_FURTHER = 11  # is odd: (-1)^n is -1 at some of them
 
 _GROUP = r"(?:\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}|\d+|\\?[A-Za-z]+)"
 _OPERANDS = re.compile(
@@ -169,7 +170,7 @@ def same_value(one: Value, other: Value) -> bool | None:
     pairs = zip(one.points * _POINTS, other.points * _POINTS, strict=False)
     with mpmath.workdps(_DIGITS):
         agreed = [_agree(a, b, relative, absolute) for a, b in pairs]
-        if all(agreed) and (_rounds(one.tree) or _rounds(other.tree)):
+        if all(agreed) and (_jumps(one.tree) or _jumps(other.tree)):
             return _agree_further(one, other, relative, absolute)
         if all(agreed) and (absolute or relative == _EQUAL):
             return _agree_to_units(one, other, absolute or _EQUAL)
@@ -178,16 +179,23 @@ def same_value(one: Value, other: Value) -> bool | None:
     return None if any(agreed) or one.doubtful or other.doubtful else False
 
 
-def _rounds(tree: Tree) -> bool:
-    """Return whether a tree has a floor or a ceiling in it."""
-    parts = [part for part in tree if isinstance(part, tuple)]
-    return tree[0] in ("floor", "ceil") or any(map(_rounds, parts))
+def _jumps(tree: Tree) -> bool:
+    """Return whether a tree has steps or signs in it that change with its variables.
+
+    These are floors, ceilings, and powers like (-1)^n.
+    """
+    if tree[0] in ("floor", "ceil"):
+        return True
+    if tree[0] == "^" and tree[1][0] not in ("number", "e", "pi"):
+        if has_names(tree[2]) and not has_names(tree[1]):
+            return True
+    return any(_jumps(part) for part in tree if isinstance(part, tuple))
 
 
 def _agree_further(
     one: Value, other: Value, relative: Fraction, absolute: Fraction | None
 ) -> bool | None:
-    """Compare floors and ceilings at larger values, too: near 1 many are 0.
+    """Compare what jumps at more and larger values: near 1 many floors are 0.
 
     None if the values there are too large.
     """

@@ -139,6 +139,8 @@ _NO_UNIT = re.compile(
     re.DOTALL,
 )
 
+_ANOTHER_NUMBER = re.compile(r"[,;].*\d", re.DOTALL)  # "5 or 6 units", with its comma
+
 
 def without_unit(text: str) -> tuple[str, bool]:
     """Return a text without the words behind it, and whether these must be units.
@@ -149,7 +151,7 @@ def without_unit(text: str) -> tuple[str, bool]:
     if found and not _ANGLE.search(found["rest"]):
         return found["rest"], True
     found = _UNIT_IN_TEXT.fullmatch(text) or _UNIT_IN_WORDS.fullmatch(text)
-    if not found:
+    if not found or _ANOTHER_NUMBER.search(found["unit"]):
         return text, True
     unit = re.sub(r"\\text|\\frac|[{}/^\s.\d]", " ", found["unit"]).strip()
     if unit.endswith(r"\Omega") or unit.startswith(r"\mu"):

@@ -229,7 +229,7 @@ class Rewards:
     ) -> None:
         """Look at the file's functions.
 
-        `goes_on` is called after each plain one whose completion others judge, too.
+        `goes_on` is called after each plain function where `async` ones follow.
 
         Raises:
             ValueError: it has no such functions.

@@ -79,12 +79,47 @@ def _linear_backward(
 _linear.defvjp(_linear_forward, _linear_backward)
 
 
+@jax.custom_vjp
+def add_bias(x: Float[Array, "... N"], bias: Float[Array, " N"]) -> Array:
+    """Return x + bias in the dtype of x."""
+    return x + bias.astype(x.dtype)
+
+
+@jax.custom_vjp
+def _scaled(x: Array, scale: Array) -> Array:
+    return x * scale.astype(x.dtype)
+
+
+def _scaled_backward(
+    saved: tuple[Array, Array], cotangent: Array
+) -> tuple[Array, Array]:
+    x, scale = saved
+    products = x.astype(jnp.float32) * cotangent.astype(jnp.float32)
+    return cotangent * scale.astype(x.dtype), _over_tokens(products, scale)
+
+
+def _over_tokens(x: Array, vector: Array) -> Array:
+    """Return a vector's cotangents, summed in float32 over what it was repeated for.
+
+    JAX's own rule for a repeated array adds the tokens up in the dtype of x.
+    """
+    axes = tuple(range(x.ndim - vector.ndim))
+    return x.sum(axis=axes, dtype=jnp.float32).astype(vector.dtype)
+
+
+add_bias.defvjp(
+    lambda x, bias: (add_bias(x, bias), bias),
+    lambda bias, cotangent: (cotangent, _over_tokens(cotangent, bias)),
+)
+_scaled.defvjp(lambda x, scale: (_scaled(x, scale), (x, scale)), _scaled_backward)
+
+
 @functools.partial(_remember_inputs, static_argnums=2)
 def rms_norm(x: Array, scale: Array, eps: float) -> Array:
     """x / rms(x) * scale, computed in float32."""
     x32 = x.astype(jnp.float32)
     inverse = jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
-    return (x32 * inverse).astype(x.dtype) * scale.astype(x.dtype)
+    return _scaled((x32 * inverse).astype(x.dtype), scale)
 
 
 @functools.partial(_remember_inputs, static_argnums=(2, 3))

@@ -37,6 +37,7 @@ from scalerl_jax.model.layers import (
     ACTIVATIONS,
     CHOSEN,
     GROUPED,
+    add_bias,
     embed,
     linear,
     norm,
@@ -247,9 +248,9 @@ def _attention(
     h = x if arch.norms == "after" else norm(x, layer["attention_norm"], arch)
     q, k, v = (linear(h, layer[name]) for name in ("query", "key", "value"))
     if arch.qkv_bias:
-        q = q + layer["query_bias"].astype(x.dtype)
-        k = k + layer["key_bias"].astype(x.dtype)
-        v = v + layer["value_bias"].astype(x.dtype)
+        q = add_bias(q, layer["query_bias"])
+        k = add_bias(k, layer["key_bias"])
+        v = add_bias(v, layer["value_bias"])
     if arch.qk_norm and arch.whole_qk_norm:
         q, k = norm(q, layer["query_norm"], arch), norm(k, layer["key_norm"], arch)
     q = q.reshape(*q.shape[:-1], arch.num_heads, arch.head_dim)
@@ -271,7 +272,7 @@ def _attention(
         )
     mixed = attend(q, k, v)
     found = linear(mixed.reshape(*x.shape[:-1], -1), layer["output"])
-    return found + layer["output_bias"].astype(x.dtype) if arch.output_bias else found
+    return add_bias(found, layer["output_bias"]) if arch.output_bias else found
 
 
 def _gated_feed_forward(layer: PyTree, arch: Architecture, x: Array) -> Array:
@@ -283,10 +284,10 @@ def _gated_feed_forward(layer: PyTree, arch: Architecture, x: Array) -> Array:
     activation = ACTIVATIONS[arch.activation]
     gate, up = linear(h, layer["gate"]), linear(h, layer["up"])
     if arch.ffn_bias:
-        gate = gate + layer["gate_bias"].astype(x.dtype)
-        up = up + layer["up_bias"].astype(x.dtype)
+        gate = add_bias(gate, layer["gate_bias"])
+        up = add_bias(up, layer["up_bias"])
     found = linear(activation(gate, up), layer["down"])
-    return found + layer["down_bias"].astype(x.dtype) if arch.ffn_bias else found
+    return add_bias(found, layer["down_bias"]) if arch.ffn_bias else found
 
 
 def _block(

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_mesh import mesh_of
 
-from scalerl_jax.model.layers import embed, gated, linear, rms_norm
+from scalerl_jax.model.layers import add_bias, embed, gated, linear, rms_norm
 from scalerl_jax.model.rope import rotate, rotations
 
 FREQUENCIES = jnp.array([1.0, 0.3, 0.1, 0.03])
@@ -44,6 +44,7 @@ CASES = {
         plain_rms_norm,
         ((2, 5, 8), (8,)),
     ),
+    "add_bias": (add_bias, lambda x, bias: x + bias, ((2, 5, 8), (8,))),
     "gated": (gated, plain_gated, ((2, 5, 8), (2, 5, 8))),
     "rotate": (
         lambda x: rotate(x, rotations(POSITIONS, FREQUENCIES)),
@@ -116,6 +117,23 @@ def test_the_gradient_of_float32_weights_is_never_rounded_to_bfloat16():
     # 150 exact products, summed in float32; bfloat16 would be off by 2^-9 of each.
     np.testing.assert_allclose(of_weights, exact, rtol=1e-5, atol=1e-4)
     assert bits_used(of_weights) > 0.9
+
+
+def test_the_gradient_of_a_float32_vector_is_never_rounded_to_bfloat16():
+    rng = np.random.default_rng(0)
+    x, scale, cotangent = shaped(rng, (3, 50, 16), (16,), (3, 50, 16))
+    x, cotangent = (jnp.asarray(each, jnp.bfloat16) for each in (x, cotangent))
+    normed = np.asarray(rms_norm(x, jnp.ones_like(scale), 1e-6), np.float64)
+    wanted = np.asarray(cotangent, np.float64)
+    for function, exact in (
+        (lambda scale: rms_norm(x, scale, 1e-6), (normed * wanted).sum(axis=(0, 1))),
+        (lambda bias: add_bias(x, bias), wanted.sum(axis=(0, 1))),
+    ):
+        found, back = jax.vjp(function, scale)
+        (of_vector,) = jax.jit(back)(cotangent)
+        assert (found.dtype, of_vector.dtype) == (jnp.bfloat16, jnp.float32)
+        # 150 exact terms; bfloat16 would be off by 2^-9 of each.
+        np.testing.assert_allclose(of_vector, exact, rtol=1e-5, atol=1e-5)
 
 
 VOCABULARY, WIDTH, ROWS, LENGTH = 24, 16, 8, 6

@@ -208,10 +208,12 @@ def _interruption(config: Config) -> None:
 def _groups(config: Config) -> None:
     batch, objective, reward = config.batch, config.objective, config.reward
     episode = config.episode
-    if batch.group_size < 2 and objective.advantage != "critic":
+    alone = objective.advantage == "critic" or config.teacher.alone
+    if batch.group_size < 2 and not alone:
         raise ValueError(
             f"{batch.group_size = } leaves every group without variance and hence "
-            f"without a gradient; use 2 or more, or objective.advantage = 'critic'"
+            f"without a gradient; use 2 or more, or objective.advantage = 'critic', or "
+            f"teacher.alone = True"
         )
     for name in ("weights", "variables", "per_turn"):
         if (value := getattr(reward, name)) and not config.environment:
@@ -673,6 +675,11 @@ def _sharing(config: Config) -> None:
         raise ValueError(
             f"{batch.shared_tokens = } needs batch.packing = True and mesh.context = "
             f"1; set it to 0 to compute every prompt again"
+        )
+    if batch.group_size == 1:
+        raise ValueError(
+            f"{batch.shared_tokens = } with {batch.group_size = }: no two completions "
+            f"share a prompt; set batch.shared_tokens and batch.own_tokens to 0"
         )
     for where, room, needed in (
         (f"{batch.shared_tokens = }", batch.shared_tokens, sampler.max_prompt_tokens),

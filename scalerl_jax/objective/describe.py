@@ -44,11 +44,16 @@ def _whole(config: Config, terms: Sequence[Term]) -> str:
     token, factor = "loss[t]", "regularization[t] * " if scaled else ""
     for sign, _, added in (term.formula.partition(" ") for term in on if term.formula):
         token += f" {sign} {factor}{added}"
+    advantages = f"{objective.advantage} / {objective.advantage_normalization}"
+    if config.teacher.alone:
+        advantages = "the teacher's"
+    elif config.teacher.on:
+        advantages += " + the teacher's"
     lines = [
         "minimise  sum over the tokens t of a batch of  weight[t] * token[t]",
         f"token[t] = {token}",
-        f"loss = {objective.loss}, weight = {objective.aggregation}, advantages = "
-        f"{objective.advantage} / {objective.advantage_normalization}",
+        f"loss = {objective.loss}, weight = {objective.aggregation}, "
+        f"advantages = {advantages}",
         f"{batch.num_prompts} prompts x {batch.group_size} completions a batch, "
         f"optimizer steps per window: {config.steps_per_window} "
         f"(batch.epochs = {batch.epochs}, queue.mode = {config.queue.mode!r}, "

@@ -46,7 +46,7 @@ from scalerl_jax.algo.regularizers import (
 from scalerl_jax.algo.values import clipped_value_loss, gae
 from scalerl_jax.batching.assembly import OfVerdicts, RunningNormalization
 from scalerl_jax.batching.replay import replayed_experts
-from scalerl_jax.config import LOSSES, Config, InterruptionConfig, ObjectiveConfig
+from scalerl_jax.config import LOSSES, Config, InterruptionConfig
 from scalerl_jax.data.curriculum import CurriculumStream
 from scalerl_jax.data.prompts import PromptStream
 from scalerl_jax.model.transformer import head_logits
@@ -198,7 +198,7 @@ def terms_of(config: Config) -> Iterator[Term]:
     if config.objective.advantage == "critic":
         yield from _of_critic()
     else:
-        yield from _of_groups(config.objective)
+        yield from _of_groups(config)
     yield _term(
         "Teacher",
         TaughtAdvantages,
@@ -256,7 +256,7 @@ def _of_rollouts(config: Config) -> Iterator[Term]:
         "Overlong punishment",
         overlong_penalty,
         "overlong_cache_tokens overlong_max_tokens overlong_on",
-        objective.overlong_cache_tokens > 0,
+        objective.overlong_cache_tokens > 0 and not config.teacher.alone,
     )
     yield _term(
         "KL in the reward",
@@ -285,12 +285,14 @@ def _of_critic() -> Iterator[Term]:
     )
 
 
-def _of_groups(objective: ObjectiveConfig) -> Iterator[Term]:
-    yield _term("Advantages", BASELINES[objective.advantage], "advantage")
+def _of_groups(config: Config) -> Iterator[Term]:
+    objective, on = config.objective, not config.teacher.alone
+    yield _term("Advantages", BASELINES[objective.advantage], "advantage", on)
     yield _term(
         "Their scale",
         NORMALIZATIONS[objective.advantage_normalization],
         "advantage_normalization advantage_eps",
+        on,
     )
 
 

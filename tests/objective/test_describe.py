@@ -50,6 +50,24 @@ def test_a_regularised_objective_has_its_terms_in_the_formula():
     assert "d^2 / 2" in text and "IsoCompute" in text
 
 
+@pytest.mark.parametrize(
+    "alone, said",
+    [(False, "group_mean / batch + the teacher's"), (True, "the teacher's")],
+)
+def test_a_teacher_alone_takes_the_place_of_the_groups_advantages(alone, said):
+    changes = {
+        "teacher.checkpoint": str(small_run.ROOT / "scalerl_jax/assets/tiny_base"),
+        "teacher.alone": alone,
+        "objective.zero_variance_filter": False,
+        "objective.overlong_cache_tokens": 8,
+        "batch.group_size": 1 if alone else 2,
+    }
+    on, off = described(changes).split("\nOff\n")
+    assert f"advantages = {said}\n" in on
+    for name in ("Advantages", "Their scale", "Overlong punishment"):
+        assert (f"\n{name}  (" in on, f" {name}: " in off) == (not alone, alone)
+
+
 def test_an_order_by_difficulty_is_described():
     ordered = {"data.order": "easy_to_hard", "data.difficulty": "measured"}
     said = "sorted by difficulty, and the hardest"

@@ -23,10 +23,11 @@ class LoadBalancing:
 
     f[e] is the share of the choices that fell on expert e, and P[e] its mean score,
     with a token's scores scaled to a sum of 1: Switch Transformers,
-    https://arxiv.org/abs/2101.03961, equations 4 to 6.  Even loads give a loss of
-    `coefficient`.  Each microbatch has its own f and P, over all its tokens except
-    padding, and its loss is weighted by its share of the batch's weights.  So the loss
-    depends on the cut into microbatches: f of the whole batch would need an extra pass.
+    https://arxiv.org/abs/2101.03961, equations 4 to 6.  Each microbatch, in each slice,
+    has its own f and P, over all its tokens except padding, and its loss is weighted by
+    the sum of its tokens' weights: even loads give a loss of `coefficient` if those of
+    the batch sum to 1.  So the loss depends on the cut into microbatches and slices: f
+    of the whole batch would need an extra pass.
     """
 
     coefficient: float = 0.0

@@ -42,14 +42,14 @@ class KlPenalty:
     def of_tokens(self, batch: PackedBatch) -> Float[np.ndarray, "M R S"]:
         """Return the penalty of each token; 0 for tokens that were not sampled."""
         mask = batch.mask
-        logprobs = (batch.behavior_logprobs[mask], batch.scores["reference"][mask])
-        kl = np.asarray(self.estimator(*map(jnp.asarray, logprobs)))
+        pair = (batch.behavior_logprobs, batch.scores["reference"])
+        rows = zip(*(np.where(mask, each, 0.0) for each in pair), strict=True)
+        # Whole microbatches: each number of sampled tokens would be one more program.
+        kl = np.stack([self.estimator(*map(jnp.asarray, each)) for each in rows])
         kl = self.coefficient * kl
         if "regularization" in batch.scores:
-            kl = kl * batch.scores["regularization"][mask]
-        penalties = np.zeros(mask.shape, np.float32)
-        penalties[mask] = kl
-        return penalties
+            kl = kl * batch.scores["regularization"]
+        return np.where(mask, kl, 0.0).astype(np.float32)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

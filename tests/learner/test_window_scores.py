@@ -1,6 +1,8 @@
 """What a window's annotation writes into its batches, worked out by hand."""
 
+import dataclasses
 import functools
+import logging
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from test_assembly import CUT, EQUAL, MIXED, ROWS, G, assembler, by_token
 
 from scalerl_jax.algo.advantages import group_advantages, unnormalized
-from scalerl_jax.algo.regularizers import kl_k1, kl_k2
+from scalerl_jax.algo.regularizers import kl_k1, kl_k2, kl_k3
 from scalerl_jax.batching.packing import abstract_microbatch
 from scalerl_jax.learner.step import TrainState
 from scalerl_jax.learner.window_scores import Annotator, Scorer, of_params, of_state
@@ -98,3 +100,19 @@ def test_a_hard_prompt_keeps_its_reward():
     )
     found = completed(assemble, [MIXED])
     assert {values[1] for values in by_token(found).values()} == {1.0, -1.0}
+
+
+@pytest.mark.usefixtures("no_program_cache")
+def test_a_step_with_other_sampled_tokens_compiles_nothing_for_the_kl(caplog):
+    batch = assembler()([MIXED, CUT], learner_version=5).packed
+    scores = {"reference": np.full(batch.mask.shape, -1.5, np.float32)}
+    batch = dataclasses.replace(batch, scores=scores)
+    penalty = KlPenalty(estimator=kl_k3, coefficient=0.5)
+    penalty.of_tokens(batch)
+    place = tuple(np.argwhere(batch.mask)[0])
+    fewer = batch.mask.copy()
+    fewer[place] = False
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        found = penalty.of_tokens(dataclasses.replace(batch, mask=fewer))
+    assert not [each for each in caplog.messages if "ompil" in each]
+    assert found[place] == 0 and (found[fewer] > 0).all()

@@ -380,10 +380,13 @@ class RunMonitor:
         self._warn_of_no_answers(row["verifier/no_answer_share"], "the batch")
         dead = row.get("experts/dead", 0)
         if dead and dead != self._dead:
+            objective = self._config.objective
+            way = "objective.expert_bias_rate or objective.expert_balance would balance"
+            if objective.expert_bias_rate or objective.expert_balance:
+                way = "a larger objective.expert_bias_rate or expert_balance evens out"
             self._progress.note(
                 f"warning: {dead:.0f} experts, of all layers, took no token of this "
-                f"batch (experts/dead in metrics.jsonl); objective.expert_bias_rate or "
-                f"objective.expert_balance would balance the load"
+                f"batch (experts/dead in metrics.jsonl); {way} the load"
             )
         self._dead = dead
 

@@ -74,6 +74,24 @@ def test_tokens_are_wasted_if_no_step_on_them_is_applied(epochs, skipped, wasted
     assert run.ledger.report()["compute/wasted_tokens"] == wasted
 
 
+@pytest.mark.parametrize(
+    "rate, way", [(0.0, "expert_balance would balance"), (0.001, "a larger objective")]
+)
+def test_dead_experts_are_told_with_a_way_that_is_not_taken_yet(rate, way):
+    notes = []
+    run = SimpleNamespace(
+        evaluations=None,
+        ledger=Ledger(pools={"shared": 1}, chip="cpu"),
+        progress=SimpleNamespace(note=notes.append),
+    )
+    config = small_run.make_config({"objective.expert_bias_rate": rate})
+    monitor = RunMonitor(config, run, None, None, lambda: None)
+    row = {"completion/cut_off_share": 0.0, "verifier/no_answer_share": 0.0}
+    for _ in range(2):  # once for each number
+        monitor._warn(row | {"experts/dead": 3})
+    assert len(notes) == 1 and way in notes[0]
+
+
 def evaluation_of(rates):
     """One sample of each prompt, with a pass rate or None: it is not judged."""
     known = [rate for rate in rates if rate is not None]

@@ -146,6 +146,8 @@ def test_batches_of_a_window_are_all_passed_before_the_next_epoch(tmp_path):
     rows = small_run.rows(tmp_path)
     assert [row["train/epoch"] for row in rows] == [0, 0, 1, 1] * 2
     assert [row["staleness/max"] for row in rows] == [0, 1, 2, 3] * 2
+    for name in ("time/wait_s", "time/annotate_s"):  # only before a window's first step
+        assert [row[name] > 0 for row in rows] == [True, False, False, False] * 2
     for start in (0, 4):
         tokens = [row["train/tokens"] for row in rows[start : start + 4]]
         assert sorted(tokens[:2]) == sorted(tokens[2:])

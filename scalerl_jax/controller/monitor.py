@@ -31,6 +31,7 @@ from scalerl_jax.types import Group, rollouts_of
 _BATCHES = 10  # batches over which the share of unjudged rollouts is computed
 _POLL_S = 1.0  # between two checks for SIGTERM while waiting for groups
 _COLLECT_S = 0.05  # between two checks for the end of an evaluation
+_NO_WAITS = {"time/wait_s": 0.0, "time/annotate_s": 0.0}  # since the row before
 
 
 class UnjudgedWatch:
@@ -118,7 +119,7 @@ class RunMonitor:
         self._last_s = time.monotonic()
         report = run.ledger.report()  # not all 0 in a resumed run
         self._last_tokens = report["compute/generated_tokens"]
-        self._times: dict[str, float] = {}
+        self._times = {"time/train_s": 0.0} | _NO_WAITS
         self._mismatch: dict[str, float] = {}  # as last measured
         self._compared = -1  # the version that was compared at the start
         self._stopped = lambda: preemption.requested
@@ -195,7 +196,7 @@ class RunMonitor:
                     f"no batch within queue.batch_timeout_s = {limit}: "
                     f"{f'{hang}; ' if hang else ''}{timeout}"
                 ) from timeout
-            self._times["time/wait_s"] = time.monotonic() - started
+            self._times["time/wait_s"] += time.monotonic() - started
             # Counted here, so that the time of a verdict does not matter.
             for group in groups:
                 passed = sum(rollout.passed for rollout in group.rollouts)
@@ -231,7 +232,7 @@ class RunMonitor:
             if run.trace:
                 for text in run.trace(window, state):
                     self._progress.note(text)
-        self._times["time/annotate_s"] = time.monotonic() - started
+        self._times["time/annotate_s"] += time.monotonic() - started
         for each in window.batches:
             tokens, context = each.row_tokens, each.mean_context
             # An endpoint gets every sequence whole.
@@ -328,6 +329,7 @@ class RunMonitor:
             / max(self._times["time/train_s"], 1e-9),
         }
         row |= {**self._times, **report}
+        self._times |= _NO_WAITS  # the window's further steps have not waited
         row |= {**run.generators.metrics, **run.learner.metrics}
         shares = run.ledger.idle_shares()
         row |= {f"idle/{pool}_share": share for pool, share in shares.items()}

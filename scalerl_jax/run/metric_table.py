@@ -120,8 +120,8 @@ data/open_tasks | tasks | levels that are open; with `data.next_task_at`
     "Time and throughput": _metrics(
         """
 time/step_s | s | from the row before to this one
-time/wait_s | s | the loop's wait for groups
-time/annotate_s | s | scores of the window, such as the reference's
+time/wait_s | s | the loop's wait for groups, since the row before
+time/annotate_s | s | scores of windows, such as the reference's, since the row before
 time/train_s | s | the optimizer step
 throughput/generated_tokens_per_s | tokens/s | tokens sampled since the row before
 throughput/trained_tokens_per_s | tokens/s | tokens of rows over `time/train_s`

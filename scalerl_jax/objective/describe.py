@@ -49,8 +49,9 @@ def _whole(config: Config, terms: Sequence[Term]) -> str:
         advantages = "the teacher's"
     elif config.teacher.on:
         advantages += " + the teacher's"
+    balance = '  +  the loss of "Even experts"' if objective.expert_balance else ""
     lines = [
-        "minimise  sum over the tokens t of a batch of  weight[t] * token[t]",
+        f"minimise  sum over the tokens t of a batch of  weight[t] * token[t]{balance}",
         f"token[t] = {token}",
         f"loss = {objective.loss}, weight = {objective.aggregation}, "
         f"advantages = {advantages}",

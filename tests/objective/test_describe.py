@@ -68,6 +68,14 @@ def test_a_teacher_alone_takes_the_place_of_the_groups_advantages(alone, said):
         assert (f"\n{name}  (" in on, f" {name}: " in off) == (not alone, alone)
 
 
+def test_a_loss_that_is_none_of_a_token_is_in_the_formula_too():
+    formula = "weight[t] * token[t]"
+    assert f"{formula}\n" in described()
+    added = f'{formula}  +  the loss of "Even experts"\n'
+    assert added in described({"objective.expert_balance": 0.01})
+    assert added not in described({"objective.expert_bias_rate": 0.001})
+
+
 def test_an_order_by_difficulty_is_described():
     ordered = {"data.order": "easy_to_hard", "data.difficulty": "measured"}
     said = "sorted by difficulty, and the hardest"

@@ -738,7 +738,11 @@ class TeacherConfig:
         "weight of log p(teacher) - log p(behavior), added to a token's advantage",
         "Lu 2025",
     )
-    alone: bool = setting(False, "rewards give no advantage: verdicts are only metrics")
+    alone: bool = setting(
+        False,
+        "rewards give no advantage; verdicts still retire prompts "
+        "(data.no_positive_resampling), and a rollout without one is left out",
+    )
 
     @property
     def on(self) -> bool:

@@ -631,7 +631,11 @@ class ObjectiveConfig:
         0, "L_cache of the soft punishment of long completions; 0: none", "DAPO"
     )
     overlong_max_tokens: TokensOr0 = setting(
-        0, "L_max; 0: sampler.max_completion_tokens", "DAPO", needs=_OVERLONG
+        0,
+        "L_max; 0: sampler.max_completion_tokens, also while sampler.length_stages has "
+        "a lower limit, at which nothing is punished then",
+        "DAPO",
+        needs=_OVERLONG,
     )
     overlong_on: Literal["all", "correct"] = setting(
         "all", "completions that are punished", "ScaleRL: correct", needs=_OVERLONG

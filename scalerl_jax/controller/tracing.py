@@ -6,7 +6,7 @@ learner computes the rollout's part of the step once more, without a step.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -65,10 +65,13 @@ class Tracer:
             f"with {version}: staleness {version - oldest} = "
             f"{finished - oldest} in flight + {version - finished} queued",
         ]
-        sequence = _find(batch.sequences, prompt.tokens, rollout)
-        if sequence is None:
+        place = number * len(group.rollouts)
+        packed = [] if batch.packed is None else np.unique(batch.rollout).tolist()
+        if place not in packed:
             return "\n".join([*lines, "  batch       filtered: it has no weight"])
-        alone = _alone(batch, number * len(group.rollouts))
+        # Those that are packed, in their order; -1 stands for padding.
+        sequence = batch.sequences[packed.index(place) - packed.count(-1)]
+        alone = _alone(batch, place)
         lines.append(
             f"  batch       advantage {alone.advantages[alone.mask].mean():+.4f}, "
             f"weight {alone.weights.sum():.3e}, {alone.mask.sum()} tokens trained on"
@@ -129,16 +132,3 @@ def _turns(rollout: Rollout) -> list[str]:
         for turn in rollout.turns
     ]
     return [f"  turns       {', '.join(parts)}"] if parts else []
-
-
-def _find(
-    sequences: Sequence[TrainSequence], prompt: np.ndarray, rollout: Rollout
-) -> TrainSequence | None:
-    """Return the sequence of a rollout, if the batch trains on it."""
-    tokens = np.concatenate([prompt, rollout.completion_tokens])
-    for sequence in sequences:
-        if np.array_equal(sequence.tokens, tokens) and np.array_equal(
-            sequence.behavior_logprobs, rollout.behavior_logprobs
-        ):
-            return sequence
-    return None

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import re
 import sys
 import threading
@@ -12,8 +13,12 @@ import numpy as np
 import optax
 import pytest
 import small_run
+from test_assembly import assembler, make_group, make_rollout
 
 import scalerl_jax
+from scalerl_jax.algo.advantages import prompt_weights
+from scalerl_jax.batching.window import Window
+from scalerl_jax.controller.tracing import Tracer
 from scalerl_jax.train import train
 
 PACKAGE = Path(scalerl_jax.__file__).parent
@@ -150,6 +155,28 @@ def test_at_its_own_version_sampler_and_learner_agree(traced):
         )
         assert differences and max(abs(float(each)) for each in differences) < 1e-4
     assert fresh, "no group was trained on by the version that sampled it"
+
+
+def test_a_rollout_without_a_verdict_is_not_taken_for_one_with_the_same_tokens():
+    unjudged = make_rollout(2, 0.0, first=10, judged=False)
+    group = make_group(
+        unjudged, make_rollout(2, 1.0, first=10), make_rollout(2, -1.0, first=20)
+    )
+    assemble = assembler(
+        group_size=3,
+        advantages=lambda rewards, judged, kept: rewards,
+        weigh=functools.partial(prompt_weights, group_size=3),
+    )
+    batch = assemble.complete(assemble([group], learner_version=0), {})
+    tracer = Tracer(
+        prompt_id=0,
+        learner=None,
+        decode=str,
+        row_tokens=12,
+        rows_per_microbatch=1,
+    )
+    (text,) = tracer(Window(batches=[batch], version=0), None)
+    assert "filtered: it has no weight" in text
 
 
 def test_the_readme_follows_it_through_every_folder(traced_run):

@@ -26,6 +26,15 @@ from scalerl_jax.scaling.differences import (
 from scalerl_jax.scaling.estimate import estimate
 from scalerl_jax.scaling.fit import fit_alone
 from scalerl_jax.scaling.identifiability import ASYMPTOTE_MARGIN
+from scalerl_jax.scaling.obstacles import (
+    Names,
+    Runs,
+    copies,
+    measured_alike,
+    refuse_copies,
+    too_few,
+    unlike_ranks,
+)
 from scalerl_jax.scaling.pairing import PairedBy, pair, partners
 from scalerl_jax.scaling.records import (
     OPEN,
@@ -33,22 +42,18 @@ from scalerl_jax.scaling.records import (
     CurveError,
     Interval,
     Record,
-    amount,
 )
 from scalerl_jax.scaling.result import Fit
 from scalerl_jax.scaling.search import A
 from scalerl_jax.scaling.uncertainty import reach_of_mean, student_quantile
 
-FEWEST_RUNS = 2  # of each recipe, for a winner
 FEWEST_RECIPES = 2  # in a comparison
 FIELDS_OF_FIT = (  # repeated by a row of a table
     *("asymptote", "asymptote_interval", "exponent", "exponent_interval"),
     *("midpoint", "midpoint_interval", "identified", "reason"),
 )
 T = TypeVar("T")
-Names = tuple[str, str]
 Pair = tuple[float, float]  # of the first recipe and of the second
-Runs = tuple[tuple[Fit, ...], tuple[Fit, ...]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,7 +83,7 @@ class Comparison(Record):
     names: tuple[str, str]
     winner: str | None
     reason: str
-    comparable: bool  # False: one does not climb, or is over the hours of a CPU
+    comparable: bool  # False: one does not climb, or they are not measured alike
     level: float  # of the verdict: least share of equal recipes without a winner
     num_runs: tuple[int, int]
     paired: bool  # runs of one seed are compared with each other
@@ -132,20 +137,20 @@ def compare(
         others: further recipes over the same x, which also estimate the spread.
     """
     runs, by, notes = _checked(a, b, names, paired=paired)
+    runs, told, unlike = measured_alike(runs, names)
     end = min(fit.x_last for fit in (*runs[0], *runs[1]))
     error = (1.0 - runs[0][0].level) / num_pairs
     test = _test(runs, run_sd, others, paired=paired)
     by_a, by_b, held = _by_law(runs, 1.0 - 0.5 * error, margin, test)
     by_rate = _at(end, runs, 1.0 - error, test)
     deciding = by_a or by_rate
-    incomparable = _incomparable(runs, names)
-    obstacle = incomparable or _too_few(runs, names)
+    obstacle = unlike or too_few(runs, names)
     sign, reason = choose(by_a, by_b, by_rate, margin=margin, obstacle=obstacle)
     return Comparison(
         names=names,
         winner=names[int(sign < 0)] if sign else None,
         reason=reason,
-        comparable=incomparable is None,
+        comparable=unlike is None,
         level=runs[0][0].level,
         num_runs=_both(runs, len),
         paired=paired,
@@ -163,8 +168,8 @@ def compare(
         log_exponent_difference=by_b,
         rate_difference=by_rate,
         compared_at=end,
-        paper_rule=_paper_rule(runs, held, names, margin, incomparable),
-        warnings=notes + _warnings(runs, names, unused=run_sd and deciding.degrees),
+        paper_rule=_paper_rule(runs, held, names, margin, unlike),
+        warnings=(*notes, *told, *_unused(run_sd, deciding)),
     )
 
 
@@ -191,10 +196,15 @@ class Recipe:
 
     fits: tuple[Fit, ...]
 
+    @functools.cached_property
+    def _has_copies(self) -> bool:
+        return copies(fit.whole_curve for fit in self.fits) is not None
+
     @property
     def asymptotes(self) -> Array | None:
-        """A of each run [S]; None where a run does not identify it."""
-        if not (_identify(self.fits) and all(fit.climbs for fit in self.fits)):
+        """A of each run [S]; None where a run does not identify it, or is a copy."""
+        known = _identify(self.fits) and all(fit.climbs for fit in self.fits)
+        if not known or self._has_copies:
             return None
         return np.array([fit.asymptote for fit in self.fits])
 
@@ -208,8 +218,8 @@ class Recipe:
         return np.log([fit.exponent for fit in held])
 
     def rates_at(self, x: float) -> Array | None:
-        """Fitted pass rate of each run [S] at x; None where a run ended before it."""
-        if min(fit.x_last for fit in self.fits) < x:
+        """Fitted pass rate of each run [S] at x; None where one ended or is a copy."""
+        if min(fit.x_last for fit in self.fits) < x or self._has_copies:
             return None
         return np.array([float(fit.predict(x)) for fit in self.fits])
 
@@ -351,26 +361,11 @@ def require_sigmoids(fits: Mapping[str, Fit]) -> None:
         )
 
 
-def _incomparable(runs: Runs, names: Names) -> str | None:
-    """Return the reason why two recipes cannot be compared at all; None: they can."""
-    still = [
-        name
-        for name, fits in zip(names, runs, strict=True)
-        if not all(fit.climbs for fit in fits)
-    ]
-    if still:
-        return f"not decided: {' and '.join(still)} does not climb"
-    if any(fit.curve.is_wall_time for fits in runs for fit in fits):
-        return "not decided: chip-hours of a CPU are wall time; --x generated_tokens"
-    return None
-
-
-def _too_few(runs: Runs, names: Names) -> str | None:
-    """Return the verdict that a recipe has too few runs; None: both have enough."""
-    single = [n for n, fits in zip(names, runs, strict=True) if len(fits) < FEWEST_RUNS]
-    if len(single) == len(names):
-        return "one run each: not decided"
-    return f"not decided: there is one run of {single[0]}" if single else None
+def _unused(run_sd: float | None, used: Difference) -> tuple[str, ...]:
+    """Return a warning if a spread between runs was given, and is measured."""
+    if not (run_sd and used.degrees):
+        return ()
+    return ("--run-sd is not used: the runs of a recipe say how far they are apart",)
 
 
 def _source(used: Difference, run_sd: float | None, *, paired: bool) -> str:
@@ -385,7 +380,7 @@ def _source(used: Difference, run_sd: float | None, *, paired: bool) -> str:
 
 
 def _paper_rule(
-    runs: Runs, held: Runs | None, names: Names, margin: float, incomparable: str | None
+    runs: Runs, held: Runs | None, names: Names, margin: float, unlike: str | None
 ) -> PaperRule:
     """Return the paper's rule on the means of two recipes."""
     asymptotes = _both(runs, _asymptote_of)
@@ -393,9 +388,9 @@ def _paper_rule(
     equal = gap <= margin
     known = zip(names, _both(runs, _identify), strict=True)
     unsure = [name for name, identified in known if not identified]
-    if unsure or incomparable:
+    if unsure or unlike:
         says = f"not decided: A of {' and '.join(unsure)} is not identified"
-        says = incomparable or says
+        says = unlike or says
         return PaperRule(winner=None, says=says, margin=margin, equal_asymptotes=equal)
     pair = asymptotes
     says = f"|dA| = {gap:.3f} is more than {margin:g}: the higher A"
@@ -412,28 +407,6 @@ def _paper_rule(
         margin=margin,
         equal_asymptotes=equal,
     )
-
-
-def _warnings(runs: Runs, names: Names, *, unused: float | None) -> tuple[str, ...]:
-    """Return warnings on the comparison; `unused`: a spread that was given, ignored."""
-    found = []
-    if unused:
-        found.append(
-            "--run-sd is not used: the runs of a recipe say how far they are apart"
-        )
-    sources = [sorted({fit.initial_reward_source for fit in fits}) for fits in runs]
-    if sources[0] != sources[1]:
-        found.append(
-            f"R0 is {' or '.join(sources[0])} for {names[0]} and "
-            f"{' or '.join(sources[1])} for {names[1]}: A and B depend on it"
-        )
-    ends = [fit.x_last for fits in runs for fit in fits]
-    if max(ends) > 2.0 * min(ends):
-        found.append(
-            f"the runs end at {amount(min(ends))} to {amount(max(ends))}: fits of "
-            "different windows differ more than fits of one"
-        )
-    return tuple(found)
 
 
 # ---- one number of each run, with its interval
@@ -609,7 +582,7 @@ def compare_many(
     )
     unsure = [name for name in fits if name not in sure]
     of = "; ".join(unsure) if sure else "any run"
-    warnings = (f"no rank, because A is not identified, for {of}",)
+    unranked = (f"no rank, because A is not identified, for {of}",)
     return RunTable(
         x_name=rows[0].fit.x_name,
         y_name=rows[0].fit.y_name,
@@ -617,7 +590,7 @@ def compare_many(
         run_sd=run_sd,
         shared_asymptote=shared,
         rows=rows,
-        warnings=warnings if unsure else (),
+        warnings=(*(unranked if unsure else ()), *unlike_ranks([*sure.values()])),
     )
 
 
@@ -714,6 +687,7 @@ def pool_seeds(fits: Sequence[Fit]) -> Pooled:
         raise CurveError("no seeds to pool; give at least one fit")
     if len({(fit.law, fit.x_name, fit.y_name) for fit in fits}) > 1:
         raise CurveError("seeds to pool must be fits of one law over one x and y")
+    refuse_copies(fit.whole_curve for fit in fits)
     names = [
         name
         for name in fits[0].parameters

@@ -19,6 +19,7 @@ import numpy as np
 
 from scalerl_jax.scaling.fit import keep_from, quick_fit
 from scalerl_jax.scaling.laws import LAWS
+from scalerl_jax.scaling.obstacles import refuse_copies
 from scalerl_jax.scaling.records import (
     Array,
     Curve,
@@ -250,6 +251,7 @@ def pool_extrapolations(
         raise CurveError("no seeds to pool; give at least one test")
     if len({(t.fractions, t.laws, t.x_name, t.y_name) for t in tests}) > 1:
         raise CurveError("seeds to pool must be tests of the same laws, parts, x and y")
+    refuse_copies(test.curve for test in tests)
     warnings = ()
     if len(tests) == 1:
         warnings = ("one seed: what seeds change is not measured",)

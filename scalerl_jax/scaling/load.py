@@ -13,6 +13,7 @@ import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -416,15 +417,44 @@ def _recipe(table: Table, run: Sequence[str], group: Sequence[str]) -> tuple[str
     if seeds:  # a column of numbers with gaps has 0.0 for 0
         seed = ", ".join(value.removesuffix(".0") for value in seeds)
         return f"{table.path}: {', '.join(others)}", seed
-    if group or table.path.name != EVALS_NAME:
-        return "", ""  # settings beside other files may not be those of each run
-    try:
-        settings = read_json(table.path.parent / "config.json")
-        config = {k: v for k, v in settings["config"].items() if k not in NOT_RECIPE}
-    except (ValueError, KeyError, TypeError, AttributeError):
+    settings = {} if group else _settings_of(table)
+    if not settings:
         return "", ""
-    seed = settings["config"].get("seed", "")
-    return json.dumps(config, sort_keys=True), str(seed)
+    kept = {name: value for name, value in settings.items() if name not in NOT_RECIPE}
+    return json.dumps(kept, sort_keys=True), str(settings.get("seed", ""))
+
+
+def _settings_of(table: Table) -> dict[str, Any]:
+    """Return the settings of a run directory; empty if they cannot be read.
+
+    Settings beside other files may not be those of each run in them.
+    """
+    if table.path.name != EVALS_NAME:
+        return {}
+    try:
+        settings = read_json(table.path.parent / "config.json")["config"]
+    except (ValueError, KeyError, TypeError):
+        return {}
+    return settings if isinstance(settings, dict) else {}
+
+
+def _evaluated(table: Table) -> dict[str, dict[str, Any]]:
+    """Return the settings of a run's evaluations, as fields of its curve.
+
+    The prompts of `eval.sets` are all asked; without sets they are held out from those
+    of the training.
+    """
+    settings = _settings_of(table)
+    parts = [settings.get(section) for section in ("eval", "data")]
+    own, data = (part if isinstance(part, dict) else {} for part in parts)
+    known = {f"eval.{name}": value for name, value in own.items()}
+    known["data.tasks"] = data.get("tasks")
+    held_out = () if own.get("sets") else ("eval.num_prompts", "data.tasks")
+    prompts, sampling = ("eval.sets", *held_out), ("eval.temperature",)
+    return {
+        field: {n: known[n] for n in names if known.get(n) is not None}
+        for field, names in (("prompts", prompts), ("sampling", sampling))
+    }
 
 
 def _wide_columns(table: Table, chosen: Selection, found: _Columns) -> list[str]:
@@ -545,6 +575,8 @@ def _make(
         y_name=y_name.replace(y, DEFAULT_Y, 1) if wide else y_name,
         warnings=(*told, *gaps, *order, *read, *wall),
         is_wall_time=is_wall_time,
+        chip=part.table.chip or "",
+        **_evaluated(part.table),
         last_step=last_step,
         samples_per_prompt=part.rows[-1][1].get(SAMPLES_COLUMN),
         constants={n: part.constant(c) for n, c in columns.constants.items()},

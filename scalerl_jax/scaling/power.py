@@ -9,6 +9,7 @@ import numpy as np
 
 from scalerl_jax.scaling.compare import FEWEST_RECIPES, Recipe, noise_of_one
 from scalerl_jax.scaling.differences import RUN_SD, pooled
+from scalerl_jax.scaling.obstacles import refuse_copies
 from scalerl_jax.scaling.pairing import Paired, PairedBy, pair
 from scalerl_jax.scaling.records import (
     OPEN,
@@ -211,6 +212,8 @@ def plan_power(
 
 def _measured(recipes: Mapping[str, Sequence[Fit]], *, paired: bool) -> Paired:
     """Return the runs that the spread is measured on: all, or those with a partner."""
+    for group in recipes.values():
+        refuse_copies(fit.whole_curve for fit in group)
     several = [(name, group) for name, group in recipes.items() if len(group) > 1]
     if paired and len(several) >= FEWEST_RECIPES:
         return pair(several)

@@ -111,6 +111,11 @@ class Curve:
     is_wall_time: bool = False  # x is chip-hours of a CPU, which give no verdict
     recipe: str = ""  # equal for runs that differ only in their seed; "": unknown
     seed: str = ""  # of the run; "": unknown
+    chip: str = ""  # kind of chip; "": unknown
+    # Settings of the run's evaluations by name: those that choose the prompts, and how
+    # these are sampled; empty: unknown.
+    prompts: dict[str, Any] = dataclasses.field(default_factory=dict)
+    sampling: dict[str, Any] = dataclasses.field(default_factory=dict)
     last_step: int | None = None  # optimizer steps behind the last point, if known
     constants: dict[str, float] = dataclasses.field(default_factory=dict)  # settings
     prompt_rates: Array | None = None  # [n, P] pass rate of each prompt

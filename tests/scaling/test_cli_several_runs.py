@@ -321,10 +321,10 @@ def test_a_number_out_of_its_limits_ends_with_one_line(
     assert message in said and flag.split("=")[0] in said and said.count("\n") == 1
 
 
-def write_run(folder, *, seed, rates, chip="cpu", aggregation="prompt"):
+def write_run(folder, *, seed, rates, chip="cpu", aggregation="prompt", **sections):
     """Files of a finished run: chip-hours and tokens of evaluations at steps."""
     folder.mkdir()
-    objective = {"objective": {"aggregation": aggregation}, "seed": seed}
+    objective = {"objective": {"aggregation": aggregation}, "seed": seed, **sections}
     (folder / "config.json").write_text(json.dumps({"config": objective}))
     (folder / "ledger.json").write_text(json.dumps({"chip": chip}))
     rows = [
@@ -387,6 +387,45 @@ def test_runs_that_differ_in_their_seeds_are_one_recipe(tmp_path, capsys):
     assert main(["compare", ours[0], "--vs", *ours[1:], "--json"]) == 0
     (pair,) = json.loads(capsys.readouterr().out)["pairs"]
     assert pair["num_runs"] == [1, 2] and pair["winner"] is None
+
+
+@pytest.mark.parametrize(
+    ("evaluated", "trained", "differs"),
+    [
+        pytest.param({"sets": ["b"]}, "a", "eval.sets = ['a'] and ['b']", id="sets"),
+        pytest.param({}, "a", "eval.sets = ['a'] and []", id="held out"),
+        pytest.param({"sets": ["a"]}, "b", None, id="only trained on others"),
+    ],
+)
+def test_recipes_that_are_asked_other_prompts_get_no_winner(
+    tmp_path, capsys, evaluated, trained, differs
+):
+    common = {"num_prompts": 9, "temperature": 1.0, "sets": []}
+    ours = seeds_of_a_run(
+        *(tmp_path, "prompt"),
+        asymptote=0.8,
+        chip="TPU v5e",
+        eval=common | {"sets": ["a"]},
+        data={"tasks": ["a"]},
+    )
+    others = seeds_of_a_run(
+        *(tmp_path, "token"),
+        asymptote=0.7,
+        chip="TPU v5p",
+        eval=common | evaluated | {"temperature": 0.6},
+        data={"tasks": [trained]},
+    )
+    flags = ["--json", "--x=compute_chip_hours"]
+    assert main(["compare", *ours, *others, *flags]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (pair,) = found["pairs"]
+    assert pair["winner"] == (None if differs else "prompt")
+    for said in ("eval.temperature = 1.0 and 0.6", "chips, TPU v5e and TPU v5p"):
+        assert any(said in each for each in pair["warnings"])
+        assert any(said in each for each in found["runs"]["warnings"])
+    if differs:
+        assert f"evaluated on different prompts: {differs}" in pair["reason"]
+        assert any(differs in each for each in found["runs"]["warnings"])
 
 
 def test_compute_of_a_cpu_is_in_tokens(tmp_path, capsys):

@@ -135,3 +135,8 @@ def test_runs_that_would_decide_are_planned_by_the_measured_spread():
     assert 0.5 < given.found_by[20] < 0.8
     with pytest.raises(CurveError, match="--paired measures the spread on two"):
         plan_power({"one": seeds_of([0.6, 0.61])["high"]}, 0.01, paired=True)
+
+
+def test_a_copy_of_a_run_shows_no_spread():
+    with pytest.raises(CurveError, match="the same evaluations"):
+        plan_power(seeds_of([0.6, 0.6]), 0.01)

@@ -531,6 +531,55 @@ def test_runs_that_are_fewer_and_spread_further_decide_no_more_often():
     assert np.mean(decided) <= 0.07  # 5 %, and four standard errors
 
 
+def test_a_run_and_its_copy_are_no_two_seeds():
+    """They have no spread, and by a spread of 0 the higher run would always win."""
+    first, second = run(1), run(2, a=0.58)
+    begun = fit(X[:40], first.curve.y[:40], initial_reward=0.25)
+    for copied in (first, begun):
+        found = compare([first, copied], [second, second])
+        assert found.winner is None and found.paper_rule.winner is None
+        assert "one run and another of a have the same evaluations" in found.reason
+        assert Recipe((first, copied)).asymptotes is None
+        assert Recipe((first, copied)).rates_at(100.0) is None
+        with pytest.raises(CurveError, match="the same evaluations"):
+            pool_seeds([first, copied])
+    tests = [extrapolate_curve(first.curve, laws=["power"], fractions=[0.5])] * 2
+    with pytest.raises(CurveError, match="the same evaluations"):
+        pool_extrapolations(tests)
+
+
+def test_runs_of_one_seed_get_a_warning():
+    (warning,) = compare(seeded(seeds(1), [1, 2, 1]), seeds(5)).warnings
+    assert warning.startswith("runs of a have one seed, 1: they may differ less")
+
+
+def test_equal_recipes_that_end_elsewhere_are_compared_where_both_have_data():
+    """A saturating exponential: its sigmoids end higher, the earlier the data end."""
+
+    def runs(first, count):
+        x = 400.0 * np.arange(1, count + 1)
+        level = 0.61 + 0.003 * np.random.default_rng(first).normal(size=3)
+        noise = np.random.default_rng(first).normal(0.0, 0.005, (3, 40))[:, :count]
+        y = 0.25 + (level[:, None] - 0.25) * -np.expm1(-x / 2500.0) + noise
+        return [fit(x, each, initial_reward=0.25) for each in y]
+
+    short, long, cut = runs(3, 20), runs(7, 40), runs(7, 20)
+    found, by_hand = compare(short, long), compare(short, cut)
+    assert found.winner is by_hand.winner is None
+    assert found.asymptote_difference == by_hand.asymptote_difference
+    assert found.compared_at == 8000.0 and by_hand.warnings == ()
+    assert found.warnings[0].startswith("the runs end at 8,000 to 16,000")
+    (warning,) = compare_many({"a": run(1, x=X[:30]), "b": run(2)}).warnings
+    assert "that end at 9,633 to 16,000 are ranked" in warning
+
+
+def test_nothing_is_decided_where_a_long_run_has_too_few_evaluations():
+    sparse = fit(X[7::6], rate(X[7::6]), initial_reward=0.25)
+    short = fit(X[:8], rate(X[:8]), initial_reward=0.25)
+    found = compare([short, run(1)], [sparse, run(2)])
+    assert found.winner is None and "a run up to there: 1 point" in found.reason
+
+
 def test_a_spread_that_is_given_and_not_used_is_told():
     pair = seeds(10, 2), seeds(20, 2)
     assert "--run-sd is not used" in compare(*pair, run_sd=0.1).warnings[0]

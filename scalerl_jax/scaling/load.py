@@ -7,7 +7,6 @@ doubtful input raises CurveError, here or in `records.make_curve`.
 One file above 400 lines: a curve is made in one pass over the rows of its run.
 """
 
-import collections
 import dataclasses
 import itertools
 import json
@@ -19,6 +18,12 @@ import numpy as np
 
 from scalerl_jax.formats.reading import read_json
 from scalerl_jax.process.printing import shown
+from scalerl_jax.scaling.mixtures import (
+    SEED_NAMES,
+    alternating,
+    hint_of_numbers,
+    refuse_mixture,
+)
 from scalerl_jax.scaling.records import (
     DEFAULT_X,
     DEFAULT_Y,
@@ -47,9 +52,6 @@ from scalerl_jax.scaling.tables import (
 ERRORS_ENDING = "_se"  # of the column of y's standard errors
 PROMPTS_COLUMN = "prompt_pass_rates"  # of evals.jsonl: a list
 SAMPLES_COLUMN = "samples_per_prompt"
-SEED_NAMES = frozenset(["seed", "trial", "replicate"])
-# Columns whose numbers are names of runs, like text.
-RUN_NAMES = SEED_NAMES | {"run", "run_id", "run_name"}
 # Settings of a run that are not part of its recipe.
 NOT_RECIPE = ("seed", "tracking", "compile_cache", "checkpoint", "scaling", "debug")
 # Names that identify no run; the name of their directory is used instead.
@@ -202,16 +204,16 @@ class _Rows:
         )
         return dataclasses.replace(self, rows=kept), (note,) if told else ()
 
-    def settle(self, key: str) -> tuple["_Rows", Notes]:
+    def settle(self, key: str, y: str) -> tuple["_Rows", Notes]:
         """Return the rows that count, in order of the key, and notes: see `settle`."""
         keys = self.numbers(key).tolist()
         if all(a < b for a, b in itertools.pairwise(keys)):
-            return self, ()
-        if len(set(keys)) < len(keys):
-            self._refuse_several_runs(keys, key)
+            return self, tuple(f"{self.title}: {n}" for n in alternating(self.rows, y))
+        refuse_mixture(self.rows, keys, key, y)
         found = settle(keys)
         rows = [self.rows[i] for i in found.order]
-        notes = tuple(f"{self.title}: {note}" for note in found.notes(key))
+        notes = *found.notes(key), *hint_of_numbers(self.rows, keys, key, y)
+        notes = tuple(f"{self.title}: {note}" for note in notes)
         return dataclasses.replace(self, rows=rows), notes
 
     def newest_at_each(self, x: str) -> tuple["_Rows", Notes]:
@@ -230,40 +232,10 @@ class _Rows:
         )
         return dataclasses.replace(self, rows=rows), (note,) if left else ()
 
-    def _refuse_several_runs(self, keys: list[float], key: str) -> None:
-        """Raise CurveError if repeated keys are of several runs with names."""
-        told = [
-            column
-            for column in self.table.columns
-            if column != key and _names_runs(self.cells(column), column)
-        ]
-        names = {
-            (k, *(str(row[c]) for c in told))
-            for k, (_, row) in zip(keys, self.rows, strict=True)
-        }
-        if not told or len(names) < len(self.rows):
-            return
-        i = next(i for i, k in enumerate(keys) if k in keys[:i])
-        raise CurveError(
-            f"{self.rows[i][0]}: {key} = {keys[i]:g} appears twice (also at "
-            f"{self.rows[keys.index(keys[i])][0]}), of several runs: name the column "
-            "that tells them apart with --group, or choose one with --where; "
-            f"candidates: {', '.join(told)}"
-        )
-
 
 def _is_absent(cell: object) -> bool:
     """Return whether a cell is missing or empty; NaN is neither."""
     return cell is None or (isinstance(cell, str) and not cell.strip())
-
-
-def _names_runs(cells: list[object], column: str) -> bool:
-    """Return whether a column has a few words, each in several rows: names of runs."""
-    words = all(isinstance(cell, str) and not is_number(cell) for cell in cells)
-    if any(map(is_empty, cells)) or not (words or column.casefold() in RUN_NAMES):
-        return False
-    counts = collections.Counter(str(cell) for cell in cells)
-    return len(counts) > 1 and min(counts.values()) > 1
 
 
 def load_curve(
@@ -541,7 +513,7 @@ def _make(
     part, gaps = part.complete([x, y])
     if step is not None and not part.all_numbers(step):
         step = None
-    part, order = part.settle(step or x)
+    part, order = part.settle(step or x, y)
     if x.endswith(TOKENS_X) and step is not None:
         part, same = part.newest_at_each(x)
         order += same

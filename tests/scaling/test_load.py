@@ -1,6 +1,7 @@
 """Reading: TensorBoard, TRL, Weights & Biases, columns, groups, scales."""
 
 import json
+import re
 import warnings
 
 import numpy as np
@@ -320,3 +321,60 @@ def test_of_evaluations_without_a_token_between_them_the_last_is_read(tmp_path):
     np.testing.assert_array_equal(curve.x, [300, 600, 900])
     np.testing.assert_allclose(curve.y, [0.3, 0.4, 0.7])
     assert any("2 of 6 rows left out: no generated_tokens" in w for w in curve.warnings)
+
+
+def mixed(column, cells, steps, rates=None):
+    """Rows of a curve with a further column; None: the row has no such cell."""
+    rates = rates or [0.01 * i for i in range(len(steps))]
+    return [
+        {"step": step, "pass_rate": rate} | ({} if cell is None else {column: cell})
+        for step, rate, cell in zip(steps, rates, cells, strict=True)
+    ]
+
+
+TWICE = [step for step in range(1, 9) for _ in range(2)]
+RUNS = [*range(10, 90, 10), *range(15, 95, 10)]  # one after the other
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        pytest.param(
+            mixed("run", ["a"] * 8 + ["b"] * 8, RUNS), "15 comes after 80", id="runs"
+        ),
+        pytest.param(
+            mixed("set", [None, "hard"] * 8, TWICE), "1 appears twice", id="one named"
+        ),
+        pytest.param(mixed("k", [1, 8] * 8, TWICE), "candidates: k", id="pass@k"),
+        pytest.param(mixed("y", [None] * 16, TWICE), "--where$", id="nothing tells"),
+    ],
+)
+def test_rows_of_several_curves_are_no_resumed_run(tmp_path, rows, message):
+    file = write_lines(tmp_path / "mixed.jsonl", rows)
+    with pytest.raises(CurveError, match=message):
+        load_curve(file, x="step")
+
+
+@pytest.mark.parametrize(
+    ("rows", "note"),
+    [
+        pytest.param(
+            mixed("set", ["easy", "hard"] * 8, range(16)), "easy, hard are", id="sets"
+        ),
+        pytest.param(
+            mixed("size", [1] * 8 + [2] * 8, RUNS), "choose one.*: size", id="numbers"
+        ),
+        pytest.param(
+            mixed("host", ["a"] * 8 + ["b"] * 8, range(16)), None, id="moved once"
+        ),
+        pytest.param(
+            mixed("n", [1] * 16, TWICE, [0.02 * (i // 2) for i in range(16)]),
+            "8 rows left out: a resumed run wrote their step again",
+            id="written twice",
+        ),
+    ],
+)
+def test_rows_that_may_be_of_several_curves_get_a_note(tmp_path, rows, note):
+    curve = load_curve(write_lines(tmp_path / "mixed.jsonl", rows), x="step")
+    found = [each for each in curve.warnings if note and re.search(note, each)]
+    assert len(found) == (note is not None) and (found or not curve.warnings)

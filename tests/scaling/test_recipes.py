@@ -187,6 +187,7 @@ def test_runs_are_paired_by_their_seeds_and_not_by_their_places():
     assert found.warnings[0].endswith("left out: run 1; run 5")
     assert "2 and 2 runs, paired by seed" in comparison_text(found)
     assert "2 and 2 runs, paired by order" in comparison_text(by_hand)
+    assert "get a winner if all spread alike" in comparison_text(by_hand)
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,7 @@ ONE_RUN_FLAGS = (
 )
 CURVE_FLAGS = ("group", "wide", "reward_range", "one_minus")
 SHOW_WARNINGS = ("fit", "report")  # commands that show a curve's warnings with its fit
+VERDICTS = ("compare", "report")  # commands in which a dead run counts for its recipe
 PICTURES = (".png", ".svg")
 FRACTIONS = (0.25, 1 / 3, 0.5)  # shares of the last compute that are fitted
 # Ends of the names of this package's axes; none of them counts rollouts.
@@ -207,7 +208,9 @@ def read(flags: Flags, **settings: str | None) -> Curves:
             f"{' and '.join(missing)}"
         )
     constants = tuple(column for column in settings.values() if column is not None)
-    selection = _from_flags(scaling.Selection, flags)
+    selection = dataclasses.replace(
+        _from_flags(scaling.Selection, flags), constant=flags.command in VERDICTS
+    )
     found = _load_all(flags.paths, selection, constants, least=_least(flags))
     if flags.command not in SHOW_WARNINGS or constants:
         notes = dict.fromkeys(note for _, curve in found for note in curve.warnings)

@@ -247,7 +247,7 @@ def _initial_reward(
 
 
 def _require_points(curve: Curve, law: Law, source: Source) -> None:
-    """Raise CurveError if points do not outnumber parameters, or have one value.
+    """Raise TooFewPointsError if points do not outnumber parameters.
 
     A measured R0 counts as a point and as a parameter.
     """
@@ -267,11 +267,6 @@ def _require_points(curve: Curve, law: Law, source: Source) -> None:
             f"= {amount(enough, digits=3)} at the rate so far, or evaluate more "
             f"often{remedy}",
             missing=missing,
-        )
-    if np.ptp(curve.y) == 0:
-        raise CurveError(
-            f"constant curve: {curve.y_name} is {curve.y[0]:g} at all {size} points, "
-            "so there is no scaling to fit; check --y, or train for longer"
         )
 
 

@@ -79,6 +79,7 @@ class Selection:
     x_scale: float = 1.0  # compute = x_scale * column: rollouts of a step, say
     x_name: str | None = None  # name of the scaled compute
     constants: tuple[str, ...] = ()  # columns of settings, one value for each run
+    constant: bool = False  # curves that stay at one value are flat, and not refused
     by_step: bool = False  # without `x` it is the column of steps, if there is one
 
 
@@ -537,6 +538,7 @@ def _make(
         names=(chosen.x_name or asked, y_name),
         name=part.run,
         places=[place for place, _ in part.rows],
+        constant=chosen.constant,
     )
     by_prompt = _prompt_rates(part) if y == y_name == DEFAULT_Y else None
     zero = None if by_prompt is None or curve.r0 is None else by_prompt[0]

@@ -137,6 +137,7 @@ def make_curve(
     names: tuple[str, str] = (DEFAULT_X, DEFAULT_Y),
     name: str = "",
     places: Sequence[str] | None = None,
+    constant: bool = False,
 ) -> Curve:
     """Check a curve and set its zero-compute point apart.
 
@@ -147,6 +148,7 @@ def make_curve(
         names: what x and y are called in messages and output, unit included.
         name: of the run.
         places: [n] where each point comes from; "point 3" by default.
+        constant: accept a curve that stays at one value, which is flat.
 
     Raises:
         CurveError: a point, or the curve, that cannot be fitted.
@@ -172,12 +174,8 @@ def make_curve(
         raise CurveError(
             f"the only point has {x_name} = 0; evaluate 4 times during training too"
         )
-    if kept.sum() > 1 and np.ptp(rates[kept]) == 0:
-        raise CurveError(
-            f"{name + ': ' if name else ''}constant curve: {y_name} is "
-            f"{rates[kept][0]:g} at all {kept.sum()} points, so there is no "
-            "scaling to fit; check --y, or train for longer"
-        )
+    if not constant:
+        _check_not_constant(rates[kept], y_name, name)
     has_zero = not kept[0]
     return Curve(
         x=compute[kept],
@@ -197,6 +195,16 @@ def declines(y: Array) -> bool:
         return False
     ranks = np.argsort(np.argsort(y, kind="stable"), kind="stable")
     return bool(np.corrcoef(ranks, np.arange(y.size))[0, 1] < -FALLING_CORRELATION)
+
+
+def _check_not_constant(y: Array, y_name: str, name: str) -> None:
+    """Refuse several points of one value."""
+    if y.size > 1 and np.ptp(y) == 0:
+        raise CurveError(
+            f"{name + ': ' if name else ''}constant curve: {y_name} is {y[0]:g} at "
+            f"all {y.size} points, so there is no scaling to fit; check --y, or train "
+            "for longer"
+        )
 
 
 def _check_finite(values: Array, name: str, where: list[str]) -> None:

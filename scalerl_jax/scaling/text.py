@@ -345,7 +345,8 @@ def comparison_text(found: Comparison) -> str:
         + table((), [(f"{first} - {second}", ""), *rows], words=True)
         + f"  {runs} runs{pairing}; spread of {of} between runs of one recipe "
         f"{found.run_sd:.4f} ({found.run_sd_source}); at most "
-        f"{percent(1.0 - found.level)} of equal recipes get a winner if all spread alike\n"
+        f"{percent(1.0 - found.level)} of equal recipes get a winner if all spread "
+        "alike\n"
         f"  {PAPER_RULE}: {rule.winner or 'none'}; {rule.says}\n"
         + warned(found.warnings)
     )

@@ -541,7 +541,7 @@ class Runner:
 def read_curve(study: Study, folder: Path) -> Curve | CurveError:
     """Return a run's curve over the study's axis, or the error without a curve."""
     try:
-        (curve,) = load_curves(folder, x=study.axis)
+        (curve,) = load_curves(folder, x=study.axis, constant=True)
     except CurveError as error:
         return error
     return curve

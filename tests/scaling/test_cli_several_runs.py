@@ -458,7 +458,8 @@ def test_one_run_of_several_that_cannot_be_used_is_left_out_by_name(tmp_path, ca
         flags = [] if command == "fit" else [f"--out={tmp_path / 'page.html'}"]
         assert main([command, *ours, constant, str(empty), *flags]) == 0
         said = capsys.readouterr()
-        assert f"a run is left out: {constant}: constant curve" in said.err
+        left_out = f"a run is left out: {constant}: constant curve" in said.err
+        assert left_out == (command == "fit")
         assert f"a run is left out: {empty}: nothing to read" in said.err
         assert all(f"prompt-seed{seed}" in said.out for seed in range(3))
     assert main(["fit", constant]) == 2
@@ -475,6 +476,17 @@ def test_one_run_of_several_that_cannot_be_used_is_left_out_by_name(tmp_path, ca
         said = capsys.readouterr()
         assert [row["name"] for row in json.loads(said.out)] == ["one", "two"]
         assert "a run is left out: dead: constant curve" in said.err
+
+
+def test_a_recipe_with_a_dead_seed_does_not_win_by_its_others(tmp_path, capsys):
+    best = seeds_of_a_run(tmp_path, "prompt", asymptote=0.8)
+    other = seeds_of_a_run(tmp_path, "token", asymptote=0.6, aggregation="token")
+    dead = write_run(tmp_path / "prompt-seed3", seed=3, rates=[0.0] * 25)
+    for runs, winner in ((best, "prompt"), ([*best, dead], None)):
+        assert main(["compare", *runs, *other, "--json"]) == 0
+        (pair,) = json.loads(capsys.readouterr().out)["pairs"]
+        assert pair["winner"] == pair["paper_rule"]["winner"] == winner
+    assert pair["reason"] == "not decided: prompt does not climb"
 
 
 def test_no_recipe_takes_the_name_of_another(tmp_path, capsys):

@@ -45,8 +45,10 @@ def measured_alike(
     runs: Runs, names: Names
 ) -> tuple[Runs, tuple[str, ...], str | None]:
     """Return the runs over one window, warnings, and why they cannot be compared."""
-    runs, cut, unlike = _on_one_window(runs)
-    unlike = unlike or _incomparable(runs, names)
+    cut, unlike = (), _incomparable(runs, names)  # a late fall is not cut away
+    if unlike is None:
+        runs, cut, unlike = _on_one_window(runs)
+        unlike = unlike or _incomparable(runs, names)
     return runs, (*cut, *_different_measures(runs, names)), unlike
 
 

@@ -581,6 +581,14 @@ def test_nothing_is_decided_where_a_long_run_has_too_few_evaluations():
     assert found.winner is None and "a run up to there: 1 point" in found.reason
 
 
+def test_a_fall_behind_the_end_of_other_runs_counts():
+    y = rate(X, a=0.8)
+    y[35:] = np.linspace(y[34], 0.2, 15)
+    fallen = [fit(X, y, initial_reward=0.25), run(1, a=0.8)]
+    found = compare(fallen, [run(2, x=X[:25]), run(3, x=X[:25])])
+    assert found.winner is None and found.reason == "not decided: a does not climb"
+
+
 def test_a_spread_that_is_given_and_not_used_is_told():
     pair = seeds(10, 2), seeds(20, 2)
     assert "--run-sd is not used" in compare(*pair, run_sd=0.1).warnings[0]

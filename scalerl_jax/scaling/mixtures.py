@@ -126,7 +126,7 @@ def alternating(rows: list[Row], y: str) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _names_runs(cells: list[object], column: str) -> bool:
+def _names_runs(cells: Sequence[object], column: str) -> bool:
     """Return whether a column has a few words, each in several rows: names of runs."""
     words = all(isinstance(cell, str) and not is_number(cell) for cell in cells)
     if any(map(is_empty, cells)) or not (words or column.casefold() in RUN_NAMES):

@@ -462,15 +462,15 @@ class TrainStep:
         self._programs: dict[str, Any] = {}
 
     def lower(self) -> dict[str, Any]:
-        """Return the lowered programs of whole rows by name, in their order in a step.
-
-        Those of short rows are alike, and need less memory.
-        """
+        """Return the lowered programs by name, in their order in a step."""
         return {
-            name: jit.lower(*shapes)
-            for name, (jit, shapes) in self._jitted.items()
-            if name == "accumulate" or name not in self._rows
+            name: jit.lower(*shapes) for name, (jit, shapes) in self._jitted.items()
         }
+
+    def lower_accumulate(self) -> Any:
+        """Return the lowered program of a microbatch of whole rows."""
+        jit, shapes = self._jitted["accumulate"]
+        return jit.lower(*shapes)
 
     def compile(self, notice: Callable[[int, int], None] = lambda *_: None) -> None:
         """Compile everything that a step runs; `notice` hears which of how many."""

@@ -1,18 +1,12 @@
 """Check of a config on a topology: compile, add up memory, compare with the limit.
 
-Sizes of params, state and caches are computed from shapes and shardings; the peak of a
-program's temporaries comes from the compiler.  Bytes are those of the fullest device.
+Bytes are those of the fullest device, from `preflight.memory`.
 """
 
 import dataclasses
-import math
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from scalerl_jax.config import Config
-from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.layers import ROUTER
 from scalerl_jax.parallel.mesh import SLICES, largest_divisor
 from scalerl_jax.planning import work
@@ -20,11 +14,7 @@ from scalerl_jax.planning.lengths import Lengths
 from scalerl_jax.planning.memory import (
     has_head_once,
     head_bytes,
-    logits_tile,
-    publishes_part,
     read_bytes,
-    sampler_versions,
-    saved_activations,
     value_bytes,
 )
 from scalerl_jax.planning.work import Work
@@ -37,21 +27,12 @@ from scalerl_jax.preflight.hlo import (
     memory_limit,
     scope_matmuls,
 )
+from scalerl_jax.preflight.memory import SAMPLING, program_memory, publish_memory
 from scalerl_jax.preflight.products import Excess, excesses, narrow_loops
 from scalerl_jax.preflight.programs import Parts, attention_names, make_parts
 from scalerl_jax.preflight.topologies import Roofline, Topology, link_share, roofline
 from scalerl_jax.preflight.whole_step import WholeStep, make_whole_step
-from scalerl_jax.sampler.lowering import (
-    decode_state,
-    lower_generate,
-    lower_prefill,
-    sampler_params,
-)
-from scalerl_jax.types import PyTree
-from scalerl_jax.wiring.devices import is_shared, why_not_one_process
-from scalerl_jax.wiring.learning import abstract_state
-
-_SAMPLING = ("prefill", "decode")  # programs on the sampler's devices
+from scalerl_jax.sampler.lowering import lower_generate, lower_prefill
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,7 +49,9 @@ class Checked:
     # Source lines (file:line) at which loops sum products in a narrow type.
     narrow: tuple[str, ...] = ()
     router: HeadMatmuls | None = None  # of a mixture of experts
-    calls: int = 1  # per optimizer step
+    # Per optimizer step if every rollout has the greatest length: of a program of short
+    # rows 0, which takes the place of the last call of that of whole rows.
+    calls: int = 1
 
     @property
     def peak_bytes(self) -> int:
@@ -122,7 +105,7 @@ def check(
         parts=parts,
         topology=topology,
         limit=limit,
-        programs=programs | {"publish": Checked(parts=_publish_memory(parts))},
+        programs=programs | {"publish": Checked(parts=publish_memory(parts))},
         attention=attention_names(parts),
         microbatches=count_microbatches(parts.config),
         whole=make_whole_step(parts.fitted, parts.arch, topology, lengths),
@@ -134,16 +117,38 @@ def count_microbatches(config: Config) -> int:
     batch, sampler = config.batch, config.sampler
     # The last token of a rollout predicts nothing.
     longest = sampler.max_prompt_tokens + sampler.max_completion_tokens - 1
-    in_a_row = max(1, batch.row_tokens // longest) if batch.packing else 1
+    in_a_row = max(1, min(batch.row_tokens // longest, batch.packed_segments))
     rows = -(-batch.num_prompts * batch.group_size // in_a_row)
     return -(-rows // batch.rows_per_microbatch)
+
+
+def _with_rows_of(name: str, parts: Parts) -> tuple[str, Parts]:
+    """Return a program's name without the tokens of short rows, and parts with these.
+
+    Others are returned unchanged.
+    """
+    whole, _, tokens = name.rpartition("_")
+    if not tokens.isdecimal():
+        return name, parts
+    batch = dataclasses.replace(parts.config.batch, row_tokens=int(tokens))
+    config = dataclasses.replace(parts.config, batch=batch)
+    return whole, dataclasses.replace(parts, config=config)
+
+
+def _calls(name: str, parts: Parts) -> int:
+    """Return the calls of a program in a step of rollouts of the greatest length."""
+    if _with_rows_of(name, parts)[0] != name:
+        return 0
+    return count_microbatches(parts.config) if name.endswith("accumulate") else 1
 
 
 def _checked(
     name: str, compiled: Compiled, parts: Parts, topology: Topology
 ) -> Checked:
+    calls = _calls(name, parts)
+    name, parts = _with_rows_of(name, parts)
     mesh, box = parts.learner_mesh, parts.placement.learner
-    if name in _SAMPLING:
+    if name in SAMPLING:
         mesh, box = parts.sampler_mesh, parts.placement.sampler
     needed, found = _work(name, parts), {}
     wasteful: list[Excess] = []
@@ -168,127 +173,8 @@ def _checked(
         excesses=tuple(wasteful),
         narrow=tuple(narrow),
         router=_router(compiled, parts),
-        calls=count_microbatches(parts.config) if name.endswith("accumulate") else 1,
+        calls=calls,
     )
-
-
-# -- memory ---------------------------------------------------------------------------
-
-
-def device_bytes(tree: PyTree) -> int:
-    """Return the bytes on one device of arrays, or of shapes with shardings."""
-    return sum(
-        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-        for leaf in jax.tree.leaves(tree)
-    )
-
-
-def _gradient_bytes(params: PyTree) -> int:
-    return device_bytes(jax.tree.map(lambda x: x.update(dtype=jnp.float32), params))
-
-
-def learner_parts(
-    config: Config, arch: Architecture, state: PyTree, temporaries: int
-) -> dict[str, int]:
-    """Return the learner's bytes on a device, by part, during a microbatch."""
-    params, gradients = device_bytes(state.params), _gradient_bytes(state.params)
-    frozen = device_bytes(state.frozen)
-    held = {"frozen params": frozen} if frozen else {}
-    lasting = held | {
-        "params": params,
-        "optimizer": device_bytes(state) - params - frozen,
-        "gradients so far": gradients,
-    }
-    passing = {
-        "gradients of the microbatch": gradients,
-        "saved activations": saved_activations(config, arch),
-    } | logits_tile(config, arch)
-    others = max(0, temporaries - sum(passing.values()))
-    return lasting | passing | {"other temporaries": others}
-
-
-def _sampler_parts(parts: Parts) -> dict[str, int]:
-    """Return the sampler's bytes on a device, by part, apart from its temporaries."""
-    params = device_bytes(sampler_params(parts.engine))
-    cache = device_bytes(decode_state(parts.engine))
-    versions = ["sampler's params"]
-    if parts.config.generators.versions > 1:
-        versions.append("params of the next version")
-    if sampler_versions(parts.config) > len(versions):
-        versions.append("params of an evaluation")
-    held = dict.fromkeys(versions, params) | {"KV cache": cache}
-    if base := _base_bytes(parts):
-        held["frozen params"] = base
-    return held
-
-
-def _base_bytes(parts: Parts) -> int:
-    """Return the bytes of frozen params beside the sampler's, in its own process."""
-    config = parts.config
-    own_process = parts.fitted.seats is not None or why_not_one_process(config)
-    if not own_process or not publishes_part(config):
-        return 0
-    state = abstract_state(config, parts.arch, parts.sampler_mesh)
-    return device_bytes(state.frozen)
-
-
-def _beside_learner(parts: Parts) -> dict[str, int]:
-    """Return the sampler's bytes on a device of the learner, by part."""
-    return _sampler_parts(parts) if is_shared(parts.config) else {}
-
-
-def program_memory(name: str, compiled: Compiled, parts: Parts) -> dict[str, int]:
-    """Return the bytes on a device, by part, while a program runs.
-
-    They include data that other programs keep on the device.
-    """
-    state, engine, code = parts.state, parts.engine, compiled.code
-    whole, params = device_bytes(state), device_bytes(state.params)
-    frozen = device_bytes(state.frozen)
-    if name in _SAMPLING:
-        shared = is_shared(parts.config)
-        sizes = len(engine.chunk_sizes) + len(engine.decode_sizes)
-        return ({"learner's state": whole} if shared else {}) | {
-            **_sampler_parts(parts),
-            "temporaries": compiled.temporaries,
-            "code of all programs": code * sizes,
-        }
-    others = _beside_learner(parts)
-    if name == "accumulate":
-        own = learner_parts(parts.config, parts.arch, state, compiled.temporaries)
-        return others | own | parts.reserved | {"code": code}
-    if frozen:  # no other program takes them as an argument
-        others |= {"frozen params": frozen}
-    if name in ("start", "combine"):
-        others |= {"params": params, "optimizer": whole - params - frozen}
-    elif state.critic is not None:
-        critic = device_bytes(state.critic)
-        if name == "update":
-            gradients = _gradient_bytes(state.critic.params)
-            others |= {"critic": critic, "critic's gradients": gradients}
-        else:
-            own = {"critic_update": critic, "critic_start": 0, "critic_combine": 0}
-            read = own.get(name, device_bytes(state.critic.params))
-            others |= {
-                "policy's state": whole - critic - frozen,
-                "policy's gradients": _gradient_bytes(state.params),
-                "rest of the critic": critic - read,
-            }
-    return others | {
-        "arguments and results": compiled.kept,
-        "temporaries": compiled.temporaries,
-        "code": code,
-    }
-
-
-def _publish_memory(parts: Parts) -> dict[str, int]:
-    """Return bytes while params are published: state, and a copy in sampler shards."""
-    shards, devices = parts.engine.mesh.size, parts.learner_mesh.size
-    copy = device_bytes(sampler_params(parts.engine)) * shards
-    return {
-        "learner's state": device_bytes(parts.state),
-        "copy to publish": copy // math.gcd(shards, devices),
-    } | _beside_learner(parts)
 
 
 # -- cost -----------------------------------------------------------------------------
@@ -348,11 +234,11 @@ def decode_context(parts: Parts) -> float:
 
 def _head(name: str, compiled: Compiled, parts: Parts) -> HeadMatmuls | None:
     """Return the head's matmuls of a program that may have a head, else None."""
-    if compiled.program is None or name not in ("accumulate", *_SAMPLING):
+    if compiled.program is None or name not in ("accumulate", *SAMPLING):
         return None
     local = parts.arch.vocab_size // parts.config.mesh.tensor
     sides = {local, largest_divisor(local, parts.config.model.head_chunk_vocab)}
-    if name in _SAMPLING:
+    if name in SAMPLING:
         sides = {parts.arch.vocab_size // parts.engine.mesh.shape["tensor"]}
     return head_matmuls(compiled.program, vocabulary=sides)
 

@@ -9,13 +9,9 @@ from ml_collections import config_flags
 
 from scalerl_jax import config as config_lib
 from scalerl_jax.planning.lengths import read_lengths
-from scalerl_jax.preflight.check import (
-    CheckedConfig,
-    check,
-    estimate_largest,
-    program_memory,
-)
+from scalerl_jax.preflight.check import CheckedConfig, check, estimate_largest
 from scalerl_jax.preflight.hlo import compile_program
+from scalerl_jax.preflight.memory import program_memory
 from scalerl_jax.preflight.programs import make_parts
 from scalerl_jax.preflight.report import to_json, to_text
 from scalerl_jax.preflight.topologies import (
@@ -122,7 +118,7 @@ def search_rows(topology: Topology, result: CheckedConfig) -> int:
         except ValueError as error:
             to_stderr(f"batch.rows_per_microbatch = {rows}: does not fit: {error}\n")
             return False
-        lowered = step.lower()["accumulate"]
+        lowered = step.lower_accumulate()
         compiled = compile_program(f"{rows} rows", lowered, topology.chip)
         size = sum(program_memory("accumulate", compiled, parts).values())
         found = not compiled.too_large and size <= result.limit

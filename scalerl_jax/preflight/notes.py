@@ -10,6 +10,7 @@ _SHARDS = "mesh.fsdp or more devices: more shards of the state"
 ADVICE = {
     "params": _SHARDS,
     "optimizer": _SHARDS,
+    "teacher": f"a smaller teacher, teacher.endpoint, or {_SHARDS}",
     "learner's state": _SHARDS,
     "gradients so far": _SHARDS,
     "gradients of the microbatch": _SHARDS,

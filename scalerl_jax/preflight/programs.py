@@ -24,6 +24,7 @@ from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.kernels import choose_attention, why_not_pallas
 from scalerl_jax.sampler.kernels_gpu import CudnnPagedAttention, why_not_triton
 from scalerl_jax.sampler.paged import PagedAttention
+from scalerl_jax.types import PyTree
 from scalerl_jax.wiring.devices import is_shared, make_meshes
 from scalerl_jax.wiring.learning import (
     abstract_state,
@@ -32,6 +33,7 @@ from scalerl_jax.wiring.learning import (
     make_train_step,
 )
 from scalerl_jax.wiring.sampling import make_engine, make_tokenizer
+from scalerl_jax.wiring.teacher import abstract_teacher
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,6 +145,7 @@ class Parts:
     state: TrainState  # shapes
     attention: SegmentAttention
     engine: Engine
+    teacher: PyTree | None  # shapes of its params; None: the learner holds none
     notes: list[str]
 
     @property
@@ -196,6 +199,7 @@ def make_parts(config: Config, topology: Topology) -> tuple[Parts, Any]:
         state=abstract_state(config, arch, learner_mesh),
         attention=forward.attention,
         engine=make_engine(config, arch, tokenizer, sampler_mesh),
+        teacher=abstract_teacher(config, learner_mesh),
         notes=notes,
     )
     return parts, step

@@ -230,9 +230,10 @@ def _memory_lines(name: str, each: Checked, limit: int) -> list[str]:
 
 
 def _cost_lines(result: CheckedConfig) -> list[str]:
+    width = max(17, *map(len, result.programs))
     lines = [
         "",
-        f"{'program':<17} {'calls':>5} {'TFLOP':>10} {'of it head':>10} "
+        f"{'program':<{width}} {'calls':>5} {'TFLOP':>10} {'of it head':>10} "
         f"{'compute':>8} {'HBM':>8} {'ICI':>8} {'DCN':>8}  bound by  head",
     ]
     for name, each in result.programs.items():
@@ -245,7 +246,7 @@ def _cost_lines(result: CheckedConfig) -> list[str]:
         if name == "prefill" and each.head is not None and not each.head.highest:
             head = "none: it samples no token"
         lines.append(
-            f"{name:<17} {each.calls:>5} {amount(each.work.flops / 1e12):>10} "
+            f"{name:<{width}} {each.calls:>5} {amount(each.work.flops / 1e12):>10} "
             f"{amount(each.work.head / 1e12):>10} {duration(cost.compute):>8} "
             f"{duration(cost.hbm):>8} {duration(cost.ici):>8} "
             f"{duration(cost.dcn):>8}  "
@@ -262,8 +263,8 @@ def _cost_lines(result: CheckedConfig) -> list[str]:
     for name, each in result.programs.items():
         for kind, sums in sorted(each.traffic.items()):
             lines.append(
-                f"    {name:<17} {kind:<19} {sums.count:>7} x  {gib(sums.bytes):>10}"
-                f"  sends {gib(sums.sent_bytes)}"
+                f"    {name:<{width}} {kind:<19} {sums.count:>7} x  "
+                f"{gib(sums.bytes):>10}  sends {gib(sums.sent_bytes)}"
                 + f", {gib(sums.dcn_bytes)} between slices"
                 * (sums.dcn_bytes > 0)
             )

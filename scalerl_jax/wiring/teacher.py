@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 
+import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array
@@ -15,6 +16,7 @@ from scalerl_jax.learner.forward import Forward
 from scalerl_jax.learner.window_scores import Score, Scorer, of_params
 from scalerl_jax.model.architecture import Architecture, param_shardings
 from scalerl_jax.model.hugging_face import read_architecture
+from scalerl_jax.model.transformer import abstract_params
 from scalerl_jax.model.weights import load_params
 from scalerl_jax.parallel import multihost
 from scalerl_jax.types import PackedBatch, PyTree
@@ -33,6 +35,24 @@ def read_teacher(config: Config) -> Architecture:
     """
     with naming("teacher.checkpoint"):
         return read_architecture(config.teacher.checkpoint)
+
+
+def abstract_teacher(config: Config, mesh: Mesh) -> PyTree | None:
+    """Return shapes, dtypes and shardings of the teacher's params on the learner.
+
+    None: it holds no teacher.
+
+    Raises:
+        ValueError: its checkpoint cannot be read.
+    """
+    if not config.teacher.checkpoint:
+        return None
+    arch, dtype = read_teacher(config), jnp.dtype(config.model.compute_dtype)
+    return jax.tree.map(
+        lambda leaf, sharding: leaf.update(sharding=sharding),
+        abstract_params(arch, dtype=dtype),
+        param_shardings(arch, mesh),
+    )
 
 
 def check_teacher(config: Config, arch: Architecture, tokenizer: Tokenizer) -> None:

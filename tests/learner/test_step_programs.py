@@ -112,8 +112,20 @@ def test_nothing_is_compiled_after_the_start_however_many_microbatches(caplog):
         assert [each for each in caplog.messages if "ompil" in each]  # would be seen
 
 
-def test_programs_are_lowered_by_name_without_running():
-    assert {"start", "accumulate", "update"} == bench(**EIGHT).step.lower().keys()
+def test_what_is_lowered_is_what_a_run_compiles():
+    these = bench(**EIGHT, short_rows=(8, 16))
+    shapes = {
+        name: program.in_avals[0][2].segment_ids.shape
+        for name, program in these.step.lower().items()
+        if name.startswith("accumulate")
+    }
+    rows, tokens = EIGHT["rows"], EIGHT["row_tokens"]
+    assert shapes == {
+        "accumulate": (rows, tokens),
+        "accumulate_8": (rows, 8),
+        "accumulate_16": (rows, 16),
+    }
+    assert {"start", "update", *shapes} == these.step.lower().keys()
 
 
 def moved(state):

@@ -8,23 +8,27 @@ from typing import Any
 
 import jax
 import pytest
+import small_run
 from hypothesis import given
 from hypothesis import strategies as st
 
 from scalerl_jax import config as config_lib
 from scalerl_jax.learner.step import init_state
 from scalerl_jax.model.architecture import param_shardings, sampler_mesh
+from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.transformer import (
     abstract_params,
     hidden_states,
     init_params,
 )
+from scalerl_jax.model.weights import load_params
 from scalerl_jax.planning.chooser import OneProcess
-from scalerl_jax.preflight import check
+from scalerl_jax.planning.memory import logits_tile, saved_activations
+from scalerl_jax.preflight import check, memory
 from scalerl_jax.preflight.command import most_that_fit
 from scalerl_jax.preflight.fitting import Fitted
-from scalerl_jax.preflight.hlo import compile_program
-from scalerl_jax.preflight.programs import AssumedTokenizer
+from scalerl_jax.preflight.hlo import Compiled, compile_program
+from scalerl_jax.preflight.programs import AssumedTokenizer, Parts
 from scalerl_jax.sampler.lowering import decode_state
 from scalerl_jax.wiring.devices import make_meshes
 from scalerl_jax.wiring.learning import (
@@ -34,6 +38,7 @@ from scalerl_jax.wiring.learning import (
     start_frozen,
 )
 from scalerl_jax.wiring.sampling import make_engine
+from scalerl_jax.wiring.teacher import abstract_teacher
 
 
 def small(**mesh):
@@ -77,7 +82,7 @@ def learner():
 
 def test_params_and_optimizer_are_as_large_as_the_arrays(learner):
     config, arch, layout, state = learner
-    parts = check.learner_parts(config, arch, layout, 0)
+    parts = memory.learner_parts(config, arch, layout, 0)
     assert parts["params"] == on_device_0(state.params)
     others = (state.opt_state, state.policy_version)
     assert parts["optimizer"] == on_device_0(others)
@@ -90,7 +95,7 @@ def test_the_cache_is_as_large_as_its_arrays():
     _, (mesh,) = make_meshes(config, arch, jax.devices()[:2])
     engine = make_engine(config, arch, AssumedTokenizer(), mesh)
     state = engine.init_decode_state()
-    assert check.device_bytes(decode_state(engine)) == on_device_0(state)
+    assert memory.device_bytes(decode_state(engine)) == on_device_0(state)
 
 
 @pytest.mark.parametrize("versions", [1, 2])
@@ -118,7 +123,56 @@ def test_the_base_of_a_replica_in_its_own_process_is_as_large_as_its_arrays(vers
     assert base > 0
     # Two versions are of one process, whose replicas get all params.
     expected = base if versions == 1 else None
-    assert check._sampler_parts(parts).get("frozen params") == expected
+    assert memory._sampler_parts(parts).get("frozen params") == expected
+
+
+@pytest.mark.parametrize("placement", ["apart", "shared"])
+def test_the_teacher_counts_wherever_the_learners_devices_work(placement):
+    config = small(fsdp=4)
+    path = small_run.make_config().model.checkpoint
+    config = dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, compute_dtype="bfloat16"),
+        teacher=dataclasses.replace(config.teacher, checkpoint=path),
+        generators=dataclasses.replace(
+            config.generators, placement=placement, devices=2
+        ),
+    )
+    arch = make_architecture(config)
+    mesh, (sampling, *_) = make_meshes(config, arch, jax.devices())
+    arrays = load_params(
+        path,
+        read_architecture(path),
+        dtype=jax.numpy.bfloat16,
+        shardings=param_shardings(read_architecture(path), mesh),
+    )
+    parts: Any = SimpleNamespace(
+        config=config,
+        arch=arch,
+        state=abstract_state(config, arch, mesh),
+        engine=make_engine(config, arch, AssumedTokenizer(), sampling),
+        fitted=Fitted(config=config, room=OneProcess(8)),
+        learner_mesh=mesh,
+        teacher=abstract_teacher(config, mesh),
+    )
+    found = {
+        name: memory.program_memory(name, Compiled(program=None), parts).get("teacher")
+        for name in ("start", "accumulate", "update", "decode")
+    }
+    found["publish"] = memory.publish_memory(parts).get("teacher")
+    own = on_device_0(arrays)
+    assert found.pop("decode") == (own if placement == "shared" else None)
+    assert set(found.values()) == {own} and own > 0
+
+
+def test_programs_of_short_rows_have_their_own_tokens_and_take_the_last_call():
+    absent: Any = dict.fromkeys(field.name for field in dataclasses.fields(Parts))
+    parts = Parts(**absent | {"config": small(fsdp=4)})
+    name, short = check._with_rows_of("critic_accumulate_128", parts)
+    assert (name, short.config.batch.row_tokens) == ("critic_accumulate", 128)
+    assert check._with_rows_of("critic_update", parts) == ("critic_update", parts)
+    names = ("accumulate", "accumulate_128", "update")
+    assert [check._calls(each, parts) for each in names] == [48, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +194,7 @@ def test_saved_activations_by_hand(remat, values):
     config = dataclasses.replace(config, model=model)
     arch = make_architecture(config)
     # 8 rows of 512 tokens over 4 shards, 4 layers
-    assert check.saved_activations(config, arch) == 4 * 2 * 512 * values
+    assert saved_activations(config, arch) == 4 * 2 * 512 * values
 
 
 @pytest.mark.parametrize("remat", ["full", "attention", "dots"])
@@ -170,7 +224,7 @@ def test_saved_activations_are_what_the_backward_pass_holds(remat):
     tokens = jax.ShapeDtypeStruct((2, 512), jax.numpy.int32)
     held = jax.tree.leaves(jax.eval_shape(backward, params, tokens))
     stacks = [leaf for leaf in held if leaf.shape[:2] == (4, 2) and 512 in leaf.shape]
-    assert check.saved_activations(config, arch) == sum(
+    assert saved_activations(config, arch) == sum(
         leaf.size * leaf.dtype.itemsize for leaf in stacks
     )
 
@@ -181,7 +235,7 @@ def test_the_heads_tile_is_cut_as_the_learner_cuts_it():
         config.model, head_chunk_tokens=100, head_chunk_vocab=50
     )
     config = dataclasses.replace(config, model=model)
-    found = check.logits_tile(config, make_architecture(config))
+    found = logits_tile(config, make_architecture(config))
     # 1,024 tokens of a device in chunks of 64; 64 of 128 entries in slabs of 32
     assert found == {"logits tile": 64 * 32 * 4, "slab of the head": 32 * 128 * 4}
 

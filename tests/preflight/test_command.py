@@ -67,7 +67,7 @@ def test_a_search_keeps_the_split_that_it_began_with(monkeypatch, capsys):
         tried.append(fit_topology(config, arch, topology).config)
         if config.batch.rows_per_microbatch > 12 * fitted.mesh.num_devices:
             raise ValueError("no rows are left")
-        return None, SimpleNamespace(lower=lambda: {"accumulate": None})
+        return None, SimpleNamespace(lower_accumulate=lambda: None)
 
     monkeypatch.setattr(command, "make_parts", make_parts)
     monkeypatch.setattr(command, "program_memory", lambda *_: {})

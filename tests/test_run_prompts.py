@@ -12,7 +12,12 @@ from scalerl_jax.data.mixture import MixtureStream
 from scalerl_jax.data.prompts import PromptStream
 from scalerl_jax.data.tokenizer import load_tokenizer
 from scalerl_jax.run.directory import keep_data_report
-from scalerl_jax.wiring.prompts import evaluation_set, load_prompts, make_stream
+from scalerl_jax.wiring.prompts import (
+    count_trained,
+    evaluation_set,
+    load_prompts,
+    make_stream,
+)
 
 CONFIG = small_run.make_config()
 TOKENIZER = load_tokenizer(CONFIG.model.checkpoint)
@@ -147,6 +152,30 @@ def test_long_prompts_are_dropped_and_counted(made):
     ]
     assert max(dropped) == 1
     assert all(len(prompt.tokens) <= 30 for prompt in loaded.train)
+
+
+@pytest.mark.parametrize(
+    "sets", [(), ("chain_sum", "products")], ids=["held out", "named"]
+)
+def test_training_prompts_in_an_evaluation_set_are_counted(made, sets):
+    run = made("chain_sum", "sums", sets=sets, **{"data.train_prompts": 90})
+    loaded = load_prompts(run, TOKENIZER)
+    trained = {prompt.text for prompt in loaded.train}
+    # Other settings of an evaluation: more prompts, and another template.
+    asked = made(
+        "chain_sum", **{"eval.num_prompts": 400, "data.template": "{question}"}
+    )
+    shown = {text.removesuffix("<think>") for text in trained}
+    prompts = evaluation_set(asked, TOKENIZER, "chain_sum")
+    known = sum(prompt.text in shown for prompt in prompts)
+    assert count_trained(run, asked, "chain_sum", prompts) == known > 0
+    (share,) = {len(loaded.held_out) // 2} if not sets else {0}
+    held = [each for each in loaded.held_out if each.task == "chain_sum"]
+    assert count_trained(run, run, "chain_sum", held) == 0
+    name = run.data.tasks[1]  # of a data set: any but those held out
+    prompts = evaluation_set(run, TOKENIZER, name)
+    assert count_trained(run, run, name, prompts) == len(prompts) - share
+    assert count_trained(made("chain_sum"), run, name, prompts) == 0
 
 
 def test_evaluation_sets_come_one_after_the_other(made):

@@ -23,7 +23,8 @@ from typing import Any
 
 from absl import flags
 
-from scalerl_jax.config import to_json
+from scalerl_jax.config import Config, to_json
+from scalerl_jax.data.tasks import equal_shares, is_generated
 from scalerl_jax.evaluate.metrics import PromptOutcome, figures, table
 from scalerl_jax.evaluate.policy import (
     Described,
@@ -51,6 +52,7 @@ from scalerl_jax.types import Prompt
 from scalerl_jax.wiring.prompts import (
     check_environment,
     check_verifiers,
+    count_trained,
     evaluation_set,
 )
 from scalerl_jax.wiring.thinking import why_no_answers
@@ -119,6 +121,7 @@ def _evaluate(options: Options) -> int:
         for name in names
     }
     check_verifiers(config, [each for prompts in sets.values() for each in prompts])
+    trained = _training_prompts(described, sets)
     out = Path(options.flags["out"].value or _default_out(options.checkpoint, names))
     started, begun_s = datetime.datetime.now(datetime.UTC), time.monotonic()
     with open_results(out.absolute()) as results, open_policy(described, own) as policy:
@@ -137,6 +140,7 @@ def _evaluate(options: Options) -> int:
             "samples_per_prompt": config.eval.samples_per_prompt,
             "temperature": config.eval.temperature,
             "seed": config.seed,
+            "training_prompts": trained,
             "sets": found,
             "overall": overall,
             "started": started.isoformat(timespec="seconds"),
@@ -152,6 +156,36 @@ def _evaluate(options: Options) -> int:
     else:
         to_stdout(f"{_title(policy)}\n{_note(summary)}\n\n{table(shown)}\n{out}\n")
     return 0 if complete else INTERRUPTED
+
+
+def _training_prompts(described: Described, sets: Sets) -> dict[str, int] | None:
+    """Return how many prompts of each set may be training prompts, with a warning.
+
+    None: the run of the checkpoint is unknown.
+    """
+    if described.run is None:
+        return None
+    found = {
+        name: count_trained(described.run, described.config, name, prompts)
+        for name, prompts in sets.items()
+    }
+    for name, count in found.items():
+        if count:
+            _log.warning(
+                "warning: %s of %d prompts of %s are training prompts of the run of "
+                "the checkpoint: its pass rate is not that of held-out prompts%s",
+                count if is_generated(name) else f"up to {count}",
+                *(len(sets[name]), name, _way_out(described.run, name)),
+            )
+    return found
+
+
+def _way_out(run: Config, name: str) -> str:
+    """Return what to ask instead of a set with training prompts, for a warning."""
+    shares = equal_shares(run.data.tasks, run.eval.num_prompts)
+    if is_generated(name) and name in shares and not run.eval.sets:
+        return f"; --num_prompts={shares[name]} asks those that it held out"
+    return "; name another set or split"
 
 
 def _sample(

@@ -155,6 +155,7 @@ class Described:
     """A checkpoint before its weights are read."""
 
     config: Config  # the command's, with the checkpoint's tokenizer
+    run: Config | None  # settings of the run that trained it; None: unknown
     checkpoint: str
     arch: Architecture
     tokenizer: Tokenizer
@@ -162,7 +163,7 @@ class Described:
 
 def describe(config: Config, checkpoint: str) -> Described:
     """Return the checkpoint's architecture and tokenizer; warn of changed settings."""
-    own = run_settings(checkpoint)
+    own = run = run_settings(checkpoint)
     if own is None:
         own = Config(model=ModelConfig(checkpoint=checkpoint))
     else:
@@ -184,6 +185,7 @@ def describe(config: Config, checkpoint: str) -> Described:
     arch = make_architecture(config)
     return Described(
         config=config,
+        run=run,
         checkpoint=checkpoint,
         arch=arch,
         tokenizer=make_checked_tokenizer(config, arch),

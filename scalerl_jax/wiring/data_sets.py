@@ -170,11 +170,7 @@ class DataSets:
     def _open(self, name: str, split: str, *, setting: str) -> QuestionSource:
         """Open the split that the name gives, else `split`, else the set's first."""
         directory = self._config.data.directory or preparing.DEFAULT_DIRECTORY
-        base, named = catalog.split_of(name)
-        if name.startswith(PACKAGES):
-            base, named = f"jsonl:{file_of_tasks(self._config, name)}", ""
-        splits = catalog.find(base).splits
-        chosen = named or (split if split in splits else splits[0])
+        base, chosen = split_of(self._config, name, otherwise=split)
         if (base, chosen) not in self._sources:
             with naming(f"{setting} holds {name!r}"):
                 source = preparing.open_dataset(base, split=chosen, directory=directory)
@@ -236,6 +232,18 @@ class DataSets:
             raise ValueError(
                 f"{setting} holds {name!r}, and {base!r} has only the splits {splits}"
             )
+
+
+def split_of(config: Config, name: str, *, otherwise: str) -> tuple[str, str]:
+    """Return the data set and the split that a name stands for.
+
+    It is the name's own split, else `otherwise`, else the set's first.
+    """
+    base, named = catalog.split_of(name)
+    if name.startswith(PACKAGES):
+        base, named = f"jsonl:{file_of_tasks(config, name)}", ""
+    splits = catalog.find(base).splits
+    return base, named or (otherwise if otherwise in splits else splits[0])
 
 
 def file_of_tasks(config: Config, name: str) -> Path:

@@ -37,9 +37,10 @@ from scalerl_jax.environments.tools import find_tool, schemas
 from scalerl_jax.environments.verdict import OwnReward
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.types import Prompt
-from scalerl_jax.wiring.data_sets import DataSets, file_of_tasks
+from scalerl_jax.wiring.data_sets import DataSets, file_of_tasks, split_of
 
 AUTO = "auto"  # a value of data.answer_after
+Prompts = Sequence[Prompt]
 
 
 def make_render(config: Config) -> Renderer:
@@ -86,6 +87,44 @@ def evaluation_set(
     """
     maker = _Maker(config, tokenizer)
     return maker.prompts(maker.evaluation_questions(name))
+
+
+def count_trained(run: Config, config: Config, name: str, prompts: Prompts) -> int:
+    """Return how many prompts of an evaluation set a run may have been trained on.
+
+    The run's generated questions are drawn again and compared.  Of a data set, all may
+    be training prompts if the run trains on the same split, but for those held out.
+
+    Args:
+        run: the settings of the run.
+        config: those with which the set was opened.
+        name: of the set.
+        prompts: of the set.
+    """
+    shares = tasks.equal_shares(run.data.tasks, run.eval.num_prompts)
+    if tasks.is_generated(name):
+        render = make_render(config)
+        trained = {render(question) for question in _generated_training(run)}
+        return sum(prompt.text in trained for prompt in prompts)
+    own = split_of(config, name, otherwise="test")
+    for task, share in shares.items():
+        if not tasks.is_generated(task):
+            if split_of(run, task, otherwise="train") == own:
+                return max(0, len(prompts) - (0 if run.eval.sets else share))
+    return 0
+
+
+def _generated_training(run: Config) -> list[Question]:
+    """Return the training questions of a run's generated tasks."""
+    shares = tasks.equal_shares(run.data.tasks, run.eval.num_prompts)
+    named = [{name: run.eval.num_prompts} for name in run.eval.sets] or [shares]
+    held_out = {
+        question.text
+        for each in named
+        for question in tasks.draw_questions(_generated(each), used=set())
+    }
+    shares = tasks.equal_shares(run.data.tasks, run.data.train_prompts)
+    return tasks.draw_questions(_generated(shares), seed=run.seed, used=held_out)
 
 
 def load_prompts(

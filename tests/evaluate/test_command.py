@@ -9,12 +9,14 @@ import statistics
 from collections import Counter
 
 import pytest
+import small_run
 from small_evaluation import BASE, FLAGS, SETS, command_line
 
 from scalerl_jax.data.tokenizer import load_tokenizer
 from scalerl_jax.evaluate import __main__ as command
-from scalerl_jax.evaluate.policy import Meter
+from scalerl_jax.evaluate.policy import Meter, describe
 from scalerl_jax.evaluate.results import SAMPLES_FILE, final_answer
+from scalerl_jax.wiring.prompts import evaluation_set
 
 # ml_collections loads config files in a way that Python means to drop.
 pytestmark = [
@@ -126,7 +128,7 @@ def test_the_same_seed_gives_the_same_samples(evaluate, finished, tmp_path):
 
 
 def test_a_run_is_evaluated_at_its_newest_checkpoint(
-    evaluate, finished, run_directory, tmp_path
+    evaluate, finished, run_directory, tmp_path, caplog
 ):
     out = tmp_path / "of_run"
     status, printed, _ = evaluate(checkpoint=run_directory, out=out, **FLAGS)
@@ -141,6 +143,18 @@ def test_a_run_is_evaluated_at_its_newest_checkpoint(
     flags = FLAGS | {"sets": SETS[0], "samples": 1, "out": tmp_path / "first"}
     status, printed, _ = evaluate(checkpoint=first, temperature=0, **flags)
     assert status == 0 and "version 1" in printed and "temperature 0," in printed
+    # Of what runs are trained on is known for a run alone, and of its settings.
+    assert summaries[0]["training_prompts"] is None
+    assert summaries[1]["training_prompts"] == dict.fromkeys(SETS, 0)
+    assert "training prompts" not in caplog.text
+    described = describe(small_run.make_config(), str(run_directory))
+    prompts = evaluation_set(
+        small_run.make_config({"eval.num_prompts": 300}), described.tokenizer, SETS[0]
+    )
+    found = command._training_prompts(described, {SETS[0]: prompts})
+    assert found and found[SETS[0]] > 0
+    assert f"{found[SETS[0]]} of 300 prompts of chain_sum are training" in caplog.text
+    assert "--num_prompts=3 asks those that it held out" in caplog.text
 
 
 def test_ctrl_c_keeps_what_is_finished(evaluate, tmp_path, monkeypatch):

@@ -25,10 +25,12 @@ LEAST_EVALUATIONS = 4  # during training: fewer give no fit
 # Settings that a study sets itself, with the field that does so.
 _OWN = {"seed": "seeds", "train.num_steps": "steps"}
 _MOST_RUNS = 2000
+_LONGEST_NAME = 255  # bytes of a folder's name
 
 Axis = Literal["generated_tokens", "train_flops", "compute_chip_hours"]
-# Settings that choose the prompts of the evaluations; see `_check_evaluations`.
-_EVALUATED = ("eval.sets", "eval.num_prompts")
+# Settings that choose the prompts of the evaluations, and how they are answered; see
+# `_check_evaluations`.
+_EVALUATED = ("eval.sets", "eval.num_prompts", "eval.temperature")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -177,7 +179,7 @@ def check(study: Study) -> dict[str, dict[str, Any]]:
 
 
 def _check_evaluations(settings: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise ValueError if arms are evaluated on different prompts.
+    """Raise ValueError if arms are evaluated on different prompts, or differently.
 
     Without `eval.sets` the prompts are held out from those of `data.tasks`.
     """
@@ -189,7 +191,7 @@ def _check_evaluations(settings: Mapping[str, Mapping[str, Any]]) -> None:
             if values[0] != values[1]:
                 way_out = ", or name eval.sets in common" if name in held_out else ""
                 raise ValueError(
-                    f"arms {first} and {other} are evaluated on different prompts: "
+                    f"arms {first} and {other} are not evaluated alike: "
                     f"{name} = {values[0]!r} and {values[1]!r}; give both the same"
                     f"{way_out}"
                 )
@@ -197,15 +199,19 @@ def _check_evaluations(settings: Mapping[str, Mapping[str, Any]]) -> None:
 
 def _check_fields(study: Study) -> None:
     """Raise ValueError if names, seeds, budgets, pairs or the axis are invalid."""
+    _check_forms(study)
     if not study.arms:
         raise ValueError("arms is empty; name one at least")
     for arm in study.arms:
-        if not arm or arm.startswith(".") or set(arm) & set("/\\\0\n"):
+        unusable = set(arm) & set("/\\\0\n") or len(arm.encode()) > _LONGEST_NAME
+        if not arm or arm.startswith(".") or unusable:
             raise ValueError(f"arm {arm!r} cannot be the name of a folder; rename it")
     if not study.seeds or len(set(study.seeds)) < len(study.seeds):
         raise ValueError(
             f"seeds = {tuple(study.seeds)}: give at least one, and each one once"
         )
+    for seed in study.seeds:
+        config_lib.SETTINGS["seed"].check(seed, given=f"seed {seed} of seeds")
     if (count := len(study.arms) * len(study.seeds)) > _MOST_RUNS:
         raise ValueError(f"{count} runs; {_MOST_RUNS} are the most of one study")
     if study.axis not in get_args(Axis):
@@ -214,6 +220,43 @@ def _check_fields(study: Study) -> None:
         )
     _check_budget(study)
     _check_pairs(study)
+
+
+def _check_forms(study: Study) -> None:
+    """Raise ValueError for a field of another type, since a study is a user's program.
+
+    `steps` is checked as the setting that it is, and `axis` by its choices.
+    """
+
+    def is_named(values: Any) -> bool:
+        named = isinstance(values, Mapping)
+        return named and all(isinstance(name, str) for name in values)
+
+    def is_list(values: Any, kind: type) -> bool:
+        several = isinstance(values, Sequence) and not isinstance(values, str)
+        return several and all(type(value) is kind for value in values)
+
+    arms, pairs = study.arms, study.pairs
+    several = isinstance(pairs, Sequence) and not isinstance(pairs, str)
+    forms = {
+        "base": (isinstance(study.base, str), "the name or file of a config"),
+        "arms": (
+            is_named(arms) and all(map(is_named, arms.values())),
+            "settings by the arm's name: {'base': {}, 'other': {'batch.epochs': 2}}",
+        ),
+        "common": (is_named(study.common), "settings by name: {'eval.every': 10}"),
+        "seeds": (is_list(study.seeds, int), "whole numbers: (0, 1, 2)"),
+        "steps": (type(study.steps) is int, "a whole number"),
+        "tokens": (type(study.tokens) in (int, float), "a number"),
+        "chip_hours": (type(study.chip_hours) in (int, float), "a number"),
+        "pairs": (
+            several and all(is_list(pair, str) and len(pair) == 2 for pair in pairs),
+            "names of arms by twos: [('base', 'other')]",
+        ),
+    }
+    for name, (holds, form) in forms.items():
+        if not holds:
+            raise ValueError(f"{name} = {getattr(study, name)!r} must be {form}")
 
 
 def _check_budget(study: Study) -> None:

@@ -49,6 +49,7 @@ def test_arms_of_a_seed_come_together_and_each_seed_begins_with_another():
     [
         ({"arms": {}}, "arms"),
         ({"arms": {"../x": {}}}, "'../x'"),
+        ({"arms": {"a" * 256: {}}}, "cannot be the name of a folder"),
         ({"arms": {"a": {}, "b": {}}}, "a and b differ in nothing"),
         ({"arms": {"a": {}, "b": {"seed": 4}}}, "arm b sets seed"),
         ({"common": {"train.num_steps": 4}}, "common sets train.num_steps"),
@@ -68,12 +69,31 @@ def test_arms_of_a_seed_come_together_and_each_seed_begins_with_another():
         ({"axis": "hours"}, "axis = 'hours'; choose from generated_tokens"),
         (
             {"arms": {"a": {}, "b": {"eval.num_prompts": 30}}},
-            "a and b are evaluated on different prompts: eval.num_prompts",
+            "a and b are not evaluated alike: eval.num_prompts",
+        ),
+        (
+            {"arms": {"a": {}, "b": {"eval.temperature": 0.5}}},
+            "a and b are not evaluated alike: eval.temperature = 1.0 and 0.5",
         ),
         (
             {"arms": {"a": {}, "b": {"data.tasks": ("chain_sum",)}}},
-            "different prompts: data.tasks .*name eval.sets in common",
+            "not evaluated alike: data.tasks .*name eval.sets in common",
         ),
+        # All seeds, and not the first alone, whose run would be the last to fail.
+        ({"seeds": (0, -1)}, "seed -1 of seeds must be 0 or more"),
+        ({"seeds": (0, 2**40)}, f"seed {2**40} of seeds must be"),
+        ({"seeds": (0, 1.5)}, r"seeds = \(0, 1.5\) must be whole numbers"),
+        ({"seeds": 3}, "seeds = 3 must be whole numbers"),
+        ({"seeds": "01"}, "seeds = '01' must be whole numbers"),
+        ({"arms": ["a", "b"]}, r"arms = \['a', 'b'\] must be settings by the arm's"),
+        ({"arms": {"a": None}}, "arms = {'a': None} must be"),
+        ({"arms": {1: {}}}, "arms = {1: {}} must be"),
+        ({"common": None}, "common = None must be settings by name"),
+        ({"base": None}, "base = None must be the name"),
+        ({"steps": 12.0}, "steps = 12.0 must be a whole number"),
+        ({"tokens": "1e6"}, "tokens = '1e6' must be a number"),
+        ({"pairs": ("prompt", "token")}, "pairs = .* must be names of arms by twos"),
+        ({"pairs": [("prompt",)]}, "pairs = .* must be names of arms by twos"),
     ],
 )
 def test_what_makes_no_study_is_refused_by_name(changes, named):

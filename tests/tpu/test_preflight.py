@@ -34,10 +34,20 @@ def preflight(*flags):
 
 
 def test_a_config_that_fits():
-    status, out, error = preflight("--json")
+    status, out, error = preflight(
+        "--json", "--config.batch.row_tokens=512", "--config.batch.short_rows=True"
+    )
     assert status == 0, error
     answer = json.loads(out)
     assert answer["fits"]
+    learning = answer["programs"]["train_step"]["programs"]
+    assert [*learning] == [
+        *("start", "accumulate"),
+        *(f"accumulate_{tokens}" for tokens in (128, 256, 384)),
+        "update",
+    ]
+    saved = [learning[name]["memory"]["saved activations"] for name in [*learning][1:5]]
+    assert [4 * each for each in saved] == [saved[0] * part for part in (4, 1, 2, 3)]
     assert answer["devices"] == {
         "all": 8,
         "learner": 4,

@@ -80,6 +80,7 @@ _WITHOUT_EFFECT = frozenset(
         "reward.num_workers",
     }
 )
+PolicyId = tuple[int, str]  # policy version, fingerprint of the weights ("": unknown)
 _FLAGS: tuple[Flag, ...] = (
     ("string", "out", "The file of JSON lines; an unfinished one is resumed."),
     (
@@ -125,12 +126,7 @@ def _measure(options: Options) -> int:
     complete = True
     if left:
         with open_policy(described, own) as policy:
-            if were - {policy.policy_version}:  # a run's newest checkpoint moves on
-                raise ValueError(
-                    f"--out={out} was measured at policy version {sorted(were)}, and "
-                    f"the checkpoint is now at {policy.policy_version}; name another "
-                    f"file, or the checkpoint of that version"
-                )
+            _check_policy(out, were, policy)
             done = len(prompts) - len(left)
             complete = _append(
                 out, policy, left, rates, conditions, settings, done=done
@@ -138,6 +134,27 @@ def _measure(options: Options) -> int:
     found = [rates[name] for name in names if name in rates]
     to_stdout(f"{histogram(found)}\n{len(found)} of {len(prompts)} in {out}\n")
     return 0 if complete else INTERRUPTED
+
+
+def _check_policy(out: Path, were: set[PolicyId], policy: Policy) -> None:
+    """Refuse to resume a file that other weights of the same checkpoint were used for.
+
+    A run's newest checkpoint moves on, and a directory may be written again.
+    """
+    versions = {version for version, _ in were}
+    if versions - {policy.policy_version}:
+        raise ValueError(
+            f"--out={out} was measured at policy version {sorted(versions)}, and the "
+            f"checkpoint is now at {policy.policy_version}; name another file, or the "
+            f"checkpoint of that version"
+        )
+    now = policy.identity["fingerprint"]
+    prints = {fingerprint for _, fingerprint in were if fingerprint}
+    if prints - {now}:
+        raise ValueError(
+            f"--out={out} was measured with other weights of the checkpoint "
+            f"(fingerprint {', '.join(sorted(prints))}; now {now}); name another file"
+        )
 
 
 def _with_prompts(config: Config, dataset: str | None, count: int | None) -> Config:
@@ -173,8 +190,8 @@ def _digest(settings: dict[str, Any]) -> str:
 
 def _read(
     out: Path, conditions: dict[str, Any], settings: dict[str, Any]
-) -> tuple[dict[str, float], set[int]]:
-    """Return the pass rates in a file, by prompt, and their policy versions.
+) -> tuple[dict[str, float], set[PolicyId]]:
+    """Return the pass rates in a file, by prompt, and the policies that they are of.
 
     A torn last line is cut off.
 
@@ -189,12 +206,12 @@ def _read(
             lines.pop()
     except (OSError, ValueError) as error:
         raise ValueError(f"--out={out} cannot be read: {error}") from error
-    rates, versions, by_name = {}, set(), {}
+    rates, policies, by_name = {}, set(), {}
     for number, line in enumerate(lines, start=1):
         try:
             row = parse_json(line)
             rates[row["sha256"]] = row["pass_rate"]
-            versions.add(row["version"])
+            policies.add((row["version"], row.get("fingerprint", "")))
             was = {name: row[name] for name in conditions}
             by_name = row.get("settings_by_name", by_name)
         except (ValueError, KeyError, TypeError) as error:
@@ -208,7 +225,7 @@ def _read(
                 f"{_differences(was | by_name, conditions | settings)}; name another "
                 f"file"
             )
-    return rates, versions
+    return rates, policies
 
 
 def _differences(was: dict[str, Any], now: dict[str, Any]) -> str:
@@ -248,6 +265,7 @@ def _append(
                 rates[name] = group.pass_rate
                 row = {"sha256": name, "pass_rate": rates[name], **conditions}
                 row |= {"task": group.prompt.task, "version": policy.policy_version}
+                row["fingerprint"] = policy.identity["fingerprint"]
                 if len(rates) == 1:
                     row["settings_by_name"] = settings
                 file.write(json.dumps(row).encode() + b"\n")

@@ -130,3 +130,8 @@ def test_a_newer_checkpoint_needs_another_file(measure, run_directory, tmp_path)
     status, _, said = measure(checkpoint=run_directory, out=out, **FLAGS)
     assert status == 2 and "at policy version [1]" in said and "is now at 2" in said
     assert len(rows_of(out)) == 1
+    # Other weights in the same directory, at the same version.
+    (row,) = rows_of(whole)
+    whole.write_text(json.dumps(row | {"fingerprint": "0" * 16}) + "\n")
+    status, _, said = measure(checkpoint=run_directory, out=whole, **FLAGS)
+    assert status == 2 and f"now {row['fingerprint']}); name another file" in said

@@ -131,6 +131,7 @@ class ModelConfig:
 
 
 _CHAT = With("data.template", "chat")
+_ENVIRONMENT = With("environment", words="given")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +160,9 @@ class DataConfig:
         "as levels of a curriculum; 0: all are open; data/mixture.py",
     )
     next_task_prompts: Count = setting(
-        64, "the task's newest prompts, whose pass rate that is"
+        64,
+        "the task's newest prompts, whose pass rate that is",
+        needs=With("data.next_task_at"),
     )
     overlap_ngram: CountOr0 = setting(
         13,
@@ -189,7 +192,10 @@ class DataConfig:
         "think; wiring/prompts.py",
     )
     max_history_pass_rate: Share = setting(
-        0.9, "pass rate from which on a prompt is not sampled again", "ScaleRL 3.2"
+        0.9,
+        "pass rate from which on a prompt is not sampled again",
+        "ScaleRL 3.2",
+        needs=With("data.no_positive_resampling", True),
     )
     no_positive_resampling: bool = setting(
         True, "leave out prompts that reached max_history_pass_rate", "ScaleRL 3.2"
@@ -207,7 +213,11 @@ class DataConfig:
         "shuffled",
         needs=With("data.order", "easy_to_hard", "progressive"),
     )
-    open_share: Share = setting(0.1, "progressive: share of the prompts open at step 0")
+    open_share: Share = setting(
+        0.1,
+        "progressive: share of the prompts open at step 0",
+        needs=With("data.order", "progressive"),
+    )
     open_steps: StepsOr0 = setting(0, "progressive: step from which on all are open")
 
 
@@ -226,10 +236,14 @@ class RewardConfig:
         (), "weight of each function of `environment` in their sum; empty: 1 each"
     )
     max_magnitude: Positive = setting(
-        100.0, "largest |reward| of a function of `environment`; above: a bad_reward"
+        100.0,
+        "largest |reward| of a function of `environment`; above: a bad_reward",
+        needs=_ENVIRONMENT,
     )
     max_concurrent: Count = setting(
-        16, "concurrent calls of async functions in each verifier process"
+        16,
+        "concurrent calls of async functions in each verifier process",
+        needs=_ENVIRONMENT,
     )
     variables: tuple[str, ...] = setting(
         (),
@@ -252,6 +266,7 @@ class RewardConfig:
         "share of a prompt's completions that may be unjudged because judging them "
         "exceeds timeout_s or memory_mib; with more, all such ones are wrong answers; "
         "at most max_unjudged_share, so that completions alone never stop a run",
+        needs=With("reward.unjudged", "exclude"),
     )
     max_unjudged_share: Share = setting(
         0.1,
@@ -329,7 +344,10 @@ class BatchConfig:
         "True: DAPO",
     )
     max_refills: CountOr0 = setting(
-        9, "refills per group, at most", "verl's DAPO: 10 batches for one at most"
+        9,
+        "refills per group, at most",
+        "verl's DAPO: 10 batches for one at most",
+        needs=With("batch.dynamic_sampling", True),
     )
     packing: bool = setting(
         True, "pack several rollouts into a row; never changes gradients"
@@ -889,10 +907,14 @@ class ScalingConfig:
         needs=With("scaling.live", True),
     )
     patience: Count = setting(
-        3, "evaluations in a row outside the forecast's band that raise an alarm"
+        3,
+        "evaluations in a row outside the forecast's band that raise an alarm",
+        needs=With("scaling.live", True),
     )
     min_gain: NotNegative = setting(
-        0.01, "plateau: gain in pass rate forecast for twice the compute is below this"
+        0.01,
+        "plateau: gain in pass rate forecast for twice the compute is below this",
+        needs=With("scaling.stop", "plateau"),
     )
 
 
@@ -1063,7 +1085,7 @@ class Config:
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     reward: RewardConfig = RewardConfig()
-    episode: EpisodeConfig = EpisodeConfig()
+    episode: EpisodeConfig = setting(EpisodeConfig(), needs=_ENVIRONMENT)
     batch: BatchConfig = BatchConfig()
     sampler: SamplerConfig = SamplerConfig()
     interruption: InterruptionConfig = InterruptionConfig()

@@ -163,7 +163,8 @@ def forecast(
     turns = max(1.0, replicas * each / learner) if shared else 1.0
     pause = pause_seconds(config, arch, replica_chips=each) / batches
     generate = generate * turns + pause
-    dcn = batch.epochs * _between_slices_seconds(config, arch, chip)
+    shards = mesh.fsdp * mesh.tensor
+    dcn = batch.epochs * gradients_seconds(config, arch, chip, shards=shards)
     train = batch.epochs * _train_seconds(config, arch, chip, lengths, reached) + dcn
     publish = _publish_seconds(config, arch, chip)
     if in_turn:
@@ -187,14 +188,18 @@ def forecast(
     )
 
 
-def _between_slices_seconds(config: Config, arch: Architecture, chip: Chip) -> float:
-    """Return the seconds of a step in which gradients go between slices."""
-    mesh = config.mesh
+def gradients_seconds(
+    config: Config, arch: Architecture, chip: Chip, *, shards: int
+) -> float:
+    """Return the seconds of a step in which gradients go between slices.
+
+    `shards` are those of the learner's state.
+    """
     trained, _ = sizes(config.model, arch)
     if needs_of(config).critic:
         trained += arch.num_params
     return between_slices_seconds(
-        trained, chip, slices=mesh.slices, shards=mesh.fsdp * mesh.tensor
+        trained, chip, slices=config.mesh.slices, shards=shards
     )
 
 

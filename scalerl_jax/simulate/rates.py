@@ -14,14 +14,16 @@ from scalerl_jax.config import Config
 from scalerl_jax.formats.reading import Fields, read_json
 from scalerl_jax.machines.chips import Chip
 from scalerl_jax.model.architecture import Architecture
-from scalerl_jax.model.lora import sizes
-from scalerl_jax.planning.forecast import optimizer_step_seconds, pause_seconds
+from scalerl_jax.planning.forecast import (
+    gradients_seconds,
+    optimizer_step_seconds,
+    pause_seconds,
+)
 from scalerl_jax.planning.lengths import Lengths, attention_share
 from scalerl_jax.planning.memory import read_bytes, weight_bytes
 from scalerl_jax.planning.rates import (
     EXPECTED,
     Reached,
-    between_slices_seconds,
     decode_seconds,
     prefill_seconds,
     publish_seconds,
@@ -199,6 +201,17 @@ def _share(config: Config, scenario: Scenario, drawn: Lengths) -> float:
     )
 
 
+def _shards(config: Config, scenario: Scenario) -> int:
+    """Return the shards of the learner's state.
+
+    They are those of its mesh; if a sweep gives it other devices, all of a slice.
+    """
+    mesh = config.mesh
+    if scenario.learner_devices == mesh.num_devices:
+        return mesh.fsdp * mesh.tensor
+    return max(1, scenario.learner_devices // (mesh.slices * mesh.context))
+
+
 def _training(
     config: Config,
     arch: Architecture,
@@ -222,9 +235,6 @@ def _training(
     }
     one, two = (step[rows] for rows in sorted(step))
     tokens = scenario.learner_devices * config.batch.row_tokens
-    trained, _ = sizes(config.model, arch)
-    slices = config.mesh.slices
-    between = between_slices_seconds(
-        trained, chip, slices=slices, shards=max(1, scenario.learner_devices // slices)
-    )
+    shards = _shards(config, scenario)
+    between = gradients_seconds(config, arch, chip, shards=shards)
     return max(0.0, 2 * one - two) + between, (two - one) / tokens

@@ -225,3 +225,41 @@ def test_a_call_takes_its_seconds_at_the_mean_context(name):
     call_s = found.call_seconds(128)[128] + found.decode_context_s * 128 * 2000
     exact_s = decode_seconds(arch, chip, slots=128, mean_context=2000, chips=4)
     assert call_s == pytest.approx(exact_s)
+
+
+@pytest.mark.parametrize(
+    "mesh, critic, learner_devices, shards",
+    [
+        pytest.param(dict(data=2, fsdp=8), False, 16, 8, id="a replica on each slice"),
+        pytest.param(dict(data=4, fsdp=4), False, 16, 4, id="two replicas on each"),
+        pytest.param(
+            dict(data=2, fsdp=4, context=2), False, 16, 4, id="tokens of a row cut"
+        ),
+        pytest.param(dict(data=2, fsdp=8), False, 32, 16, id="other chips, by a sweep"),
+        pytest.param(dict(data=2, fsdp=8), True, 16, 4, id="a critic: twice as many"),
+    ],
+)
+def test_gradients_go_between_slices_in_the_shards_of_the_state(
+    mesh, critic, learner_devices, shards
+):
+    scenario = Scenario(
+        **dict(num_prompts=48, group_size=16, max_staleness=8, slots=128),
+        **dict(replica_devices=4, learner_devices=learner_devices),
+    )
+    lengths = SimulatedLengths(mean_tokens=4000.0, tail=1.0, limit=14_336)
+    arch, chip, found = ARCHITECTURES["llama3.1-8b"], CHIPS["v5p"], []
+    for slices in (1, 2):
+        settings = config_lib.defaults()
+        settings.model.architecture, settings.model.remat = "llama3.1-8b", "full"
+        settings.batch.rows_per_microbatch = 16
+        settings.mesh.update(mesh | {"slices": slices})
+        if critic:
+            settings.objective.advantage = "critic"
+            settings.objective.zero_variance_filter = False
+        rates = closed_rates(
+            config_lib.resolve(settings), arch, chip, scenario, lengths
+        )
+        found.append(rates.train_s)
+    # Each of two slices sends half of what it sums, and receives as much.
+    seconds = 4 * arch.num_params / shards / chip.host_bandwidth
+    assert found[1] - found[0] == pytest.approx(seconds)

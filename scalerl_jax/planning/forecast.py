@@ -191,16 +191,11 @@ def forecast(
 def gradients_seconds(
     config: Config, arch: Architecture, chip: Chip, *, shards: int
 ) -> float:
-    """Return the seconds of a step in which gradients go between slices.
-
-    `shards` are those of the learner's state.
-    """
-    trained, _ = sizes(config.model, arch)
+    """Return the seconds of a step in which gradients, in shards, go between slices."""
+    trained, slices = sizes(config.model, arch).trained, config.mesh.slices
     if needs_of(config).critic:
         trained += arch.num_params
-    return between_slices_seconds(
-        trained, chip, slices=config.mesh.slices, shards=shards
-    )
+    return between_slices_seconds(trained, chip, slices=slices, shards=shards)
 
 
 def _longest_seconds(config: Config, decoding: "_Decoding") -> float:

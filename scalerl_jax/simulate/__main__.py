@@ -45,6 +45,7 @@ SWEPT = {
     "sampler.slots": "slots",
 }
 _MOST_POINTS = 500  # of a sweep
+_PROMPT_TOKENS = 200  # mean of a prompt, unless it is given
 
 
 def run(argv: Sequence[str]) -> int:
@@ -74,7 +75,11 @@ def _define(values: flags.FlagValues) -> None:
             "Mean length at the end over that at the start; in between it changes "
             "by the same factor each step.",
         ),
-        "prompt_tokens": (200.0, "Mean tokens of a prompt."),
+        "prompt_tokens": (
+            None,
+            "Mean tokens of a prompt; default: 200, or sampler.max_prompt_tokens if "
+            "that is less.",
+        ),
         "zero_variance": (0.0, "Share of the groups without a gradient."),
         "replica_mtbf_h": (0.0, "Hours between two losses of a replica; 0: never."),
         "learner_mtbf_h": (0.0, "Hours between two losses of the learner; 0: never."),
@@ -102,9 +107,17 @@ def _run(argv: list[str]) -> int:
         raise ValueError(f"unknown arguments {extra}")
     if not values["config"].value:
         raise ValueError("--config is missing: --config=configs/8b.py")
-    said: dict[str, Any] = {name: values[name].value for name in values}
-    _check(said)
     config = config_lib.resolve(given.value)
+    longest = config.sampler.max_prompt_tokens
+    said: dict[str, Any] = {name: values[name].value for name in values}
+    if said["prompt_tokens"] is None:
+        said["prompt_tokens"] = float(min(_PROMPT_TOKENS, longest))
+    _check(said)
+    if said["prompt_tokens"] > longest:
+        raise ValueError(
+            f"--prompt_tokens={said['prompt_tokens']:g} is a mean above the longest "
+            f"prompt, sampler.max_prompt_tokens = {longest}; lower it or raise that"
+        )
     world = World(config, said)
     if said["sweep"] is not None:
         return _sweep(world, parse_sweep(said["sweep"]), as_json=said["json"])

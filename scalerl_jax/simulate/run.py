@@ -23,6 +23,7 @@ from scalerl_jax.simulate.scenario import Scenario
 
 _WAITING = "waiting"  # activity of a learner that is ready for a batch
 _PAUSE_S = 60.0  # of an evaluation beside training, which is in several pauses
+_MOST_LOSSES = 500  # between two steps; with more the run makes none
 _USEFUL = 7919  # a prime: spreads zero-variance groups evenly over the tickets
 
 
@@ -68,6 +69,7 @@ class Simulation:
         self._again: list[int] = []  # tickets of lost replicas, to dispatch again
         self.judging = 0  # sampled groups that wait for their verdicts
         self.record = SimulationNotes(scenario)
+        self._losses = 0  # of machines, since the last step
         self._pauses = evaluation_pauses(scenario, self.machine, lengths)
         self._pause = Pauses(0.0)  # of the evaluation in progress
         self._evaluating: set[int] = set()
@@ -86,6 +88,7 @@ class Simulation:
 
         Raises:
             RuntimeError: no event is left before the last step: a deadlock.
+            ValueError: machines are lost before a step is made.
         """
         self._begin_failures()
         self.learner.begin()
@@ -247,6 +250,7 @@ class Simulation:
 
     def note_step(self) -> None:
         """Record the state of the run after a step."""
+        self._losses = 0
         levels = dict(
             buffered=self.queue.buffered,
             sampled=self.judging,
@@ -318,13 +322,27 @@ class Simulation:
         mean_s = self.scenario.failures.replica_mtbf_s
         self.at(self._wait(mean_s), self._lose, replica)
 
+    def _count_loss(self) -> None:
+        self._losses += 1
+        if self._losses > _MOST_LOSSES:
+            failures = self.scenario.failures
+            raise ValueError(
+                f"the simulated run makes no step: {_MOST_LOSSES} machines were lost "
+                f"since step {self.queue.version}, a replica every "
+                f"{failures.replica_mtbf_s:g} s and the learner every "
+                f"{failures.learner_mtbf_s:g} s (0: never); raise --replica_mtbf_h or "
+                f"--learner_mtbf_h, or lower the time until they are back"
+            )
+
     def _lose_learner(self) -> None:
+        self._count_loss()
         self.learner.lose()
         self.at(self._wait(self.scenario.failures.learner_mtbf_s), self._lose_learner)
 
     def _lose(self, replica: SimulatedReplica) -> None:
         """Lose a replica; its groups are sampled again by others."""
         failures, record = self.scenario.failures, self.record
+        self._count_loss()
         replica.up = False
         replica.token += 1
         record.lost_replicas += 1

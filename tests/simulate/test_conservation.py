@@ -137,3 +137,19 @@ def test_losses_cost_time_and_no_groups():
     assert down == pytest.approx(400 / 4000, rel=0.35)
     slower = broken.figures()["step_s"] / whole.figures()["step_s"]
     assert slower == pytest.approx(1 / (1 - down), rel=0.06)
+
+
+@pytest.mark.parametrize("lost", ["replica", "learner"])
+def test_machines_that_are_lost_before_a_step_is_made_end_the_simulation(lost):
+    """A completion takes ten calls of a second, and a start five seconds."""
+    failures = Failures(
+        **{f"{lost}_mtbf_s": 0.1}, replica_start_s=5.0, learner_start_s=5.0
+    )
+    scenario = Scenario(
+        **dict(num_prompts=4, group_size=2, max_staleness=8, replicas=2, slots=4),
+        **dict(tokens_per_call=10, prompt_tokens=0, failures=failures),
+    )
+    lengths = SimulatedLengths(mean_tokens=100.0, tail=1.0, limit=500)
+    rates = Rates(decode_s=((1, 1.0),), train_s=1.0)
+    with pytest.raises(ValueError, match=r"makes no step: .*raise --replica_mtbf_h"):
+        Simulation(scenario, rates, lengths).run()

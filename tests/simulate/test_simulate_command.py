@@ -98,6 +98,7 @@ def test_it_is_said_what_is_assumed():
         f"{TINY} --steps=30 --mean_tokens=30 --learner_mtbf_h=8 "
         f"--sweep='queue.max_waiting=1,2'"
     )
+    assert "prompts of 48 tokens (--prompt_tokens)" in said  # the longest
     assert "  - decode_s, train_s, train_token_s, publish_s, as rates.json" in said
     assert "0 s for rates that it omits: decode_context_s, prefill_s, assemb" in said
     assert "a learner is lost every 8 h and back after 240 s" in said

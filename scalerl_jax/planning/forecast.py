@@ -163,9 +163,8 @@ def forecast(
     turns = max(1.0, replicas * each / learner) if shared else 1.0
     pause = pause_seconds(config, arch, replica_chips=each) / batches
     generate = generate * turns + pause
-    shards = mesh.fsdp * mesh.tensor
-    dcn = batch.epochs * gradients_seconds(config, arch, chip, shards=shards)
-    train = batch.epochs * _train_seconds(config, arch, chip, lengths, reached) + dcn
+    dcn = gradients_seconds(config, arch, chip, shards=mesh.fsdp * mesh.tensor)
+    train = batch.epochs * (dcn + _train_seconds(config, arch, chip, lengths, reached))
     publish = _publish_seconds(config, arch, chip)
     if in_turn:
         # Generators wait for a window's last version; only a copy delays each step.
@@ -175,7 +174,7 @@ def forecast(
     return StepForecast(
         generate_seconds=generate / batch.epochs,
         train_seconds=train / batch.epochs,
-        dcn_seconds=dcn / batch.epochs,
+        dcn_seconds=dcn,
         publish_seconds=publish,
         step_seconds=step / batch.epochs,
         evaluation_seconds=turns * in_loop.evaluation_seconds(config),

@@ -96,7 +96,7 @@ def row(config_file: str, topology_name: str, variant: str) -> str:
     config = config_lib.resolve(runpy.run_path(config_file)["get_config"]())
     topology = parse_topology(topology_name)
     parts, step = make_parts(config, topology)
-    compiled = compile_program(variant, step.lower()["accumulate"])
+    compiled = compile_program(variant, step.lower_accumulate())
     begin = f"| {topology_name} | {parts.config.model.remat} | {variant} | "
     if compiled.program is None:
         return begin + f"too large: {compiled.too_large[:80]} | | | | |"

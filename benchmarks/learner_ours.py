@@ -72,7 +72,7 @@ class Learner:
 
     def temporary_bytes(self) -> int:
         """Temporary bytes of the program of a microbatch."""
-        return temporary_bytes(self.step.lower()["accumulate"].compile())
+        return temporary_bytes(self.step.lower_accumulate().compile())
 
 
 def assembler(config: settings.Config) -> Assembler:

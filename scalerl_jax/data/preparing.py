@@ -163,12 +163,17 @@ def prepare(
     tried without a solution, and dropped if they pass, unless `try_tests` is off.
 
     Raises:
-        ValueError: it is already prepared and `overwrite` is off, the files are
-            damaged or changed, too many rows are bad, or no question is left.
+        ValueError: it is already prepared and `overwrite` is off, `paths` are given
+            for a file, the files are damaged or changed, too many rows are bad, or no
+            question is left.
         OSError: a file cannot be fetched or written.
     """
     data_set = find(name)
     split = choose_split(data_set, split)
+    if paths and is_own_file(name):  # its records are found by its own content
+        raise ValueError(
+            f"--path={paths[0]}: {name} is a file already; leave one of the two out"
+        )
     target = prepared_path(name, split, directory)
     if is_prepared(target) and not overwrite:
         raise AlreadyPrepared(f"{name}, split {split!r}, is already prepared: {target}")

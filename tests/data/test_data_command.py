@@ -152,6 +152,10 @@ def test_what_prepare_would_drop_is_shown_and_duplicates_are_counted(capsys, tmp
             ["prepare", "--dataset=gsm8k", "--split=test", "--path=none"],
             "--path=none: there is no such file",
         ),
+        (
+            ["prepare", f"--dataset=jsonl:{__file__}", "--path=none"],
+            "test_data_command.py is a file already",
+        ),
         (["inspect", "--dataset=gsm8k"], "prepare --dataset=gsm8k --split=train"),
     ],
 )

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Int
 
 from scalerl_jax.config import DataConfig
 from scalerl_jax.data.chat import ChatTemplate, TemplateRefused
-from scalerl_jax.data.drafts import Malformed, Unusable, first
+from scalerl_jax.data.drafts import Malformed, Unusable, check_text, first
 from scalerl_jax.data.files import Row, read_rows
 from scalerl_jax.data.questions import CHAT, PLACE, THINKING_TAGS
 from scalerl_jax.data.records import Tally
@@ -195,6 +195,7 @@ class Writer:
         What a template writes behind that is read and not learned, and at the end it
         is left out.
         """
+        check_text(*(text for text, _ in parts))
         eos_ids = self._tokenizer.eos_ids
         tokens: list[int] = []
         mask: list[bool] = []

@@ -88,6 +88,14 @@ def is_filled(value: Any) -> bool:
     )
 
 
+def check_text(*texts: str) -> None:
+    """Raise Unusable for texts that are not UTF-8: JSON's escapes can make them."""
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError as error:
+        raise Unusable("it holds half a character of UTF-16") from error
+
+
 def maths(text: str, answer: Any, **more: str) -> Draft:
     """Make a question with an answer: a text, a number, or a list of right ones."""
     if not text.strip():

@@ -24,7 +24,7 @@ from scalerl_jax.data.catalog import (
     find,
     is_own_file,
 )
-from scalerl_jax.data.drafts import Draft, Malformed, Refused, Unusable
+from scalerl_jax.data.drafts import Draft, Malformed, Refused, Unusable, check_text
 from scalerl_jax.data.questions import Question
 from scalerl_jax.data.records import (
     PreparationReport,
@@ -260,14 +260,14 @@ def _questions(
         identity = draft.identity or f"{report.split}/{number}"
         if not reason and identity in identities:
             reason = "its id is repeated"
-        if not reason and not _is_text(draft):
-            reason = "it holds half a character of UTF-16"
+        reference, unwritable = _as_json(draft)
+        reason = reason or unwritable
         if reason:
             report.dropped.add(reason, place)
             continue
         identities.add(identity)
         report.kept += 1
-        for doubt in (*doubts(draft), *_again(draft, seen)):
+        for doubt in (*doubts(draft), *_again(draft, reference, seen)):
             report.doubtful.add(doubt, place)
         yield Question(
             task=report.name,
@@ -282,23 +282,24 @@ def _questions(
         )
 
 
-def _again(draft: Draft, seen: dict[int, int]) -> Iterator[str]:
+def _again(draft: Draft, reference: str, seen: dict[int, int]) -> Iterator[str]:
     """Yield a doubt if a question is repeated; it is kept, as that may be intended."""
-    text = hash((draft.system, draft.text))
-    reference = hash(json.dumps(draft.reference, sort_keys=True))
+    text, by = hash((draft.system, draft.text)), hash(reference)
     if text in seen:
-        same = seen[text] == reference
+        same = seen[text] == by
         yield "an exact duplicate" if same else "asked before, with another answer"
-    seen.setdefault(text, reference)
+    seen.setdefault(text, by)
 
 
-def _is_text(draft: Draft) -> bool:
-    """Return whether a draft can be written; JSON's escapes make texts that cannot."""
+def _as_json(draft: Draft) -> tuple[str, str]:
+    """Return the reference of a draft as JSON, and why the draft cannot be written."""
     try:
-        f"{draft.text}{draft.system}{draft.identity}".encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+        check_text(draft.text, draft.system, draft.identity)
+        return json.dumps(draft.reference, sort_keys=True), ""
+    except Unusable as why:
+        return "", str(why)
+    except TypeError:  # Parquet has more types
+        return "", "its reference holds a value that JSON lacks, as bytes or a time"
 
 
 def _move(filled: Path, target: Path, *, aside: Path | None) -> None:

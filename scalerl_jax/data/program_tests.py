@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from scalerl_jax.data.drafts import Malformed, Unusable, from_json
+from scalerl_jax.data.drafts import Malformed, Unusable, from_json, from_text
 
 TESTS = ("tests", "test_cases", "input_output")  # columns of them
 _KINDS = ("stdin", "calls", "asserts")
@@ -118,22 +118,25 @@ def read_tests(given: Any, *, starter: str = "", function: str = "") -> dict[str
 
 
 def _function_of(tests: Sequence[dict[str, Any]], function: str) -> str:
-    kinds = {each.get("testtype") or each.get("type") or "stdin" for each in tests}
+    kinds = {str(each.get("testtype") or each.get("type") or "stdin") for each in tests}
     if kinds <= {"stdin", "stdin_stdout"}:
         return ""
     if kinds not in ({"functional"}, {"function_call"}):
         raise Unusable("the tests are of an unknown type, or of several")
-    first = tests[0]
-    found = first.get("fn_name") or (first.get("metadata") or {}).get("func_name")
-    if not (found or function):
+    metadata = from_text(tests[0].get("metadata"))  # LiveCodeBench's is JSON
+    named = metadata.get("func_name") if isinstance(metadata, dict) else None
+    function = tests[0].get("fn_name") or named or function
+    if not function:
         raise Unusable("the tests do not name the function to call")
-    return found or function
+    return function
 
 
 def _calls(
     function: str, inputs: list[Any], outputs: list[Any], *, starter: str
 ) -> dict[str, Any]:
     """Return tests that call a function, or a method of class Solution if it exists."""
+    if not isinstance(function, str):
+        raise Unusable("the tests name the function to call by no text")
     if all(isinstance(each, str) for each in inputs):
         # LiveCodeBench: one argument to a line, each of them JSON.
         reason = "the arguments of a call are not JSON"

@@ -108,7 +108,7 @@ def read_mbpp(row: Row) -> Draft:
     """
     task = field(row, "prompt", "text").strip()
     asserts = "\n".join(map(str, field(row, "test_list", kind=list)))
-    setup = "\n".join(map(str, row.get("test_imports") or []))
+    setup = (_code_in(row, name) for name in ("test_imports", "test_setup_code"))
     text = (
         f"{task}\n\nYour code should pass these tests:\n\n```python\n{asserts}\n```\n\n"
         "Answer with one block of Python code."
@@ -116,10 +116,19 @@ def read_mbpp(row: Row) -> Draft:
     tests = {
         "kind": "asserts",
         "tests": asserts,
-        "setup": "\n".join(filter(None, [setup, row.get("test_setup_code")])),
+        "setup": "\n".join(filter(None, setup)),
         "entry_point": _tested_function(field(row, "code"), asserts),
     }
     return program(text, tests, identity=str(field(row, "task_id", kind=int)))
+
+
+def _code_in(row: Row, name: str) -> str:
+    """Return the code in a field: a text, a list of lines, or missing."""
+    given = row.get(name) or []
+    lines = [given] if isinstance(given, str) else given
+    if not isinstance(lines, list) or not all(isinstance(each, str) for each in lines):
+        raise Malformed(f"field {name!r} is neither a text nor a list of texts")
+    return "\n".join(lines)
 
 
 def _tested_function(code: str, asserts: str) -> str:
@@ -154,6 +163,8 @@ def read_deepcoder(row: Row) -> Draft:
     metadata = row.get("metadata")
     if isinstance(metadata, str):
         metadata = from_json(metadata or "null", "the metadata are not JSON")
+    if not isinstance(metadata, dict | None):
+        raise Malformed("field 'metadata' is no object")
     function = (metadata or {}).get("func_name") or ""
     tests = read_tests(row.get("tests"), starter=starter, function=function)
     if tests["kind"] == "stdin":
@@ -164,7 +175,8 @@ def read_deepcoder(row: Row) -> Draft:
         start = "# YOUR CODE HERE"
     else:
         asked = "Write your solution by completing this code."
-        name = tests.get("entry_point", "solve").rpartition(" ")[2].rpartition(".")[2]
+        called = str(tests.get("entry_point", "solve"))
+        name = called.rpartition(" ")[2].rpartition(".")[2]
         start = starter.rstrip() or f"def {name}(...):"
     text = (
         f"{problem.strip()}\n\n{asked} Answer with one block of Python code:"

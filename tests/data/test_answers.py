@@ -376,6 +376,7 @@ def test_an_end_of_sequence_behind_an_answer_alone_is_cut(write, changes):
             "a turn is of the role 'function_call', which is not read",
         ),
         ({"messages": [{"content": "a"}, *TURNS[1:]]}, Unusable, "a turn has no role"),
+        ({"prompt": "one?", "answer": "\ud83d"}, Unusable, "half a character"),
     ],
 )
 def test_rows_without_an_answer_are_told(write, row, kind, words):

@@ -331,6 +331,16 @@ def test_rows_of_parquet_that_are_no_utf_8_are_told_apart(tmp_path):
     assert found[1].place == "table.parquet, row 2"
 
 
+def test_a_reference_that_json_lacks_is_dropped(tmp_path, directory):
+    rows = [{"question": "1?", "reference": {"gold": b"1"}}, {"question": "2?"}]
+    path = tmp_path / "table.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    source = open_dataset(f"parquet:{path}", split=None, directory=directory)
+    assert [question.text for question in source] == ["2?"]
+    (reason,) = source.report.dropped
+    assert "a value that JSON lacks" in reason
+
+
 @pytest.mark.parametrize(
     "content, why",
     [

@@ -158,6 +158,14 @@ def test_mbpp_without_a_function_to_call_is_unusable(change, why):
         rows.read_mbpp(MBPP | change)
 
 
+def test_the_setup_of_mbpp_is_a_text_or_its_lines():
+    setups = {"test_imports": "import math", "test_setup_code": ["a = 1", "b = 2"]}
+    tests = rows.read_mbpp(MBPP | setups).reference["tests"]
+    assert tests["setup"] == "import math\na = 1\nb = 2"
+    with pytest.raises(Malformed, match="'test_imports' is neither a text nor a list"):
+        rows.read_mbpp(MBPP | {"test_imports": [1]})
+
+
 def test_the_splits_of_mbpp_go_by_number():
     """Section 2.1 of the paper: 10 for prompts, 500 to test, 90 to validate, 374."""
     splits = [rows.mbpp_split({"task_id": number}) for number in range(1, 975)]
@@ -242,6 +250,19 @@ def calls(entry_point, inputs, outputs):
             id="LiveCodeBench, a function; arguments as lines of JSON",
         ),
         pytest.param(
+            [
+                {
+                    "input": "1",
+                    "output": "2",
+                    "testtype": "functional",
+                    "metadata": '{"func_name": "f"}',
+                }
+            ],
+            "def f(x):",
+            calls("f", [[1]], [2]),
+            id="LiveCodeBench, a function named in a text of JSON",
+        ),
+        pytest.param(
             [{"input": [5], "output": [25], "type": "function_call", "fn_name": "f"}],
             "def f(x):",
             calls("f", [[5]], [25]),
@@ -280,13 +301,21 @@ def test_tests_of_published_forms(given, starter, expected):
             ],
             "or of several",
         ),
+        ([{"input": "1", "output": "1", "type": ["stdin"]}], "unknown type"),
         ([{"input": [1], "output": 1, "type": "function_call"}], "do not name"),
+        ({"fn_name": ["f"], "inputs": [[1]], "outputs": [1]}, "by no text"),
         ({"fn_name": "f", "inputs": ["one"], "outputs": ["1"]}, "not JSON"),
     ],
 )
 def test_tests_of_no_known_form_are_unusable(given, why):
     with pytest.raises(Unusable, match=why):
         program_tests.read_tests(given)
+
+
+def test_deepcoder_s_metadata_are_an_object():
+    row = {"problem": "Add.", "tests": STDIN, "metadata": "[1]"}
+    with pytest.raises(Malformed, match="'metadata' is no object"):
+        rows.read_deepcoder(row)
 
 
 def test_deepcoder_says_what_form_of_answer_it_wants():

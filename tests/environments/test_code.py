@@ -67,6 +67,7 @@ def test_outputs_are_compared_word_by_word(output, expected, same):
         ({"kind": "stdin", "inputs": "1", "outputs": "1"}, "need lists of inputs"),
         ({"kind": "stdin"}, "need lists of inputs"),
         ({"kind": "calls", "inputs": [[1]], "outputs": [1]}, "need an 'entry_point'"),
+        (ADD_CALLS | {"entry_point": ["add"]}, "no text"),
         ({"kind": "asserts", "tests": "assert ("}, "not Python"),
         ({"kind": "asserts", "tests": " "}, "any solution passes"),
         ({"kind": "asserts", "code": "assert 1"}, r"unknown fields \['code'\]"),

@@ -71,6 +71,8 @@ def read_tests(reference: dict[str, Any]) -> Tests:
     if unknown:
         raise ValueError(f"tests have unknown fields {sorted(unknown)}")
     tests = Tests(**given)
+    if not isinstance(tests.entry_point, str):
+        raise ValueError(f"the entry_point of tests is {tests.entry_point!r}, no text")
     if tests.kind == "asserts":
         _check_asserts(tests)
         return tests

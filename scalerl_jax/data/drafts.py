@@ -11,12 +11,14 @@ import math
 import re
 import warnings
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 from scalerl_jax.data.files import Row
 from scalerl_jax.environments.judges.finding import last_boxed
 from scalerl_jax.formats.reading import parse_json
 
+_HEADING = re.compile(r"[^\W\d_]{2}")  # begins with a word
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})")
 # "$$" and "\boxed{}" are empty; "\{\}" is a set.
 _EMPTY = re.compile(r"(?:[\s$]|\\(?:boxed|text|mathrm|textbf)\s*\{\s*\})*")
@@ -108,9 +110,10 @@ def maths(text: str, answer: Any, **more: str) -> Draft:
             if math.isnan(each):
                 raise Unusable(_NO_ANSWER.format("nan"))
             raise Malformed("the answer is no finite number")
-        # 142.0 is how tables write 142.
-        whole = isinstance(each, float) and each.is_integer()
-        written.append(str(int(each) if whole else each))
+        if isinstance(each, float) and each.is_integer():
+            # 142.0 is how tables write 142, and 6.02e23 has no digits behind the 2.
+            each = int(Decimal(repr(each)))
+        written.append(str(each))
     if not written:
         raise Unusable("the answer is empty")
     for each in written:
@@ -139,12 +142,19 @@ def program(text: str, tests: dict[str, Any], **more: str) -> Draft:
 
 
 def worked_answer(worked: str) -> str | None:
-    r"""Return a solution's answer: after its last "####", else in its last \boxed{}."""
-    _, found, answer = worked.rpartition("####")
-    if found:
-        bracketed = answer.lstrip(" $\\").startswith(("(", "[", "{"))  # (3,125)
-        return answer if bracketed else _THOUSANDS.sub("", answer)
-    return last_boxed(worked)
+    r"""Return a solution's answer, or None without one.
+
+    It is the line after the last "####", else in the last \boxed{}.  With text below it
+    "####" may also begin a heading of Markdown: one of words, or one in a solution that
+    has a \boxed{}, is no answer.
+    """
+    _, marked, behind = worked.rpartition("####")
+    answer, _, below = behind.strip().partition("\n")
+    boxed = last_boxed(worked) if below or not marked else None
+    if not marked or boxed is not None or (below and _HEADING.match(answer)):
+        return boxed
+    bracketed = answer.lstrip(" $\\").startswith(("(", "[", "{"))  # (3,125)
+    return answer if bracketed else _THOUSANDS.sub("", answer)
 
 
 def from_json(text: Any, reason: str) -> Any:

@@ -12,9 +12,9 @@ or by the user's reward function, which gets its "reference" unchanged, whatever
 the row is judged by, or cannot be; or the user's environment ("verifier": "own"), which
 answers calls of its "tools".  It may also have "choices" or "options", "system", "id"
 or "unique_id", and "verifier".  An answer in the form of tests is tests, whatever else
-the row says.  The answer of a completion, a solution or a turn follows its last "####",
-else is in its last \boxed{}, else is all of a short text.  Rows of other tasks are
-recognised by their content, and dropped with the reason.
+the row says.  The answer of a completion, a solution or a turn is the line after its
+last "####", else is in its last \boxed{}, else is all of a short text.  Rows of other
+tasks are recognised by their content, and dropped with the reason.
 """
 
 import re

@@ -26,9 +26,10 @@ _STATED = ("query", "problem_description", "question", "problem")
 def read_gsm8k(row: Row) -> Draft:
     """Read `question`, and `answer`: a worked solution that ends in "#### 1,234"."""
     worked = field(row, "answer")
-    if "####" not in worked:
+    answer = worked_answer(worked) if "####" in worked else None
+    if answer is None:
         raise Unusable("the answer has no '####'")
-    return maths(field(row, "question"), worked_answer(worked))
+    return maths(field(row, "question"), answer)
 
 
 def read_maths(row: Row) -> Draft:

@@ -276,6 +276,24 @@ def test_a_comma_of_thousands_is_left_out_but_not_that_of_a_point(written, answe
     assert own.read_own(row).reference["answer"] == answer
 
 
+@pytest.mark.parametrize(
+    "solution, answer",
+    [
+        pytest.param("So.\n#### 1,110\nThe answer is: 1,110", "1110", id="MetaMathQA"),
+        pytest.param("#### \n5\n\nLet me check.", "5", id="on the line below"),
+        pytest.param(r"So \boxed{5}." "\n#### Check\n2 + 3 = 5", "5", id="a heading"),
+        pytest.param("#### Step 1\n2 + 3\n#### Step 2\nIt is 5.", None, id="headings"),
+    ],
+)
+def test_a_marked_answer_is_one_line_and_no_heading(solution, answer):
+    row = {"problem": "2 + 3?", "solution": solution}
+    if answer is None:
+        with pytest.raises(Unusable, match="neither"):
+            own.read_own(row)
+    else:
+        assert own.read_own(row).reference["answer"] == answer
+
+
 TURN = [{"role": "user", "content": "2 + 2?"}]
 
 

@@ -51,6 +51,7 @@ def test_an_answer_of_gsm8k_without_hashes_is_unusable():
         ({"Problem": "2 + 2?", "Answer": 4}, "4"),
         ({"question": "2 + 2?", "answer": 4.0}, "4"),
         ({"problem": "1 / 4?", "answer": 0.25}, "0.25"),
+        ({"problem": "Avogadro?", "answer": 6.02e23}, "602" + 21 * "0"),
         (
             {"problem": "?", "solution": r"$\boxed{3}$, no, $\boxed{\frac{1}{2}}$."},
             r"\frac{1}{2}",

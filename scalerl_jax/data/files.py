@@ -10,7 +10,7 @@ import gzip
 import hashlib
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -22,6 +22,15 @@ Row = dict[str, Any]
 # The first bytes of such files; Arrow has a file format and a stream format.
 _PARQUET, _GZIP = b"PAR1", b"\x1f\x8b"
 _ARROW_FILE, _ARROW_STREAM = b"ARRO", b"\xff\xff\xff\xff"
+# Other first bytes, and what has them.
+_UNREAD = {
+    b"(\xb5/\xfd": "compressed by zstd",
+    b"\xfd7zX": "compressed by xz",
+    b"BZh": "compressed by bzip2",
+    b"PK\x03\x04": "a ZIP archive",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+}
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _CELL = 2**27  # characters of a cell of CSV, at most
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -60,6 +69,7 @@ def read_rows(path: Path) -> Iterator[FoundRow]:
         elif start in (_ARROW_FILE, _ARROW_STREAM):
             yield from _read_arrow(path, stream=start == _ARROW_STREAM)
         else:
+            _check_start(path, start)
             kind = path.with_suffix("") if path.suffix == ".gz" else path
             delimiter = _DELIMITERS.get(kind.suffix.lower())
             plain = open_regular(path)
@@ -71,6 +81,23 @@ def read_rows(path: Path) -> Iterator[FoundRow]:
                     yield from _read_json(path, opened)
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
+
+
+def _check_start(path: Path, start: bytes) -> None:
+    """Raise ValueError for a file of a known kind that is not read."""
+    for first, kind in _UNREAD.items():
+        if start.startswith(first):
+            raise ValueError(
+                f"{path} is {kind}, which is not read; write it as UTF-8, plain or "
+                f"gzipped"
+            )
+
+
+def _check_names(path: Path, names: Sequence[str]) -> None:
+    """Raise ValueError for two columns of one name, of which a row would keep one."""
+    for name in names:
+        if name and names.count(name) > 1:
+            raise ValueError(f"{path} has several columns {name!r}; rename them")
 
 
 def _read_json(path: Path, file: IO[bytes] | gzip.GzipFile) -> Iterator[FoundRow]:
@@ -127,6 +154,7 @@ def _read_csv(
     lines = (line.decode("utf-8-sig") for line in lines_of(file, path, most=_ROW))
     rows = csv.DictReader(lines, delimiter=delimiter, strict=True)
     try:
+        _check_names(path, rows.fieldnames or ())
         for row in rows:
             place = f"{path.name}, line {rows.line_num}"
             if None in row or None in row.values():
@@ -136,9 +164,14 @@ def _read_csv(
                     place, {name: each or None for name, each in row.items()}
                 )
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is no CSV: it is not UTF-8") from error
+        raise ValueError(
+            f"{path} is no CSV: line {rows.reader.line_num + 1} is not UTF-8"
+        ) from error
     except csv.Error as error:
-        raise ValueError(f"{path} is no CSV: {error}") from error
+        raise ValueError(
+            f"{path} is no CSV: {error}, line {rows.reader.line_num}; quotes in a "
+            f"quoted cell are doubled"
+        ) from error
 
 
 def _read_parquet(path: Path) -> Iterator[FoundRow]:
@@ -178,12 +211,29 @@ def _rows_of(path: Path, batches: Iterable[Any]) -> Iterator[FoundRow]:
     """Yield the rows of record batches of pyarrow."""
     number = 0
     for batch in batches:
+        _check_names(path, batch.schema.names)
         for place in range(batch.num_rows):
             number += 1
             where = f"{path.name}, row {number}"
             try:
-                (row,) = batch.slice(place, 1).to_pylist()
+                row = _row_of(batch.slice(place, 1))
             except UnicodeDecodeError:
                 yield FoundRow(where, None, "invalid UTF-8")
             else:
                 yield FoundRow(where, row)
+
+
+def _row_of(single: Any) -> Row:
+    """Return the row of a batch of one, without the times that Python cannot hold.
+
+    No reader asks for a time, and without pandas Python has no nanoseconds.
+    """
+    row: Row = {}
+    for name, column in zip(single.schema.names, single.columns, strict=True):
+        try:
+            (row[name],) = column.to_pylist()
+        except UnicodeDecodeError:
+            raise
+        except (ValueError, OverflowError, LookupError):
+            row[name] = None
+    return row

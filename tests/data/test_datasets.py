@@ -1,11 +1,13 @@
 """Data sets prepared from small files, and opened again."""
 
+import bz2
 import concurrent.futures
 import dataclasses
 import gzip
 import hashlib
 import http.server
 import json
+import lzma
 
 import pyarrow
 import pyarrow.parquet
@@ -349,12 +351,45 @@ def test_a_reference_that_json_lacks_is_dropped(tmp_path, directory):
         (b"ARROW1 nothing else", "not an Arrow file"),
         (b"\xff\xff\xff\xff\x10\x00\x00\x00 and less", "not an Arrow file"),
         (gzip.compress(b'{"question": 1}', mtime=0)[:-9], "cannot be read"),
+        (b"(\xb5/\xfd\x04", "is compressed by zstd, which is not read"),
+        (bz2.compress(b"{}"), "is compressed by bzip2"),
+        (lzma.compress(b"{}"), "is compressed by xz"),
+        (b'PK\x03\x04\n{"question": 1}\n', "is a ZIP archive"),
+        ("{}".encode("utf-16"), "is UTF-16"),
     ],
 )
-def test_a_damaged_file_is_refused(tmp_path, content, why):
+def test_a_damaged_or_foreign_file_is_refused(tmp_path, content, why):
     path = tmp_path / "damaged"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=why):
+        list(files.read_rows(path))
+
+
+@pytest.mark.parametrize(
+    "content, why",
+    [
+        ("answer,question,answer\n1,a,2\n", "has several columns 'answer'"),
+        ('question,,\n"a,,\nb"c,,\n', "after '\"', line 3; quotes in a quoted cell"),
+        ("question\na\n\xff\n", "line 3 is not UTF-8"),
+    ],
+)
+def test_a_table_of_texts_that_is_none_is_refused(tmp_path, content, why):
+    path = tmp_path / "table.csv"
+    path.write_text(content, encoding="latin-1")
+    with pytest.raises(ValueError, match=why):
+        list(files.read_rows(path))
+
+
+def test_columns_of_one_name_and_times_beyond_python_s(tmp_path):
+    path = tmp_path / "table.parquet"
+    columns = [pyarrow.array(["1?"]), pyarrow.array([2**30], pyarrow.date32())]
+    table = pyarrow.table(columns, names=["question", "at"])
+    pyarrow.parquet.write_table(table, path)
+    (found,) = files.read_rows(path)
+    assert found.row == {"question": "1?", "at": None}
+    table = pyarrow.table(columns[:1] * 2, names=["question", "question"])
+    pyarrow.parquet.write_table(table, path)
+    with pytest.raises(ValueError, match="has several columns 'question'"):
         list(files.read_rows(path))
 
 

@@ -281,7 +281,7 @@ def make_files():
     Path("latin.csv").write_bytes("compute,pass_rate,größe\n1,2,3\n".encode("latin-1"))
     Path("utf16.csv").write_bytes(CURVE.encode("utf-16"))
     Path("binary.csv").write_bytes(bytes(range(256)) * 99)
-    Path("binary.jsonl").write_bytes(b"\xff\xfe\x00" * 99)
+    Path("binary.jsonl").write_bytes(b"\xff\xfd\x00" * 99)
     Path("binary.py").write_bytes(b"\xff\xfe\x00" * 99)
     Path("cut.jsonl").write_bytes(gzip.compress(b'{"question": 1}\n' * 999)[:40])
     Path("zip.jsonl").write_bytes(b"\x1f\x8b" + b"x" * 99)

@@ -36,7 +36,7 @@ from scalerl_jax.data.records import (
 from scalerl_jax.data.screening import Screen, doubts
 from scalerl_jax.data.sources import Local, saved_splits
 from scalerl_jax.formats.paths import inside
-from scalerl_jax.formats.reading import is_remote, local_file
+from scalerl_jax.formats.reading import MAX_DEPTH, is_deep, is_remote, local_file
 from scalerl_jax.process.full_disk import naming
 from scalerl_jax.process.printing import shown
 
@@ -295,7 +295,9 @@ def _as_json(draft: Draft) -> tuple[str, str]:
     """Return the reference of a draft as JSON, and why the draft cannot be written."""
     try:
         check_text(draft.text, draft.system, draft.identity)
-        return json.dumps(draft.reference, sort_keys=True), ""
+        text = json.dumps(draft.reference, sort_keys=True)
+        deep = is_deep(draft.reference, text)
+        return text, f"its reference nests deeper than {MAX_DEPTH}" if deep else ""
     except Unusable as why:
         return "", str(why)
     except TypeError:  # Parquet has more types

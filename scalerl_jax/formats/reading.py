@@ -85,11 +85,18 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError(f"it nests deeper than {MAX_DEPTH}") from error
     except ValueError as error:  # Python's limit
         raise ValueError("a number in it has thousands of digits") from error
-    # A text with few brackets cannot be deep, so most values need no further check.
-    brackets = text.count("[") + text.count("{")
-    if brackets > MAX_DEPTH and isinstance(value, dict | list) and _is_deep(value):
+    if is_deep(value, text):
         raise ValueError(f"it nests deeper than {MAX_DEPTH}")
     return value
+
+
+def is_deep(value: Any, text: str) -> bool:
+    """Return True if a value, which is written as `text`, nests deeper than the limit.
+
+    A text with few brackets cannot be deep, so most values need no further check.
+    """
+    brackets = text.count("[") + text.count("{")
+    return brackets > MAX_DEPTH and isinstance(value, dict | list) and _is_deep(value)
 
 
 def read_json(path: File, *, most: int = MOST_JSON) -> dict[str, Any]:

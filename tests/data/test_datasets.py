@@ -333,6 +333,16 @@ def test_rows_of_parquet_that_are_no_utf_8_are_told_apart(tmp_path):
     assert found[1].place == "table.parquet, row 2"
 
 
+def test_a_reference_that_could_not_be_read_again_is_dropped(tmp_path, directory):
+    deep = "[" * 99 + "]" * 99
+    tests = json.dumps({"fn_name": "f", "inputs": [deep], "outputs": ["1"]})
+    rows = [{"question": "1?", "tests": tests}, {"question": "2?", "answer": 2}]
+    name = as_file(write_lines(tmp_path / "deep.jsonl", rows))
+    source = open_dataset(name, split=None, directory=directory)
+    assert [question.text for question in source] == ["2?"]
+    assert [*source.report.dropped] == ["its reference nests deeper than 100"]
+
+
 def test_a_reference_that_json_lacks_is_dropped(tmp_path, directory):
     rows = [{"question": "1?", "reference": {"gold": b"1"}}, {"question": "2?"}]
     path = tmp_path / "table.parquet"

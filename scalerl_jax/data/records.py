@@ -274,7 +274,7 @@ def upload(prepared: Path, directory: Path, url: str) -> str:
     files = [file for file in prepared.rglob("*") if file.is_file()]
     for file in sorted(files, key=lambda file: (file.name == REPORT, file)):
         name = file.relative_to(prepared).as_posix()
-        remote.write(target / name, inside(prepared, name).read_bytes())
+        remote.send(target / name, inside(prepared, name))
     return f"{url.rstrip('/')}/{place}"
 
 
@@ -286,7 +286,7 @@ def upload_file(file: Path, url: str) -> str:
         OSError: it cannot be read, or not be written there.
     """
     path = remote.open_path(url, setting="--upload=") / file.name
-    remote.write(path, file.expanduser().read_bytes())
+    remote.send(path, file.expanduser())
     return f"{url.rstrip('/')}/{file.name}"
 
 

@@ -155,6 +155,11 @@ def write(path: "epath.Path", data: bytes, *, only_new: bool = False) -> None:
     file_system().pipe_file(os.fspath(path), data, mode=mode)
 
 
+def send(path: "epath.Path", file: Path) -> None:
+    """Write an object with a file's content as `write` does, from a disk in parts."""
+    file_system().put_file(str(file), os.fspath(path))
+
+
 def remove(path: "epath.Path") -> None:
     """Remove an object, or all objects below a path, if any exist."""
     objects = [

@@ -111,8 +111,9 @@ def load_tokenizer(path: str | Path, *, must_end: bool = True) -> Tokenizer:
     `config.json`, and at the `eos_token` of `tokenizer_config.json`, else of
     `special_tokens_map.json`, if that is one token.  In a chat model this token ends a
     turn, and the other files do not always name it.  If no file names a token, a
-    completion ends at those of `_USUAL_ENDS` in the vocabulary.  Without `must_end`, no
-    such token is needed, which is enough to inspect texts.
+    completion ends at those of `_USUAL_ENDS` in the vocabulary, added tokens alone if
+    any of them is one.  Without `must_end`, no such token is needed, which is enough to
+    inspect texts.
 
     Raises:
         ValueError: a file is missing or malformed, no id ends a sequence or one is of
@@ -206,7 +207,10 @@ def _read_eos_ids(directory: Directory, backend: _Tokenizer) -> tuple[int, ...]:
     if token is not None:
         ids.append(backend.token_to_id(token))
     if not any(each is not None for each in ids):
-        ids = [backend.token_to_id(token) for token in _USUAL_ENDS]
+        usual = [backend.token_to_id(token) for token in _USUAL_ENDS]
+        # In Qwen's vocabulary "</s>" is a piece of HTML, and no added token.
+        added = backend.get_added_tokens_decoder()
+        ids = [each for each in usual if each in added] or usual
     return tuple(dict.fromkeys(each for each in ids if each is not None))
 
 

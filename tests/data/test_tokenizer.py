@@ -130,7 +130,11 @@ def test_a_missing_tokenizer_is_named(tmp_path):
 def test_where_no_file_names_an_end_the_usual_tokens_are_it(directory):
     write(directory, "config.json", {})
     file = directory / "tokenizer.json"
-    file.write_text(file.read_text().replace("<stop>", "</s>"))
+    content = file.read_text().replace("<stop>", "</s>")
+    file.write_text(content)
+    assert load_tokenizer(directory).eos_ids == (1,)
+    # A word of the vocabulary that is spelled as an end is none beside an added token.
+    file.write_text(content.replace('"d"', '"<eos>"'))
     assert load_tokenizer(directory).eos_ids == (1,)
 
 

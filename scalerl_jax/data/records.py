@@ -6,7 +6,6 @@ machine fetches them.
 """
 
 import dataclasses
-import itertools
 import json
 import os
 from collections.abc import Iterable
@@ -20,7 +19,6 @@ from scalerl_jax.formats.paths import inside
 from scalerl_jax.formats.reading import parse_json, read_json
 
 _SHARD = 2**17  # records in a file
-_CHUNK = 64  # questions written together
 _FEATURES = ("id", "text", "system", "reference")  # texts; the reference as JSON
 # Keys of features.json with the names of classes, and the classes that we write.
 _CLASS_KEYS = ("type", "pythonClassName", "python_class_name")
@@ -179,9 +177,9 @@ def write_records(
         info, max_examples_per_shard=_SHARD, file_format="array_record"
     )
     writer.initialize_splits([split])
-    examples = map(_as_record, questions)
-    while chunk := list(itertools.islice(examples, _CHUNK)):
-        writer.add_examples({split: chunk})
+    # One by one, in one call: each call writes the files of metadata again.
+    examples: Any = map(_as_record, questions)
+    writer.add_examples({split: examples})
     writer.close_all()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from scalerl_jax.data import rows
 from scalerl_jax.data.drafts import Reader
-from scalerl_jax.data.files import Row
+from scalerl_jax.data.files import Row, delimiter_of
 from scalerl_jax.data.own import PARTS, read_own
 from scalerl_jax.data.sources import (
     OWN_FILES,
@@ -264,7 +264,8 @@ def find(name: str) -> DataSet:
     read = functools.partial(read_own, columns=columns)
     if is_own_file(name):
         try:
-            sources = _sources_of(local_file(bare.partition(":")[2]))
+            kind, _, file = bare.partition(":")
+            sources = _sources_of(kind, local_file(file))
         except ValueError as error:
             raise ValueError(f"data set {name!r} cannot be read: {error}") from error
         return DataSet(
@@ -287,6 +288,8 @@ def find(name: str) -> DataSet:
     )
 
 
-def _sources_of(path: Path) -> dict[str, Source]:
+def _sources_of(kind: str, path: Path) -> dict[str, Source]:
     """Return the splits of a file, or of a folder that `datasets` saved."""
+    if kind == "csv" and path.is_file() and not delimiter_of(path):
+        raise ValueError("a CSV is called .csv, or with tabs .tsv; rename it")
     return saved_splits(path) if path.is_dir() else {SPLITS[0]: Local(path)}

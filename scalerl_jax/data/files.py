@@ -70,8 +70,7 @@ def read_rows(path: Path) -> Iterator[FoundRow]:
             yield from _read_arrow(path, stream=start == _ARROW_STREAM)
         else:
             _check_start(path, start)
-            kind = path.with_suffix("") if path.suffix == ".gz" else path
-            delimiter = _DELIMITERS.get(kind.suffix.lower())
+            delimiter = delimiter_of(path)
             plain = open_regular(path)
             packed = start[:2] == _GZIP
             with plain, gzip.GzipFile(fileobj=plain) if packed else plain as opened:
@@ -81,6 +80,12 @@ def read_rows(path: Path) -> Iterator[FoundRow]:
                     yield from _read_json(path, opened)
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
+
+
+def delimiter_of(path: Path) -> str:
+    """Return what is between the cells of a CSV, by its name; "": it is none."""
+    kind = path.with_suffix("") if path.suffix == ".gz" else path
+    return _DELIMITERS.get(kind.suffix.lower(), "")
 
 
 def _check_start(path: Path, start: bytes) -> None:

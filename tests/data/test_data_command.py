@@ -156,6 +156,7 @@ def test_what_prepare_would_drop_is_shown_and_duplicates_are_counted(capsys, tmp
             ["prepare", f"--dataset=jsonl:{__file__}", "--path=none"],
             "test_data_command.py is a file already",
         ),
+        (["inspect", f"--dataset=csv:{__file__}"], "a CSV is called .csv"),
         (["inspect", "--dataset=gsm8k"], "prepare --dataset=gsm8k --split=train"),
     ],
 )

@@ -4,7 +4,7 @@ import re
 import string
 from typing import Any, NamedTuple
 
-from scalerl_jax.data.drafts import Unusable, first, from_text
+from scalerl_jax.data.drafts import Unusable, as_text, first, from_text, is_filled
 from scalerl_jax.data.files import Row
 
 COLUMNS = ("choices", "options")
@@ -30,13 +30,15 @@ class Choices(NamedTuple):
         return bool(self.labels) and all(map(str.isdecimal, self.labels))
 
 
-def read_choices(row: Row) -> Choices | None:
-    """Return a row's choices, or None without any.
+def read_choices(row: Row, text: str) -> Choices | None:
+    """Return a row's choices, or None without any, or if the question's text has them.
 
     They are a list of texts or numbers, {"A": text, ...} or {"1": text, ...}, or ARC's
     {"label": [...], "text": [...]}; each form may also be a JSON text.
     """
     given = from_text(first(row, *COLUMNS))
+    if isinstance(given, str) and is_filled(given) and given.strip() not in text:
+        raise Unusable("the choices are one text, which is not read")
     labels: list[str] = []
     if isinstance(given, dict):
         labels, given = _labelled(given)
@@ -51,7 +53,8 @@ def read_choices(row: Row) -> Choices | None:
     if any(isinstance(each, bool | dict | list | None) for each in given):
         raise Unusable("the choices are no texts")
     texts = [
-        _bare(str(each), letter) for each, letter in zip(given, _LETTERS, strict=False)
+        _bare(as_text(each), letter)
+        for each, letter in zip(given, _LETTERS, strict=False)
     ]
     return Choices(texts, given, labels)
 
@@ -103,7 +106,7 @@ def letter_of(row: Row, choices: Choices, answer: Any) -> str:
         answer = row.get(name)
     if answer is None:
         raise Unusable("no answer to the choices")
-    written, count = str(answer).strip(), len(choices.texts)
+    written, count = as_text(answer).strip(), len(choices.texts)
     same = set(_places(written, choices.texts))
     index = {int(written)} if re.fullmatch(r"[0-9]{1,2}", written) else set()
     index = {place for place in index if place < count}

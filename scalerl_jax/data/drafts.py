@@ -98,6 +98,13 @@ def check_text(*texts: str) -> None:
         raise Unusable("it holds half a character of UTF-16") from error
 
 
+def as_text(value: Any) -> str:
+    """Return a value of a cell as text: 142.0 is how tables write 142."""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(Decimal(repr(value))))  # 6.02e23 has no digits behind its 2
+    return str(value)
+
+
 def maths(text: str, answer: Any, **more: str) -> Draft:
     """Make a question with an answer: a text, a number, or a list of right ones."""
     if not text.strip():
@@ -110,10 +117,7 @@ def maths(text: str, answer: Any, **more: str) -> Draft:
             if math.isnan(each):
                 raise Unusable(_NO_ANSWER.format("nan"))
             raise Malformed("the answer is no finite number")
-        if isinstance(each, float) and each.is_integer():
-            # 142.0 is how tables write 142, and 6.02e23 has no digits behind the 2.
-            each = int(Decimal(repr(each)))
-        written.append(str(each))
+        written.append(as_text(each))
     if not written:
         raise Unusable("the answer is empty")
     for each in written:

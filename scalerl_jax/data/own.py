@@ -119,7 +119,7 @@ def _read(row: Row) -> Draft:
         if tools := listed_tools(row):
             given["tools"] = tools
         return Draft(text, given, **more)
-    if listed := choices.read_choices(row):
+    if listed := choices.read_choices(row, text):
         answer = first(reward or row, *ANSWERS)
         letter = choices.letter_of(row, listed, answer)
         return maths(choices.show(text, listed), letter, **more)

@@ -142,6 +142,7 @@ ARC = {"label": ["1", "2", "3"], "text": ["1", "14", "1.5"]}
         {"choices": ARC, "answer": "B"},
         {"choices": [1, 14, 1.5], "answer": 14},
         {"choices": [3, 1, 2], "answer": 1, "shown": "A. 3\nB. 1\nC. 2"},
+        {"choices": [3.0, 1.0], "answer": 1, "shown": "A. 3\nB. 1"},
     ],
 )
 def test_labels_of_the_row_s_own_come_before_an_index(more):
@@ -173,6 +174,8 @@ def test_choices_that_the_question_shows_are_shown_once():
         ({"choices": ["A", "C", "D"], "answer": "C"}, "several of the choices"),
         ({"choices": ["1", "4"]}, "no answer to the choices"),
         ({"choices": [1, 4], "answer": 1}, "several of the choices"),
+        ({"choices": [1.0, 2.0, 4.0], "answer": 2}, "several of the choices"),
+        ({"choices": "A) 1 B) 4", "answer": "B"}, "one text, which is not read"),
         ({"choices": {"1": "2", "2": "1"}, "answer": 2}, "several of the choices"),
         ({"choices": ARC, "answer": 0}, "names none of the choices"),
         ({"choices": {"B": "x", "C": "y"}, "answer": "A"}, "names none of the choices"),
@@ -195,6 +198,7 @@ def test_an_index_without_its_choice_is_unusable(row, why):
         {"question": "How many of these are even?", "answer": 2},
         {"question": "2 - 1?", "answer": 1, "label": 0},
         {"question": "2 - 1?", "answer": "1", "options": {"hard": True}},
+        {"question": "Which? A) 1 B) 4", "answer": "B", "options": "A) 1 B) 4"},
     ],
 )
 def test_numbers_that_are_answers_stay_answers(row):

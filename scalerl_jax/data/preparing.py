@@ -207,7 +207,7 @@ def prepare(
             drafts = screen.sift(_drafts(data_set, rows, report, max_bad_rows))
             write_records(data_set, split, _questions(drafts, report), filled)
         report.write(filled)
-        _move(filled, target, aside=work / "replaced" if overwrite else None)
+        _move(filled, target, aside=work / "replaced", overwrite=overwrite)
     return report
 
 
@@ -304,13 +304,13 @@ def _as_json(draft: Draft) -> tuple[str, str]:
         return "", "its reference holds a value that JSON lacks, as bytes or a time"
 
 
-def _move(filled: Path, target: Path, *, aside: Path | None) -> None:
-    """Move a filled directory to its target, and an old one `aside` if that is given.
+def _move(filled: Path, target: Path, *, aside: Path, overwrite: bool) -> None:
+    """Move a filled directory to its target, and a replaced or incomplete one `aside`.
 
     If another process has filled the same target meanwhile, that one stays.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    if aside and target.exists():
+    if target.exists() and (overwrite or not is_prepared(target)):
         target.rename(aside)
     try:
         filled.rename(target)

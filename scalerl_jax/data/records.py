@@ -17,6 +17,7 @@ from scalerl_jax.data.questions import LazySequence, Question
 from scalerl_jax.formats import remote
 from scalerl_jax.formats.paths import inside
 from scalerl_jax.formats.reading import parse_json, read_json
+from scalerl_jax.process.ending import first_line
 
 _SHARD = 2**17  # records in a file
 _FEATURES = ("id", "text", "system", "reference")  # texts; the reference as JSON
@@ -205,11 +206,15 @@ class QuestionSource(LazySequence[Question]):
 
         self.report = read_report(prepared)
         self.name = name
+        self._prepared = prepared
         _check_features(prepared)
-        builder: Any = tfds.builder_from_directory(prepared)
-        for path in builder.info.splits[self.report.split].filepaths:
-            inside(prepared, os.path.relpath(path, prepared))
-        self._records = builder.as_data_source(split=self.report.split)
+        try:
+            builder: Any = tfds.builder_from_directory(prepared)
+            for path in builder.info.splits[self.report.split].filepaths:
+                inside(prepared, os.path.relpath(path, prepared))
+            self._records = builder.as_data_source(split=self.report.split)
+        except Exception as error:
+            raise self._damaged(error) from error
         if len(self._records) != self.report.kept:
             raise ValueError(
                 f"{prepared} holds {len(self._records)} records, and its report says "
@@ -221,8 +226,23 @@ class QuestionSource(LazySequence[Question]):
         return len(self._records)
 
     def read(self, places: list[int]) -> list[Question]:
-        """Return the questions at these indices."""
-        return [self._question(each) for each in self._records.__getitems__(places)]
+        """Return the questions at these indices.
+
+        Raises:
+            ValueError: they are damaged.
+        """
+        try:
+            found = self._records.__getitems__(places)
+        except RuntimeError as error:
+            raise self._damaged(error) from error
+        return [self._question(each) for each in found]
+
+    def _damaged(self, error: Exception) -> ValueError:
+        """Return the error for one of the libraries', which have many kinds."""
+        return ValueError(
+            f"{self._prepared} is damaged ({first_line(error)}); remove it and prepare "
+            f"it again"
+        )
 
     def _question(self, record: dict[str, Any]) -> Question:
         text, system, reference = (

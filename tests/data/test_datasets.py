@@ -508,6 +508,28 @@ def test_records_that_do_not_fit_their_report_are_refused(tmp_path, directory):
         open_dataset(as_file(path), split=None, directory=directory)
 
 
+def test_damaged_records_are_said_and_incomplete_ones_are_made_again(
+    tmp_path, directory
+):
+    name = as_file(write_lines(tmp_path / "sums.jsonl", SUMS))
+    open_dataset(name, split=None, directory=directory)
+    (info,) = directory.rglob("dataset_info.json")
+    content = info.read_bytes()
+    info.write_bytes(content[:99])
+    with pytest.raises(ValueError, match="is damaged .*; remove it and prepare it ag"):
+        open_dataset(name, split=None, directory=directory)
+    info.write_bytes(content)
+    (shard,) = directory.rglob("*.array_record-*")
+    content = shard.read_bytes()
+    shard.write_bytes(content[:100] + bytes(100) + content[200:])
+    source = open_dataset(name, split=None, directory=directory)
+    with pytest.raises(ValueError, match="is damaged .*hash"):
+        list(source)
+    (info.parent / records.REPORT).unlink()
+    assert len(list(open_dataset(name, split=None, directory=directory))) == 9
+    assert [path.name for path in directory.iterdir()] == ["jsonl"]
+
+
 class _Files(http.server.BaseHTTPRequestHandler):
     """Gives out what the server holds by path; a list of bytes ends too early."""
 

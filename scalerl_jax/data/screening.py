@@ -207,6 +207,9 @@ ONE_TEST = "code with one test"
 SHOWN = "code whose first test is in the statement"
 SEVERAL = "code with several right outputs, by its wording"
 INTERACTIVE = "code with an interactive judge, by its wording"
+PROSE = "an answer of over ten words, which no other words equal"
+_MOST_WORDS = 10  # the longest answers of MATH and DeepScaleR have four
+_WORD = re.compile(r"\\[A-Za-z]+|\b([^\W\d_]{2,})\b")  # or a command of LaTeX
 
 _SEVERAL = re.compile(
     r"\bif there (?:are|is|exist) (?:multiple|several|many|more than one)"
@@ -227,7 +230,12 @@ _SHORT = 6  # characters of arguments that many statements contain by chance
 
 
 def doubts(draft: Draft) -> list[str]:
-    """Return the reasons to doubt the verdicts on a question of code."""
+    """Return the reasons to doubt the verdicts on a question."""
+    if draft.reference["verifier"] == "math":
+        given = draft.reference["answer"]
+        answers = given if isinstance(given, list) else [given]
+        words = [[*filter(None, _WORD.findall(each))] for each in answers]
+        return [PROSE] if max(map(len, words)) > _MOST_WORDS else []
     tests = draft.reference.get("tests")
     if draft.reference["verifier"] != "code" or not isinstance(tests, dict):
         return []

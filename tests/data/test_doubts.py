@@ -58,9 +58,19 @@ def test_what_is_doubted(text, tests, expected):
     assert found == expected
 
 
-def test_answers_are_not_doubted():
-    reference = {"verifier": "math", "answer": "7"}
-    assert screening.doubts(Draft("Print any.", reference)) == []
+@pytest.mark.parametrize(
+    "answer, expected",
+    [
+        ("7", []),
+        (["the left one", "left", "it is the one on the left side"], []),
+        (r"\frac{\sin \alpha + \cos \beta}{\sqrt{2} \tan \gamma \cdot \pi \log x}", []),
+        ("It is blue, since air scatters short wavelengths more than long ones.", None),
+    ],
+)
+def test_answers_of_many_words_are_doubted(answer, expected):
+    reference = {"verifier": "math", "answer": answer}
+    expected = [screening.PROSE] if expected is None else expected
+    assert screening.doubts(Draft("Print any.", reference)) == expected
 
 
 @sandboxed

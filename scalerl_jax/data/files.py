@@ -83,7 +83,7 @@ def read_rows(path: Path) -> Iterator[FoundRow]:
 
 
 def delimiter_of(path: Path) -> str:
-    """Return what is between the cells of a CSV, by its name; "": it is none."""
+    """Return what is between the cells of a CSV, known by its name; "": no CSV."""
     kind = path.with_suffix("") if path.suffix == ".gz" else path
     return _DELIMITERS.get(kind.suffix.lower(), "")
 

@@ -194,14 +194,7 @@ def prepare(
     ):
         work, filled = Path(made), Path(made) / "records"
         found = [file for each in sources for file in each.fetch(work)]
-        report.files = [
-            {
-                "origin": each.origin,
-                "sha256": each.sha256,
-                "bytes": each.path.stat().st_size,
-            }
-            for each in found
-        ]
+        report.files = [each.described() for each in found]
         rows = (row for each in found for row in files.read_rows(each.path))
         with contextlib.closing(Screen(try_tests=try_tests)) as screen:
             drafts = screen.sift(_drafts(data_set, rows, report, max_bad_rows))

@@ -7,7 +7,7 @@ import urllib.parse
 import urllib.request
 from http.client import HTTPException, IncompleteRead
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from scalerl_jax.data.files import sha256_of
 from scalerl_jax.formats.bounded import MOST_WHOLE
@@ -34,6 +34,11 @@ class SourceFile(NamedTuple):
     path: Path
     origin: str
     sha256: str
+
+    def described(self) -> dict[str, Any]:
+        """Return origin, checksum and size for a report, as JSON values."""
+        size = self.path.stat().st_size
+        return {"origin": self.origin, "sha256": self.sha256, "bytes": size}
 
 
 def describe_file(path: Path, origin: str, known: str = "") -> SourceFile:

@@ -87,9 +87,10 @@ class PreparationReport:
         """Advice for a message if a field is missing, else ""."""
         if not any("is missing" in reason for reason in self.bad):
             return ""
+        named = ", ".join(map(repr, self.columns))
         return (
-            f"; the first row has the columns {', '.join(self.columns)}: say which has "
-            f"what by --column=prompt=COLUMN --column=reference=COLUMN"
+            f"; the first row has the columns {named}: say which has what by "
+            f"--column=prompt=COLUMN --column=reference=COLUMN"
         )
 
     def summary(self) -> str:

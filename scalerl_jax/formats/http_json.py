@@ -77,7 +77,7 @@ def ask(
             said = ""
         error.close()
         if _may_pass(error.code):
-            after_s = float(after) if after.isdigit() else 0.0
+            after_s = float(after) if after.isdecimal() else 0.0
             why = f"status {error.code}"
             raise AskError(why, passing=True, after_s=after_s) from error
         raise AskError(

@@ -36,6 +36,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(status)
         if status == 302:
             self.send_header("Location", "http://127.0.0.1:9/other")
+        if status == 429:
+            self.send_header("Retry-After", "\u00b2")  # a digit, and no number
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)

@@ -233,11 +233,13 @@ def _row_of(single: Any) -> Row:
 
     No reader asks for a time, and without pandas Python has no nanoseconds.
     """
+    import pyarrow
+
     row: Row = {}
     for name, column in zip(single.schema.names, single.columns, strict=True):
         try:
             (row[name],) = column.to_pylist()
-        except UnicodeDecodeError:
+        except (UnicodeDecodeError, pyarrow.ArrowException):
             raise
         except (ValueError, OverflowError, LookupError):
             row[name] = None

@@ -162,7 +162,6 @@ UNBOUNDED = {
     ("data/chat_process.py", "json.loads"): (2, "between a process and its parent"),
     ("data/gym.py", "json.loads"): (1, _WRITTEN),
     ("data/observations.py", "json.loads"): (1, _WRITTEN),
-    ("data/records.py", ".read_bytes"): (2, _UPLOADED),
     ("evaluate/results.py", ".read_text"): (1, _OWN),
     ("scaling/live_page.py", ".read_bytes"): (1, _OWN),
     ("launch/job.py", "tomllib.loads"): (1, "a text within bounds"),

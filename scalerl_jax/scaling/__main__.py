@@ -9,6 +9,7 @@ One file above 400 lines: the flags of each command are beside the code that rea
 """
 
 import argparse
+import collections
 import dataclasses
 import inspect
 import itertools
@@ -66,7 +67,7 @@ from scalerl_jax.scaling.recipes import compare_recipes, group_runs, seeds_of
 from scalerl_jax.scaling.records import Array, Record, TooFewPointsError, to_json
 from scalerl_jax.scaling.report import make_report
 from scalerl_jax.scaling.search import R0
-from scalerl_jax.scaling.tables import EVALS_NAME, is_step
+from scalerl_jax.scaling.tables import EVALS_NAME, is_step, runs_below
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -148,6 +149,12 @@ def _from_flags(kind: Callable[..., T], flags: Flags) -> T:
     return kind(**{name: value for name, value in given.items() if value is not None})
 
 
+def _each_run(paths: Sequence[Path]) -> list[Path]:
+    """Return the paths as local ones; for a directory of runs, each of its runs."""
+    local = [files_of_run(path) for path in paths]
+    return [run for path in local for run in runs_below(path) or [path]]
+
+
 def _load_all(
     paths: Sequence[Path],
     selection: scaling.Selection,
@@ -156,31 +163,40 @@ def _load_all(
     least: int,
 ) -> Curves:
     """Return the curves of all paths; warn of a path without one if others have one."""
-    found: Curves = []
-    taken: set[str] = set()
+    loaded: Curves = []
     unusable: list[CurveError] = []
-    for path in map(files_of_run, paths):
+    given = _each_run(paths)
+    for path in given:
         try:
             curves = scaling.load_curves(path, selection=selection, constants=constants)
         except CurveError as failure:
-            if len(paths) == 1 or not path.exists():
+            if len(given) == 1 or not path.exists():
                 raise
             if str(path) not in str(failure):
                 failure.args = (f"{path}: {failure}",)
             unusable.append(failure)
             continue
-        for curve in curves:
-            name = curve.name
-            if name in taken:
-                name = shown(f"{path.resolve().parent.name}/{name}")
-            for number in itertools.count(2):
-                if name not in taken:
-                    break
-                name = f"{curve.name} ({number})"
-            taken.add(name)
-            found.append((path, dataclasses.replace(curve, name=name)))
+        loaded += [(path, curve) for curve in curves]
+    found = _under_unique_names(loaded)
     _tell_left_out(unusable, found, least)
     return found
+
+
+def _under_unique_names(curves: Curves) -> Curves:
+    """Name those of equal names by the directories that they are in, too."""
+    alike = collections.Counter(curve.name for _, curve in curves)
+    found: dict[str, tuple[Path, Curve]] = {}
+    for path, curve in curves:
+        name = curve.name
+        if alike[name] > 1:
+            name = shown(f"{path.resolve().parent.name}/{name}")
+        title = name
+        for number in itertools.count(2):
+            if title not in found:
+                break
+            title = f"{name} ({number})"
+        found[title] = path, dataclasses.replace(curve, name=title)
+    return list(found.values())
 
 
 def _tell_left_out(
@@ -459,7 +475,7 @@ def compare(flags: Flags) -> Answer:
         flags.paths = [*flags.paths, *flags.vs]
     fitted = fit_each(flags)
     fits = {fit.curve.name: fit for _, fit in fitted}
-    others = {files_of_run(path) for path in flags.vs or ()}
+    others = set(_each_run(flags.vs or ()))
     second = {fit.curve.name for path, fit in fitted if path in others}
     recipes = group_runs(fits, second=second)
     if len(recipes) < 2:

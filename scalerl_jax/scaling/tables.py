@@ -287,7 +287,8 @@ def read_table(path: str | Path) -> Table:
 
     A directory may be a run of this package (`evals.jsonl`), of Hugging Face's
     trainers (`trainer_state.json`, or the newest checkpoint's), or hold TensorBoard
-    event files at any depth.  All but event files may also be in a bucket.
+    event files at any depth, unless they are those of runs (`runs_below`).  All but
+    event files may also be in a bucket.
 
     Raises:
         CurveError: there is nothing to read; the message lists what can be read.
@@ -318,11 +319,27 @@ def read_table(path: str | Path) -> Table:
         raise CurveError(str(failure)) from failure
 
 
+def _own_file(folder: Path) -> Path | None:
+    names = (EVALS_NAME, TRAINER_STATE_NAME, *STUDY_CURVES)
+    return next((folder / n for n in names if (folder / n).is_file()), None)
+
+
+def runs_below(path: Path) -> list[Path]:
+    """Return the runs of this package below a directory that has no curve itself."""
+    if not path.is_dir() or _own_file(path):
+        return []
+    return sorted(file.parent for file in path.rglob(EVALS_NAME))
+
+
 def _find_in(folder: Path) -> Path:
     """Return the file of a directory that holds its curve; itself, for event files."""
-    for name in (EVALS_NAME, TRAINER_STATE_NAME, *STUDY_CURVES):
-        if (folder / name).is_file():
-            return folder / name
+    if own := _own_file(folder):
+        return own
+    if runs := runs_below(folder):
+        raise CurveError(
+            f"{folder}: {len(runs)} runs are below this directory: read each of them, "
+            f"as {runs[0]}"
+        )
     saved = [
         (int(state.parent.name.split("-")[1]), state)
         for state in folder.glob(f"checkpoint-*/{TRAINER_STATE_NAME}")

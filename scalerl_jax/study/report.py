@@ -9,7 +9,6 @@ import csv
 import dataclasses
 import functools
 import io
-import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -357,14 +356,16 @@ def pruned_lines(found: ReplayedStudy | None) -> list[str]:
 
 
 def _arm_row(arm: str, runs: Iterable[tuple[int, Fit]]) -> tuple[str, ...]:
-    """Return the means over the seeds of an arm."""
+    """Return the means over the seeds of an arm; of A, B, C_mid if all identify A."""
     fits = [fit for _, fit in runs]
     if not fits:
         return (arm, "0", "-", "-", "-", "-")
-    cells = [arm, str(len(fits))]
-    for name, form in (("A", ".3f"), ("B", ".2f"), ("C_mid", ",.4g")):
-        values = [fit.parameters[name].value for fit in fits if name in fit.parameters]
-        mean = sum(values) / len(values) if values else math.nan
-        cells.append(format(mean, form))
-    cells.append(f"{sum(fit.whole_curve.y[-1] for fit in fits) / len(fits):.3f}")
-    return tuple(cells)
+    last = f"{statistics.fmean(fit.whole_curve.y[-1] for fit in fits):.3f}"
+    if unsure := sum(not fit.identified for fit in fits):
+        ceiling = f"not identified by {unsure}"
+        return (arm, str(len(fits)), ceiling, "-", "-", last)
+    means = [
+        format(statistics.fmean(fit.value(name) for fit in fits), form)
+        for name, form in (("A", ".3f"), ("B", ".2f"), ("C_mid", ",.4g"))
+    ]
+    return (arm, str(len(fits)), *means, last)

@@ -5,12 +5,13 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from parsed_page import Parsed
 
-from scalerl_jax.scaling import fit_curve, load_curves, report, sigmoid
+from scalerl_jax.scaling import CurveError, fit_curve, load_curves, report, sigmoid
 from scalerl_jax.scaling.__main__ import main
 
 X = np.linspace(0.0, 16000.0, 25)
@@ -247,7 +248,7 @@ def test_runs_of_one_name_get_names_of_their_own(runs, capsys):
     assert main(["fit", str(runs), str(runs), "--x=gpu_hours", "--group=recipe",
                  "--where=recipe=best", "--json"]) == 0  # fmt: skip
     names = [row["name"] for row in json.loads(capsys.readouterr().out)]
-    assert names[0] == "best" and len(set(names)) == 2
+    assert len(set(names)) == 2 and all("/best" in name for name in names)
 
 
 @pytest.mark.parametrize(
@@ -426,6 +427,30 @@ def test_recipes_that_are_asked_other_prompts_get_no_winner(
     if differs:
         assert f"evaluated on different prompts: {differs}" in pair["reason"]
         assert any(differs in each for each in found["runs"]["warnings"])
+
+
+@pytest.mark.usefixtures("short_reports")
+def test_a_directory_of_runs_is_its_runs(tmp_path, capsys):
+    """Under names that tell them apart, whatever TensorBoard has of them."""
+    for arm, top in (("high", 0.8), ("low", 0.7)):
+        folder = tmp_path / arm
+        folder.mkdir()
+        runs = seeds_of_a_run(folder, arm, asymptote=top, aggregation=arm)
+        for path in map(Path, runs):
+            (path / "tensorboard").mkdir()
+            (path / "tensorboard" / "events.out.tfevents.1").touch()
+            path.rename(path.with_name(path.name.removeprefix(f"{arm}-")))
+    with pytest.raises(CurveError, match="6 runs are below .*high/seed0"):
+        load_curves(tmp_path)
+    paths = [tmp_path / "high", "--vs", tmp_path / "low"]
+    for given in ([tmp_path], paths):
+        flags = [*map(str, given), "--json", "--x=generated_tokens"]
+        assert main(["compare", *flags]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["pairs"][0]["names"] == ["high", "low"]
+        assert {row["name"] for row in found["runs"]["rows"]} == {
+            f"{arm}/seed{seed}" for arm in ("high", "low") for seed in range(3)
+        }
 
 
 def test_compute_of_a_cpu_is_in_tokens(tmp_path, capsys):

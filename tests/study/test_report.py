@@ -125,6 +125,9 @@ def test_no_seeds_decide_what_seeds_cannot(tmp_path):
     findings = find(STUDY, tmp_path)
     said = describe(STUDY, findings)
     assert "low does not climb" in said and "would decide it" not in said
+    flat, climbing = (line.split() for line in said.splitlines()[2:4])
+    assert flat[:-1] == "low 3 not identified by 2 - -".split()
+    assert climbing[2] == "0.600"
     assert differences_table(findings)[0]["seeds_to_decide"] is None
 
 

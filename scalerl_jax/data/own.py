@@ -139,12 +139,14 @@ def _with_columns(row: Row, columns: Iterable[tuple[str, str]]) -> Row:
     for part, column in columns:
         for name in PARTS[part]:
             changed.pop(name, None)
+        value = _value(row, column) if column else None
+        if part == "reference":  # the named column is it
+            changed.pop("reference", None)
+            if isinstance(value, dict):  # which the user's function may read
+                changed["reference"] = value
+            part, value = "answer", _marked(value)
         if column:
-            name = "answer" if part == "reference" else part
-            value = _value(row, column)
-            changed[name] = _marked(value) if part == "reference" else value
-        if part == "reference":
-            changed.pop("reference", None)  # the named column is it
+            changed[part] = value
     return changed
 
 

@@ -239,8 +239,12 @@ def _drafts(
 
 
 def _names(row: files.Row) -> list[str]:
-    """Return the columns of a row, as far as a message can hold them."""
-    return [str(name)[:_LONGEST_NAME] for name in [*row][:_MOST_NAMES]]
+    """Return the columns of a row and fields in them, as many as a message can hold."""
+    names: list[str] = []
+    for name, value in [*row.items()][:_MOST_NAMES]:
+        fields = [f"{name}.{field}" for field in value] if isinstance(value, dict) else []
+        names += fields or [str(name)]
+    return [name[:_LONGEST_NAME] for name in names[:_MOST_NAMES]]
 
 
 def _questions(

@@ -293,9 +293,9 @@ def test_a_folder_that_is_not_whole_is_refused(tmp_path, directory, state, why):
 
 
 def test_a_name_says_the_columns(tmp_path, directory):
-    rows = [{"text": f"{n} + 1?", "gold": n + 1} for n in range(3)]
+    rows = [{"text": f"{n} + 1?", "gold": n + 1, "of": {"x": 1}} for n in range(3)]
     name = as_file(write_lines(tmp_path / "other.jsonl", rows))
-    with pytest.raises(ValueError, match=r"has the columns 'text', 'gold': say which"):
+    with pytest.raises(ValueError, match=r"columns 'text', 'gold', 'of\.x': say which"):
         open_dataset(name, split=None, directory=directory)
     name = with_columns(name, ["prompt=text", "reference=gold"])
     assert split_of(name) == (name, "") and is_own_file(name)

@@ -487,6 +487,8 @@ def test_named_columns_take_the_place_of_the_usual_ones():
         {"q": "Go.", "t": json.dumps(PAIRS)}, [("prompt", "q"), ("reference", "t")]
     )
     assert tests.reference["verifier"] == "code"
+    whole = own.read_own(row, [("prompt", "text"), ("reference", "meta")]).reference
+    assert whole == {"verifier": "own", "answer": row["meta"]}
     for column in ("gold", "meta.silver", "text.gold"):
         with pytest.raises(Malformed, match=f"column '{column}' is missing"):
             own.read_own(row, [("prompt", "text"), ("reference", column)])

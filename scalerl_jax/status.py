@@ -16,7 +16,13 @@ from scalerl_jax.formats.reading import read_json
 from scalerl_jax.formats.remote import files_of_run
 from scalerl_jax.process.ending import Parser, answer
 from scalerl_jax.process.printing import to_stdout
-from scalerl_jax.run.directory import EVALS_FILE, METRICS_FILE, STATUS_FILE
+from scalerl_jax.run.directory import (
+    EVALS_FILE,
+    METRICS_FILE,
+    STATUS_FILE,
+    is_abandoned,
+    why_ended,
+)
 from scalerl_jax.run.resume import last_row, sound
 
 _LATE_S = 30.0  # since the last write of a controller, which writes every second
@@ -70,7 +76,8 @@ class Status:
     """State of a run, as a program and as a person reads it.
 
     `facts` has steps, the last step's metrics, the last evaluation (both empty before
-    the first) and the processes (None for a run of one process).
+    the first), the processes (None for a run of one process) and why it ended before
+    its last step ("" if it has not, or nobody knows).
     """
 
     facts: dict[str, Any]  # JSON values
@@ -105,12 +112,18 @@ def read(directory: Path) -> Status:
         if (directory / STATUS_FILE).exists():
             processes = read_json(directory / STATUS_FILE)
         lines += _roles(processes)
+    ended = why_ended(directory)
+    if ended:
+        lines.append(f"ended: {ended}")
+    if step < num_steps and is_abandoned(directory):
+        lines.append(f"no process runs it: scalerl train {directory} resumes it")
     facts = {
         "num_steps": num_steps,
         "step": step,
         "metrics": metrics,
         "evaluation": evaluation,
         "processes": processes,
+        "ended": ended,
     }
     return Status(facts=facts, text="\n".join(lines) + "\n")
 
@@ -166,7 +179,7 @@ def _shown(row: dict[str, Any], name: str, form: str = "g") -> str:
 def _roles(status: dict[str, Any] | None) -> list[str]:
     """Return a line for every process; None: a run of one process."""
     if status is None:
-        return ["one process: learner and sampler are its threads"]
+        return ["of one process: learner and sampler are its threads"]
     age = time.time() - status["at"]
     state = str(status["state"])[:_CELL]
     if state == "running" and age > _LATE_S:

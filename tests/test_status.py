@@ -1,10 +1,13 @@
 """How a run stands: what is no run's directory is told by a line."""
 
 import json
+import platform
+import subprocess
 
 import pytest
 import small_bucket
 
+from scalerl_jax.run.directory import keep_end
 from scalerl_jax.status import main
 
 
@@ -38,6 +41,23 @@ def test_a_warm_start_is_told_by_what_its_rows_have(tmp_path, capsys):
         "98 tokens/s trained",
         "idle: learner 25%",
     ]
+
+
+def test_a_run_that_has_ended_early_or_was_killed_is_told_to_be_so(tmp_path, capsys):
+    config = {"config": {"train": {"num_steps": 40}}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with subprocess.Popen(["true"]) as gone:
+        pass
+    holders = {gone.pid: True, 1: False}  # 1 runs
+    for pid, lacks in holders.items():
+        (tmp_path / ".lock").write_text(f"{pid} on {platform.node()}")
+        main([str(tmp_path)])
+        said = capsys.readouterr().out
+        assert (f"no process runs it: scalerl train {tmp_path} " in said) == lacks
+    (tmp_path / ".lock").write_text(f"{gone.pid} on another machine")
+    keep_end(tmp_path, "the disk is full")
+    main([str(tmp_path)])
+    assert capsys.readouterr().out.endswith("threads\nended: the disk is full\n")
 
 
 @pytest.mark.parametrize("torn", [0, 5 * 2**20])

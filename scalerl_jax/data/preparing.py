@@ -242,8 +242,8 @@ def _names(row: files.Row) -> list[str]:
     """Return the columns of a row and fields in them, as many as a message can hold."""
     names: list[str] = []
     for name, value in [*row.items()][:_MOST_NAMES]:
-        fields = [f"{name}.{field}" for field in value] if isinstance(value, dict) else []
-        names += fields or [str(name)]
+        fields = value if isinstance(value, dict) else ()
+        names += [f"{name}.{field}" for field in fields] or [str(name)]
     return [name[:_LONGEST_NAME] for name in names[:_MOST_NAMES]]
 
 

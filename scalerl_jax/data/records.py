@@ -90,8 +90,8 @@ class PreparationReport:
         named = ", ".join(map(repr, self.columns))
         return (
             f"; the first row has the columns {named}: say which has what by "
-            f"--column=prompt=COLUMN --column=reference=COLUMN (in data.tasks of a run: "
-            f"FILE?prompt=COLUMN&reference=COLUMN)"
+            f"--column=prompt=COLUMN --column=reference=COLUMN (in a run: "
+            f"NAME?prompt=COLUMN&reference=COLUMN in data.tasks)"
         )
 
     def summary(self) -> str:

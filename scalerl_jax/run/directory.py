@@ -173,6 +173,20 @@ def lock_directory(path: Path, *, flag: str = "--workdir") -> io.FileIO:
     return lock
 
 
+def is_abandoned(path: Path) -> bool:
+    """Return whether the process of this machine that locked the directory is gone."""
+    try:
+        process, _, machine = read_text(path / ".lock").partition(" on ")
+        if machine != platform.node():
+            return False  # unknown
+        os.kill(int(process), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, ValueError):  # no lock, or the process of another user
+        return False
+    return False
+
+
 def _close_if_alive(reference: "weakref.ref[io.FileIO]") -> None:
     lock = reference()
     if lock is not None:

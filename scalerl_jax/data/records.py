@@ -122,8 +122,9 @@ class PreparationReport:
         reason, first = next(iter(self.bad.items()))
         raise ValueError(
             f"{self.bad.total} of the first {self.rows} rows are broken or not in the "
-            f"form of {self.name!r}, more than --max-bad-rows={limit}; the first is "
-            f"{first['first']}: {reason}{self.way_out}"
+            f"form of {self.name!r}, more than {limit}, the limit that scalerl data "
+            f"prepare --max-bad-rows=N changes; the first is {first['first']}: {reason}"
+            f"{self.way_out}"
         )
 
 

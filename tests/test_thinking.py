@@ -167,7 +167,7 @@ def test_an_answer_may_follow_special_tokens(configure, after):
         pytest.param(
             "Qwen2.5",
             {"answer_after": "auto"},
-            "reward.math_answer = 'boxed'",
+            "reward.math_answer = 'boxed' to another of boxed, last_number, boxed_",
             id="no form that a verdict knows",
         ),
     ],

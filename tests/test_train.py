@@ -501,6 +501,7 @@ def test_a_policy_that_never_gets_anything_right_ends_the_run(tmp_path, capsys):
     message = str(failure.value)
     assert message.startswith("3 optimizer steps in a row were skipped")
     assert "zero variance" in message and "data.tasks" in message
+    assert "of 16 rollouts are cut off, 16 without an answer" in message
     told = "warning: no completion of the evaluation holds an answer: "
     said = capsys.readouterr().err
     assert f"{told}{tmp_path / 'random'} has a chat template" in said

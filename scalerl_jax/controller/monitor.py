@@ -502,9 +502,11 @@ def _without_gradient(groups: Sequence[Group]) -> str:
     rollouts = rollouts_of(groups)
     equal = sum(not group.has_reward_variance for group in groups)
     cut_off = sum(rollout.cut_off for rollout in rollouts)
+    unanswered = sum(rollout.status == "no_answer" for rollout in rollouts)
     unjudged = sum(not rollout.judged for rollout in rollouts)
     return (
         f"no rollout of the batch is trained on: {equal} of {len(groups)} groups have "
         f"zero variance (fewer do with a larger batch.group_size or other data.tasks), "
-        f"{cut_off} of {len(rollouts)} rollouts are cut off and {unjudged} unjudged"
+        f"{cut_off} of {len(rollouts)} rollouts are cut off, {unanswered} without an "
+        f"answer and {unjudged} unjudged"
     )

@@ -5,8 +5,9 @@ with today's date gets a warning.
 """
 
 import logging
+from typing import get_args
 
-from scalerl_jax.config import Config
+from scalerl_jax.config import Config, MathAnswer
 from scalerl_jax.data.chat import read_chat_template
 from scalerl_jax.data.questions import CHAT, THINKING_TAGS, Renderer
 from scalerl_jax.data.tokenizer import Tokenizer
@@ -85,7 +86,8 @@ def why_no_answers(config: Config) -> str:
     return (
         f"completions are read whole (data.answer_after = {data.answer_after!r}); say "
         f"in the prompt which form the answer must have, or change "
-        f"reward.math_answer = {config.reward.math_answer!r}"
+        f"reward.math_answer = {config.reward.math_answer!r} to another of "
+        f"{', '.join(get_args(MathAnswer))}"
     )
 
 

@@ -77,7 +77,7 @@ class Status:
 
     `facts` has steps, the last step's metrics, the last evaluation (both empty before
     the first), the processes (None for a run of one process) and why it ended before
-    its last step ("" if it has not, or nobody knows).
+    its last step ("": it has not, or this is unknown).
     """
 
     facts: dict[str, Any]  # JSON values

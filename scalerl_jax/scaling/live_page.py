@@ -39,7 +39,7 @@ from scalerl_jax.scaling.run_details import (
     read_training,
     training_x,
 )
-from scalerl_jax.scaling.tables import EVALS_NAME
+from scalerl_jax.scaling.tables import EVALS_NAME, runs_below
 from scalerl_jax.scaling.text import cut, show
 
 LOOPBACK = "127.0.0.1"
@@ -97,7 +97,7 @@ FAILURES = {
 
 
 def find_runs(paths: Sequence[Path]) -> dict[str, Path]:
-    """Return the runs to follow by name: paths of runs, and all runs of studies.
+    """Return the runs to follow by name: those given, and all of studies and folders.
 
     Raises:
         CurveError: a path holds no run yet, or there are too many.
@@ -106,7 +106,8 @@ def find_runs(paths: Sequence[Path]) -> dict[str, Path]:
     for path in paths:
         if not path.exists() and (_STUDIES / path / _STUDY_FILE).is_file():
             path = _STUDIES / path
-        runs = _runs_of_study(path) if (path / _STUDY_FILE).is_file() else [path]
+        is_study = (path / _STUDY_FILE).is_file()
+        runs = _runs_of_study(path) if is_study else runs_below(path) or [path]
         for run in runs:
             name = run.name if run is path else str(run.relative_to(path))
             if name in found:

@@ -127,6 +127,9 @@ def test_a_study_is_all_its_runs(tmp_path):
     for name in ("low/seed0", "low/seed1", "high/seed0", "other/seed0"):
         grow(tmp_path / name, 0, 1)
     assert list(find_runs([tmp_path])) == ["low/seed0", "low/seed1", "high/seed0"]
+    (tmp_path / "study.json").unlink()
+    alone = find_runs([tmp_path, tmp_path / "low" / "seed0"])
+    assert len(alone) == 5 and list(alone)[2:4] == ["low/seed1", "other/seed0"]
 
 
 def test_runs_of_a_study_that_begin_later_come_to_the_page(tmp_path):

@@ -11,11 +11,12 @@ import itertools
 import numpy as np
 
 from scalerl_jax import scaling
-from scalerl_jax.scaling.compare import FEWEST_RUNS, choose
+from scalerl_jax.scaling.compare import choose
 from scalerl_jax.scaling.differences import RUN_SD, RecipeSample, difference
 from scalerl_jax.scaling.estimate import correlation_growth
 from scalerl_jax.scaling.identifiability import ASYMPTOTE_MARGIN
 from scalerl_jax.scaling.laws import SIGMOID
+from scalerl_jax.scaling.obstacles import FEWEST_RUNS
 from scalerl_jax.scaling.search import SHAPE_U, A, Problem, descend, minimise_each
 from scalerl_jax.scaling.uncertainty import student_quantile
 

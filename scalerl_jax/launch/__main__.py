@@ -42,6 +42,17 @@ from scalerl_jax.process.ending import FAILURE, MISTAKE, Parser, answer
 from scalerl_jax.process.printing import to_stderr, to_stdout
 
 _ALARM = 3  # exit status
+_LAST_LINES = 50  # of each host's log, shown when a run has failed
+# Number that a flag gives -> its least and greatest value.
+_RANGES = {
+    "poll_s": (0.01, 3600.0),
+    "fetch_s": (0.01, 86_400.0),
+    "lines": (1, 1_000_000),
+    "preemptions": (0, 1000),
+    "failures": (0, 1_000_000),
+    "pause_s": (0.0, 3600.0),
+    "grace_s": (0.0, 3600.0),
+}
 COMMANDS = {
     "run": "all of the below, until the run is over",
     "create": "check config, price and place, ask, and create the machines",
@@ -119,11 +130,10 @@ def main(argv: list[str] | None = None) -> int:
         at = words.index("--")
         words, more = words[:at], words[at + 1 :]
     flags = make_parser().parse_args(words)
+    _check_numbers(flags)
     if flags.command == "supervise":
         if not more:
             raise ValueError("supervise: the command to run is missing after --")
-        if not 0 <= flags.grace_s <= 3600:
-            raise ValueError(f"--grace-s={flags.grace_s:g} must be from 0 to 3600")
         rules = supervisor.Rules(
             failures=flags.failures, pause_s=flags.pause_s, grace_s=flags.grace_s
         )
@@ -151,27 +161,40 @@ def main(argv: list[str] | None = None) -> int:
         )
 
 
+def _check_numbers(flags: argparse.Namespace) -> None:
+    for name, (least, most) in _RANGES.items():
+        value = getattr(flags, name, None)
+        if value is not None and not least <= value <= most:
+            flag = name.replace("_", "-")
+            raise ValueError(f"--{flag}={value:g} must be from {least:g} to {most:g}")
+
+
 def _print(job: Job, flags: argparse.Namespace, more: list[str]) -> int:
     """Print the commands that a command would run, and run none."""
     if job.place == "local":
         raise ValueError("--dry-run: --place=local runs no cloud commands")
     place = make_place(job, more, Client(dry_run=True), poll_s=0.0)
     if flags.command in ("run", "create"):
-        to_stdout(f"{shlex.join(estimate.preflight_command(job, more))}\n")
+        estimate.check_files(job, estimate.resolve_config(job, more), more)
+        if job.preflight == "require":
+            to_stdout(f"{shlex.join(estimate.preflight_command(job, more))}\n")
+    kept = flags.command == "run" and flags.keep_machines
     for step in _STEPS[flags.command]:
+        if kept and step in ("end", "remove"):
+            continue
         to_stdout(f"# {step}\n")
         if step == "logs":
-            place.logs(50)
+            place.logs(flags.lines)
         elif step == "fetch":
             place.fetch(str(_files(job)))
         else:
             getattr(place, step)()
+    if flags.command == "run" and not flags.no_fit:
+        to_stdout(f"# fit\n{shlex.join(_fit_command(job))}\n")
     return 0
 
 
 def _run(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> int:
-    if not flags.fetch_s > 0:
-        raise ValueError(f"--fetch-s={flags.fetch_s:g} must be above 0")
     look: Callable[[Machines, Outcome | None], None] = _Watching(
         job, place, every_s=flags.fetch_s
     )
@@ -185,24 +208,40 @@ def _run(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> 
     patience = Patience(poll_s=flags.poll_s, first_pause_s=flags.poll_s)
     try:
         outcome = keep(place, patience=patience, tell=say, look=look)
-    except KeyboardInterrupt:
-        say("the machines keep running without this command; `launch run` resumes it")
+    except BaseException:
+        say(
+            "machines that there are stay without this command, and cost: `launch run` "
+            "resumes it, `launch stop` removes them"
+        )
         raise
     say(
         f"the run is {outcome.state} after {outcome.attempts} attempts, "
         f"{outcome.preemptions} of them preempted"
     )
-    place.fetch(str(_files(job)))
-    left = [] if flags.keep_machines else _stop_all(place)
     if outcome.state != "done":
-        to_stderr(f"{outcome.said or 'error: see launch logs'}\n")
+        _show_last_lines(place)
+    # First, so that nothing is paid for a fetch that fails or takes its time.
+    left = [] if flags.keep_machines else _stop_all(place)
+    place.fetch(str(_files(job)))
+    if outcome.state != "done":
+        to_stderr(f"{outcome.said or 'error: the run has failed; its log is above'}\n")
         return MISTAKE if outcome.state == "mistake" else FAILURE
     if flags.no_fit:
         return FAILURE if left else 0
-    fitted = subprocess.run(
-        [sys.executable, "-m", "scalerl_jax.scaling", "fit", str(_files(job))]
-    )
+    fitted = subprocess.run(_fit_command(job))
     return FAILURE if left or fitted.returncode else 0
+
+
+def _fit_command(job: Job) -> list[str]:
+    return [sys.executable, "-m", "scalerl_jax.scaling", "fit", str(_files(job))]
+
+
+def _show_last_lines(place: Place) -> None:
+    """Show the hosts' last log lines: they go with the machines."""
+    try:
+        to_stderr(place.logs(_LAST_LINES))
+    except (OSError, RuntimeError, ValueError) as error:
+        say(f"the logs of the hosts cannot be read: {error}")
 
 
 class _Watching:
@@ -218,9 +257,10 @@ class _Watching:
         self._next = time.monotonic() + self._every_s
         try:
             self._place.fetch(str(_files(self._job)))
+            alarm = _find_alarm(self._job, self._place, machines, outcome)
         except (OSError, RuntimeError, ValueError) as error:  # not worth the run's end
-            say(f"the run's files cannot be copied now: {error}")
-        alarm = _find_alarm(self._job, self._place, machines, outcome)
+            say(f"the run cannot be looked at now: {error}")
+            return
         if alarm and not self._told:
             say(f"ALARM: {alarm}")
         self._told = alarm
@@ -381,7 +421,7 @@ def _files(job: Job) -> Path:
 
 _STEPS = {
     "run": ("check", "outcome", "machines", "create", "start")
-    + ("fetch", "end", "remove"),
+    + ("end", "remove", "fetch"),
     "create": ("check", "machines", "create"),
     "start": ("outcome", "machines", "start"),
     "status": ("machines", "outcome", "fetch", "last_step"),

@@ -9,8 +9,11 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
+
 from scalerl_jax.launch import __main__ as launch
 
+pytestmark = pytest.mark.filterwarnings("ignore:the load_module")  # ml_collections'
 PAGE = Path(__file__).parents[2] / "docs" / "dry-runs.md"
 COMMON = "--name=run-1 --project=project --zone=us-east5-b"
 FILES = (
@@ -29,7 +32,8 @@ HEAD = """# Dry runs
 
 What `launch run --dry-run` prints for each place: every command of another program,
 and no call of one. A line that begins with `#` is a step; while the run goes on, the
-loop repeats those from `outcome` to `start`. CODE stands for the SHA-256 of the code's
+loop repeats those from `outcome` to `start`, and after a run that failed the commands
+of `launch logs` come before `end`. CODE stands for the SHA-256 of the code's
 archive. [`pods.md`](pods.md) says what all of it means.
 """
 
@@ -55,6 +59,22 @@ def page():
 
 def test_the_page_is_what_they_print():
     assert PAGE.read_text() == page(), __doc__
+
+
+def test_flags_change_what_is_printed_as_they_change_what_is_run(capsys):
+    def printed(command, place="tpu_vm", more=""):
+        where = f"--place={place} {COMMON} --bucket=gs://bucket/runs {PLACES[place]}"
+        words = f"{command} --dry-run {where} {more}".split()
+        assert launch.main(words) == 0
+        return capsys.readouterr().out
+
+    assert "--lines=7 " in printed("logs --lines=7")
+    told = printed("run --preflight=skip --keep-machines --no-fit")
+    steps = [line[2:] for line in told.splitlines() if line.startswith("# ")]
+    assert steps == ["check", "outcome", "machines", "create", "start", "fetch"]
+    assert "preflight" not in told and "tpu-vm delete" not in told
+    with pytest.raises(ValueError, match="no such setting: 'grup_size'"):
+        printed("create", more="-- --config.batch.grup_size=3")
 
 
 if __name__ == "__main__":

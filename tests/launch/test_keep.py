@@ -4,9 +4,12 @@ import dataclasses
 
 import pytest
 
+from scalerl_jax.launch import __main__ as launch
+from scalerl_jax.launch.job import read_job
 from scalerl_jax.launch.outcome import Outcome
 from scalerl_jax.launch.place import Machines, Patience, Refused, keep
 
+pytestmark = pytest.mark.filterwarnings("ignore:the load_module")  # ml_collections'
 PATIENCE = Patience(poll_s=0.0, first_pause_s=0.0, refusals=2, losses=3)
 STATES = {"ABSENT": "absent", "WAITING": "coming", "ACTIVE": "up", "GONE": "broken"}
 
@@ -135,3 +138,83 @@ def test_machines_of_another_job_end_the_loop():
     place.machines = lambda: Machines(state="up", said="ACTIVE", wrong="name is taken")
     with pytest.raises(RuntimeError, match="name is taken"):
         keep(place, patience=PATIENCE, tell=lambda _: None)
+
+
+class Laptop(Script):
+    """A place of which `launch run` can do nothing but what it is asked here."""
+
+    def check(self):
+        pass
+
+    def machines(self):
+        up = Machines(state="up", said="ACTIVE")
+        return super().machines() if self.words else up
+
+    def forget(self, before):
+        pass
+
+    def logs(self, lines):
+        self.done.append("logs")
+        return "host: Killed\n"
+
+    def end(self):
+        self.done.append("end")
+
+    def remove(self):
+        self.done.append("removed")
+        return []
+
+    def fetch(self, target):
+        self.done.append("fetch")
+        raise Refused("the bucket is not reached")
+
+
+def launch_run(place, *flags):
+    words = ["run", "--place=local", "--name=x", "--bucket=runs", "--config=tiny"]
+    parsed = launch.make_parser().parse_args([*words, "--poll-s=0.01", *flags])
+    return launch._run(read_job(parsed), place, parsed, [])
+
+
+@pytest.mark.parametrize("state, logs", [("failed", ["logs"]), ("done", [])])
+def test_machines_of_a_run_that_is_over_go_though_its_files_cannot_be_fetched(
+    state, logs, capfd
+):
+    place = Laptop(final=state)
+    with pytest.raises(Refused, match="the bucket is not reached"):
+        launch_run(place)
+    assert place.done == [*logs, "end", "removed", "fetch"]
+    assert ("host: Killed" in capfd.readouterr().err) == bool(logs)
+
+
+def test_who_gives_up_says_that_machines_stay(capfd, monkeypatch):
+    place = Laptop("ABSENT", "ACTIVE")
+    monkeypatch.setattr(place, "create", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        launch_run(place)
+    assert "`launch stop` removes them" in capfd.readouterr().err
+
+
+def test_a_look_that_fails_ends_nothing(monkeypatch):
+    place = Laptop("ABSENT", "ACTIVE", final="done")
+    monkeypatch.setattr(place, "fetch", lambda target: None)
+
+    def unknown():
+        raise RuntimeError("gcloud crashed")
+
+    monkeypatch.setattr(place, "last_step", unknown, raising=False)
+    assert launch_run(place, "--fetch-s=0.01", "--no-fit") == 0
+    assert place.done == ["create", "start", "end", "removed"]
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        *("--poll-s=0", "--poll-s=-1", "--poll-s=nan", "--fetch-s=nan"),
+        "--preemptions=-1",
+    ],
+)
+def test_a_number_that_cannot_be_is_refused_before_anything_is_made(flag, tmp_path):
+    words = f"run --place=local --name=x --bucket={tmp_path}/runs --config=tiny"
+    with pytest.raises(ValueError, match=flag):
+        launch.main([*words.split(), flag])
+    assert not list(tmp_path.iterdir())

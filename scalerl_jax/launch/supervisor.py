@@ -7,6 +7,7 @@ nothing is restarted.
 """
 
 import contextlib
+import ctypes
 import dataclasses
 import datetime
 import os
@@ -38,6 +39,7 @@ from scalerl_jax.process.printing import to_stderr
 DONE = 0  # exit status
 _LONGEST_PAUSE_S = 600.0
 _AGAIN_S = 5.0  # seconds before a follower looks for its head again
+_SET_PARENT_DEATH_SIGNAL = 1  # of prctl, in linux/prctl.h
 _UNSTARTABLE = 127  # a shell's status for a command that it cannot start
 
 
@@ -166,8 +168,8 @@ class Supervisor:
             why = f"it is given up after {self._failures} failures in a row"
             self._end("failed", status, f"{ended}; {why}")
             return None
-        pause_s = self._rules.pause_s * 2 ** (self._failures - 1)
-        pause_s = min(pause_s, _LONGEST_PAUSE_S)
+        doublings = min(self._failures - 1, 20)  # 2**1024 is no float
+        pause_s = min(self._rules.pause_s * 2**doublings, _LONGEST_PAUSE_S)
         self._tell(
             f"{ended}; failure {self._failures} of at most {self._rules.failures} in a "
             f"row, it starts again in {pause_s:g} s"
@@ -178,7 +180,9 @@ class Supervisor:
         """Run the command once; return its exit status, or minus its signal."""
         self._said = ""
         try:
-            child = subprocess.Popen(self._command, stderr=subprocess.PIPE)
+            child = subprocess.Popen(
+                self._command, stderr=subprocess.PIPE, preexec_fn=_end_with_parent
+            )
         except OSError as error:
             self._said = f"error: {self._command[0]} cannot be started: {error}"
             self._tell(self._said)
@@ -195,11 +199,15 @@ class Supervisor:
         return status
 
     def _pass_on(self, errors: IO[bytes]) -> None:
-        """Copy the command's stderr to ours, and store its last `error:` line."""
+        """Copy the command's stderr to ours, and store its last `error:` line.
+
+        A log that cannot be written, as on a full disk, is no reason to end the run.
+        """
         with errors:
             for line in errors:
-                sys.stderr.buffer.write(line)
-                sys.stderr.buffer.flush()
+                with contextlib.suppress(OSError):
+                    sys.stderr.buffer.write(line)
+                    sys.stderr.buffer.flush()
                 if line.startswith(b"error:"):
                     self._said = line.decode(errors="replace").strip()
 
@@ -228,8 +236,9 @@ class Supervisor:
 
     def _tell(self, line: str) -> None:
         at = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
-        to_stderr(f"supervisor {at}: {line}\n")
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):  # see `_pass_on`
+            to_stderr(f"supervisor {at}: {line}\n")
+            sys.stderr.flush()
 
 
 def save_seconds(workdir: str) -> float | None:
@@ -298,6 +307,16 @@ def supervise(
     signal.signal(signal.SIGINT, supervisor.stop)  # Ctrl-C also reaches the run
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # sent when an ssh connection closes
     return supervisor.run()
+
+
+def _end_with_parent() -> None:
+    """Have the system send this process SIGTERM when its supervisor is gone.
+
+    Else a run whose supervisor was killed would go on, and keep the directory locked
+    for the next one.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
 
 
 def _named(status: int) -> str:

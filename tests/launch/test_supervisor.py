@@ -163,6 +163,18 @@ def test_the_command_line_has_the_time_to_save(tmp_path):
     assert process.returncode == 75 and "ended by SIGKILL" in errors, errors
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child")
+def test_a_run_does_not_outlive_a_supervisor_that_is_killed(tmp_path):
+    process = small_run.start(
+        *("-m", "scalerl_jax.launch", "supervise", f"--workdir={tmp_path}"),
+        *("--", sys.executable, "-c"),
+        SAVING.replace("time.sleep(0.2)", "print('saved', flush=True)"),
+    )
+    assert process.stdout.readline() == "ready\n"
+    process.kill()
+    assert process.communicate(timeout=25)[0] == "saved\n"
+
+
 def test_the_command_line_has_the_statuses(tmp_path):
     done = subprocess.run(
         [
@@ -176,6 +188,27 @@ def test_the_command_line_has_the_statuses(tmp_path):
     assert done.returncode == 2
     assert "a mistake that a restart cannot fix" in done.stderr
     assert json.loads((tmp_path / FILE).read_text())["state"] == "mistake"
+
+
+def test_a_log_that_cannot_be_written_ends_nothing(tmp_path):
+    code = "import sys; [print('x' * 4096, file=sys.stderr) for _ in range(100)]"
+    with open("/dev/full", "w") as full:
+        subprocess.run(
+            [
+                *(sys.executable, "-m", "scalerl_jax.launch", "supervise"),
+                *("--failures=0", f"--workdir={tmp_path}"),
+                *("--", sys.executable, "-c", code),
+            ],
+            env=os.environ | {"PYTHONPATH": str(small_run.ROOT)},
+            stderr=full,
+        )
+    assert read_outcome(str(tmp_path)).state == "done"
+
+
+def test_pauses_end_growing_however_many_failures_are_allowed():
+    supervisor = Supervisor(["x"], "x", rules=Rules(failures=5000))
+    supervisor._failures = 4000
+    assert supervisor._after(1, "attempt", lasted_s=1.0) == 600.0
 
 
 @pytest.mark.parametrize("text", [None, "", "no json", "[]", '{"state": "done"}'])

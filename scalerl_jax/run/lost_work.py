@@ -11,6 +11,7 @@ once, so these counters continue from the checkpoint.  Lost amounts are in separ
 counters: `lost_tokens` (generated) and `lost_flops` (of sampler and learner).
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -91,4 +92,7 @@ def read_ledger(directory: Path) -> dict[str, Any] | None:
         state = read_value(path)
         if state.keys() != {"chip", "chip_s", "counts"}:
             raise KeyError(f"it holds {sorted(state)}")
+        for amount in (*state["chip_s"].values(), *state["counts"].values()):
+            if type(amount) not in (int, float) or not math.isfinite(amount):
+                raise ValueError(f"{amount!r} is no amount")
     return state

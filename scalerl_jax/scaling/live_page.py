@@ -156,6 +156,8 @@ class FollowedRun:
             self._status = self._watch.look() or self._status
         except (CurveError, OSError) as failure:  # too few evaluations, mostly
             self._waiting = str(failure)
+        except Exception as failure:  # noqa: BLE001  shown; others are followed on
+            self._status, self._waiting = None, f"it cannot be fitted: {failure!r}"
         return self._set(self._read(folder))
 
     def _set(self, state: dict[str, Any]) -> bool:
@@ -173,7 +175,8 @@ class FollowedRun:
             | {"x": training_x(x_name)},
             notes,
         )
-        step = int(training["step"][-1]) if "step" in training else 0
+        steps = training.get("step", np.zeros(1))  # if there are any, one is finite
+        step = int(steps[np.isfinite(steps)][-1])
         last = {name: float(training[name][-1]) for name in FAILURES & training.keys()}
         return {
             "name": self.name,

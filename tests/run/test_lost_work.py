@@ -151,7 +151,17 @@ def test_whatever_is_killed_the_axis_never_goes_back(events):
         assert sum(chip_seconds(ledger).values()) == pytest.approx(3 * spent["all"])
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"chip": "abacus"}'])
+def ledger_of(**chip_s):
+    return json.dumps({"chip": "abacus", "chip_s": chip_s, "counts": {}})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "[]", '{"chip": "abacus"}', ledger_of().replace("{}", "[]")),
+        *(ledger_of(idle="x"), ledger_of(idle=None), ledger_of(idle=float("nan"))),
+    ],
+)
 def test_a_broken_file_is_named_with_the_way_out(tmp_path, text):
     (tmp_path / LEDGER_FILE).write_text(text)
     with pytest.raises(ValueError, match="ledger.json is broken"):

@@ -95,6 +95,20 @@ def test_a_page_follows_a_run_as_it_grows(served):
     assert run["rollouts"][-1]["prompt"] == SPITEFUL  # as text, which the page keeps so
 
 
+def test_rows_of_no_use_and_a_fit_that_fails_leave_a_page_that_goes_on(
+    served, monkeypatch
+):
+    folder, server, ask = served
+    monkeypatch.setattr(Watch, "look", lambda self: 1 / 0)
+    with (folder / "a" / "metrics.jsonl").open("a") as metrics:
+        metrics.write('{"entropy": 1.0}\n{"step": null}\n{"step": 1e999}\n')
+    grow(folder / "b", 0, 2)
+    server.board.refresh()
+    runs = {run["name"]: run for run in json.loads(ask("/runs.json")[1])["runs"]}
+    assert [runs[name]["step"] for name in "ab"] == [2, 2]
+    assert "it cannot be fitted: ZeroDivisionError" in runs["a"]["waiting"]
+
+
 def test_only_browsers_that_were_sent_here_are_answered(served):
     _, server, ask = served
     assert server.server_address[0] == "127.0.0.1"

@@ -472,6 +472,12 @@ def _teacher(config: Config) -> None:
             f"{teacher.checkpoint = } and {teacher.endpoint = } are two teachers; "
             f"leave one of them out"
         )
+    if "@" in teacher.endpoint.partition("://")[2].partition("/")[0]:
+        raise ValueError(  # which shows no password
+            "teacher.endpoint has a name or password before its host, and settings are "
+            "stored and shown; leave them out, and name the variable of a key in "
+            "teacher.key_variable"
+        )
     if not teacher.endpoint.startswith(("http://", "https://")):
         raise ValueError(
             f"{teacher.endpoint = } must begin with http:// or https://, and end with "

@@ -14,7 +14,7 @@ from scalerl_jax.launch import hosts, ray_token
 from scalerl_jax.launch.cloud import CloudPlace
 from scalerl_jax.launch.job import Job, region_of
 from scalerl_jax.launch.outcome import FINAL
-from scalerl_jax.launch.place import Machines, Refused, State
+from scalerl_jax.launch.place import Machines, Refused, State, say
 from scalerl_jax.process.preemption import PREEMPTED
 
 # Generation -> prefix of the machine types of its node pools, as in xpk 1.16.
@@ -92,10 +92,7 @@ class GkePlace(CloudPlace):
         found = self._get(_STORAGE, job.storage)
         if self.client.dry_run:
             return
-        way = (
-            f"xpk storage attach {job.storage} --type=gcsfuse --bucket="
-            f"{job.bucket.removeprefix('gs://')} --mount-point={job.mount}"
-        )
+        way = shlex.join(attach(job))
         if found is None:
             raise ValueError(
                 f"--storage={job.storage}: {job.cluster} has no such storage; {way} "
@@ -109,11 +106,19 @@ class GkePlace(CloudPlace):
                 f"run writes to --mount={job.mount}; {way} makes one"
             )
         volume = self._get("persistentvolume", spec["pv"]) or {}
-        held = volume.get("spec", {}).get("csi", {}).get("volumeHandle", "")
+        spec = volume.get("spec", {})
+        held = spec.get("csi", {}).get("volumeHandle", "")
         if held != job.bucket.removeprefix("gs://"):
             raise ValueError(
                 f"--storage={job.storage} is the bucket {held}, and --bucket="
                 f"{job.bucket} another"
+            )
+        if not any("rename-dir-limit" in each for each in spec.get("mountOptions", [])):
+            say(
+                f"warning: --storage={job.storage} has no mount option rename-dir-limit"
+                f", without which gcsfuse renames no directory, and no checkpoint is "
+                f"completed, unless the bucket has a hierarchical namespace; xpk "
+                f"storage detach, and {way}"
             )
 
     def _get(self, kind: str, name: str) -> Any:
@@ -242,6 +247,18 @@ def list_clusters(job: Job) -> list[str]:
     """Return the command that lists the project's clusters of this name."""
     found = ["gcloud", "container", "clusters", "list", f"--project={job.project}"]
     return [*found, f"--filter=name={job.cluster}"]
+
+
+def attach(job: Job) -> list[str]:
+    """Return the command that makes the bucket a storage of the cluster."""
+    bucket = job.bucket.removeprefix("gs://")
+    return [
+        *("xpk", "storage", "attach", job.storage, "--type=gcsfuse"),
+        *(f"--project={job.project}", f"--zone={job.zone}", f"--cluster={job.cluster}"),
+        *(f"--bucket={bucket}", "--size=1000", f"--mount-point={job.mount}"),
+        *("--auto-mount=false", "--readonly=false"),
+        f"--mount-options={','.join(hosts.MOUNT_OPTIONS)}",
+    ]
 
 
 def login(job: Job, location: str) -> list[str]:

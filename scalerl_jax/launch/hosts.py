@@ -21,6 +21,9 @@ ROOT = Path(scalerl_jax.__file__).resolve().parents[1]
 _CODE = ("scalerl_jax", "configs", "setup.py", "pyproject.toml", "constraints.txt")
 _TEXTS = ("README.md", "LICENSE")  # that the package's description needs
 _SKIPPED = ("__pycache__", ".egg-info")
+# Of gcsfuse.  Without the second one no directory with files can be renamed (errno
+# EMFILE) in a bucket without a hierarchical namespace, and no checkpoint completed.
+MOUNT_OPTIONS = ("implicit-dirs", "rename-dir-limit=200000")
 
 
 def check_config(job: Job) -> None:
@@ -96,6 +99,7 @@ def _mount(job: Job) -> str:
     bucket, _, path = job.bucket.removeprefix("gs://").partition("/")
     part = f"--only-dir={shlex.quote(path)} " if path else ""
     place = shlex.quote(job.mount)
+    options = " ".join(f"--{option}" for option in MOUNT_OPTIONS)
     return f"""
 if ! mountpoint --quiet {place}; then
   if ! command -v gcsfuse > /dev/null; then
@@ -108,7 +112,7 @@ if ! mountpoint --quiet {place}; then
     sudo apt-get update --quiet=2 && sudo apt-get install --yes --quiet=2 gcsfuse
   fi
   sudo mkdir --parents {place} && sudo chown "$(id --user)" {place}
-  gcsfuse --implicit-dirs {part}{shlex.quote(bucket)} {place} > /dev/null
+  gcsfuse {options} {part}{shlex.quote(bucket)} {place} > /dev/null
 fi
 """
 

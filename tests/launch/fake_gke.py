@@ -28,6 +28,10 @@ FLAGS = {
         *("--restart-on-exit-codes", "--termination-grace-period-seconds"),
         "--command",
     },
+    "xpk storage attach": {  # which errors name
+        *("--type", "--project", "--zone", "--cluster", "--bucket", "--size"),
+        *("--mount-point", "--auto-mount", "--readonly", "--mount-options"),
+    },
     "kubectl get": {"--ignore-not-found", "--output"},
     "kubectl delete": {"--ignore-not-found", "--cascade", "--timeout"},
     "kubectl logs": {"--selector", "--tail", "--prefix", "--max-log-requests"},
@@ -82,9 +86,11 @@ def get(names, flags, state, script):
     kind, name = names
     spec = {"mount_point": "gs://bucket", "readonly": False, "pv": "runs-pv"}
     spec |= script.get("storage", {})
+    volume = {"csi": {"volumeHandle": "bucket"}}
+    volume["mountOptions"] = script.get("mount options", ["rename-dir-limit=9"])
     things = {
         ("storages.xpk.x-k8s.io", "runs"): {"spec": spec},
-        ("persistentvolume", "runs-pv"): {"spec": {"csi": {"volumeHandle": "bucket"}}},
+        ("persistentvolume", "runs-pv"): {"spec": volume},
     }
     if kind == "jobset" and name in state:
         things[kind, name] = jobset(name, state[name], script)

@@ -17,7 +17,7 @@ import pytest
 import small_run
 import yaml
 
-from scalerl_jax.launch import gke
+from scalerl_jax.launch import gke, hosts
 from scalerl_jax.launch.job import make_job
 from scalerl_jax.launch.supervisor import PREEMPTED
 from scalerl_jax.machines.slices import generation_of, parse_slice
@@ -76,6 +76,29 @@ def ray_job():
 
 def test_the_ray_job_is_one():
     assert not refusals(ray_job(), "rayjob")
+
+
+def test_a_mounted_bucket_lets_a_checkpoint_be_renamed():
+    """gcsfuse renames no directory with files without being told up to which size."""
+    wanted = ",".join(hosts.MOUNT_OPTIONS)
+    assert "rename-dir-limit=200000" in wanted
+    spec = ray_job()["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
+    (volume,) = spec["volumes"]
+    assert volume["csi"]["volumeAttributes"]["mountOptions"] == wanted
+    assert f"--mount-options={wanted}" in gke.attach(GKE)
+    slice = make_job(
+        vars(GKE) | {"place": "queued_resource", "bucket": "gs://bucket/x"}
+    )
+    script = hosts.start_script(slice, "0" * 64, ["python"], extras="tpu")
+    assert " ".join(f"--{each}" for each in hosts.MOUNT_OPTIONS) in script
+
+
+def test_the_storage_that_is_asked_for_has_every_flag_that_xpk_requires():
+    file = small_run.ROOT / "tests/launch/client_flags.json"
+    known = json.loads(file.read_text())["flags"]["xpk storage attach"]
+    given = {each.partition("=")[0] for each in gke.attach(GKE)[4:]}
+    required = {"--type", "--cluster", "--auto-mount", "--mount-point", "--readonly"}
+    assert required | {"--size"} <= given <= set(known)
 
 
 @pytest.mark.parametrize(

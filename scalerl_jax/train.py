@@ -166,9 +166,11 @@ def _steps(
         if last or due or monitor.must_stop:
             # After a resumption from this checkpoint no older version can be evaluated.
             monitor.await_evaluation(before=version)
+            monitor.sync()
             save(run, state, version)
         if not last or monitor.lacks_evaluation(version):
             monitor.require_verdicts()
+    monitor.sync()
     ensure_saved(run, state, version)
     monitor.await_evaluation()
     return version

@@ -26,6 +26,7 @@ from scalerl_jax.model.transformer import init_params, unstack_layers
 from scalerl_jax.process.ending import is_explained
 from scalerl_jax.run import metric_table
 from scalerl_jax.run.ledger import Ledger
+from scalerl_jax.run.metrics import MetricsWriter
 from scalerl_jax.train import rescued, train
 from scalerl_jax.wiring.learning import make_architecture
 
@@ -584,8 +585,11 @@ def test_sigterm_is_honoured_wherever_it_comes(tmp_path):
     assert train_once() == (2, False, [0, 1, 2])
 
 
-def test_the_run_goes_on_while_a_checkpoint_is_written(tmp_path):
-    """The first save is not whole before the second step is on file."""
+def test_the_run_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
+    """The first save is not whole before the second step is on file.
+
+    A failure of the machine loses no row before a checkpoint.
+    """
     settings = {
         "queue.max_staleness": 0,
         "train.num_steps": 2,
@@ -593,7 +597,14 @@ def test_the_run_goes_on_while_a_checkpoint_is_written(tmp_path):
         "eval.every": 1000,
         "eval.num_prompts": 3,
     }
-    seen = []
+    seen, synced, sync = [], [], MetricsWriter.sync
+
+    def synced_by_the_loop(writer):
+        if threading.current_thread() is threading.main_thread():
+            synced.append(len(small_run.rows(tmp_path)))
+        sync(writer)
+
+    monkeypatch.setattr(MetricsWriter, "sync", synced_by_the_loop)
 
     def held(finalize):
         def last(folder):
@@ -611,6 +622,7 @@ def test_the_run_goes_on_while_a_checkpoint_is_written(tmp_path):
         files.finalize = held(files.finalize)
         assert train(small_run.make_config(settings), run, tmp_path).policy_version == 2
     assert seen == [(2, []), (2, ["step_00000001"])]
+    assert synced == [1, 2, 2]
     assert [path.name for path in small_run.checkpoints(tmp_path)] == [
         "step_00000001",
         "step_00000002",

@@ -136,6 +136,11 @@ class RunMonitor:
         """Return whether verifiers fail too often for the run to continue."""
         return self._unjudged.reason is not None
 
+    def sync(self) -> None:
+        """Have all rows on the disk before the checkpoint that comes after them."""
+        with self._run.activity("checkpoint"):
+            self._writer.sync()
+
     def close(self) -> None:
         """End a profiler trace whose last step the run has not reached."""
         if self._profile:

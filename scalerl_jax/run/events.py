@@ -1,8 +1,11 @@
 """Append-only files: rows, and events for TensorBoard without TensorFlow."""
 
+import contextlib
 import os
 import re
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from tensorboard.compat.proto import event_pb2
@@ -26,19 +29,44 @@ class Appender:
             RuntimeError: the file cannot be opened, or is a link.
         """
         self._path = path
+        self._lock = threading.Lock()
+        self._written = False  # since the last `sync`
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open_to_append(path, new=new)
         except OSError as error:
             raise unwritable(path, error) from error
-        self.close = self._file.close
 
     def write(self, data: bytes) -> None:
         """Append `data`, in one system call unless the system writes only a part."""
         rest = memoryview(data)
-        try:
+        with self._lock, self._naming():
+            self._written = True
             while rest:
                 rest = rest[self._file.write(rest) :]
+
+    def sync(self) -> None:
+        """Return once a failure of the machine cannot lose what was written.
+
+        The file is opened anew: in a bucket that gcsfuse mounts, what is written is
+        kept, and seen by others, only once the file is closed.
+        """
+        with self._lock, self._naming():
+            if self._written:
+                os.fsync(self._file.fileno())
+                self._file, before = open_to_append(self._path), self._file
+                before.close()
+                self._written = False
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock, self._naming():
+            self._file.close()
+
+    @contextlib.contextmanager
+    def _naming(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise unwritable(self._path, error) from error
 
@@ -64,7 +92,7 @@ class EventFile:
         path = directory / f"events.out.tfevents.{seconds:010d}.{os.getpid()}"
         self._file = Appender(path, new=True)
         self._records = RecordWriter(self._file)
-        self.close = self._file.close
+        self.close, self.sync = self._file.close, self._file.sync
         self.write(file_version="brain.Event:2")
 
     def write(self, **fields: object) -> None:

@@ -2,7 +2,8 @@
 
 metrics.jsonl, evals.jsonl, rollouts.jsonl and, if it is asked for, train_rollouts.jsonl
 hold one JSON object per line.  Each line is written by one system call, so that a
-killed run leaves at most one incomplete line, at the end.  Floats are written so that
+killed run leaves at most one incomplete line, at the end; a machine that fails loses
+the lines of `SYNC_S` seconds, but none before a checkpoint.  Floats are written so that
 they read back bit for bit; NaN and infinities, which JSON lacks, become null.
 """
 
@@ -22,6 +23,7 @@ from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.text.summary_v2 import text_pb
 
 from scalerl_jax.formats.bounded import read_lines
+from scalerl_jax.process.background import repeated
 from scalerl_jax.run.directory import (
     EVALS_FILE,
     METRICS_FILE,
@@ -38,6 +40,8 @@ SessionLog = event_pb2.SessionLog  # pyright: ignore[reportAttributeAccessIssue]
 Summary = summary_pb2.Summary  # pyright: ignore[reportAttributeAccessIssue]
 
 TENSORBOARD_DIRECTORY = "tensorboard"
+SYNC_S = 60.0
+_LAST_SYNC_S = 60.0  # timeout of the last one
 # Metric -> name of its copy under the heading "Run", for the most important metrics.
 # TensorBoard sorts by character code, so the capital R puts the heading first.
 OVERVIEW = {
@@ -85,6 +89,14 @@ class MetricsWriter(contextlib.AbstractContextManager["MetricsWriter"]):
                 opened.callback(self._files[name].close)
             self._tensorboard = _TensorBoard(self.tensorboard, settings or {}, after)
             opened.callback(self._tensorboard.close)
+            opened.enter_context(
+                repeated(
+                    lambda _: self.sync(),
+                    name="sync",
+                    every_s=SYNC_S,
+                    last_s=_LAST_SYNC_S,
+                )
+            )
             if wandb_project:
                 self._wandb = Wandb(wandb_project, self._directory, settings or {})
                 opened.callback(self._wandb.close)
@@ -134,6 +146,15 @@ class MetricsWriter(contextlib.AbstractContextManager["MetricsWriter"]):
         if TRAIN_ROLLOUTS_FILE in self._files:
             for row in rows:
                 self._write(TRAIN_ROLLOUTS_FILE, row)
+
+    def sync(self) -> None:
+        """Return once a failure of the machine cannot lose what was written.
+
+        Raises:
+            RuntimeError: the system cannot write it.
+        """
+        for file in (*self._files.values(), self._tensorboard):
+            file.sync()
 
     def _write(self, name: str, row: dict[str, Any]) -> dict[str, Any]:
         row = _json_values(row)

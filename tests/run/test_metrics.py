@@ -1,3 +1,4 @@
+import contextlib
 import json
 import math
 import os
@@ -129,6 +130,43 @@ def test_each_line_is_there_as_soon_as_it_is_written(tmp_path):
             writer.write_step(step, {"loss": float(step)})
             assert len(rows(tmp_path)) == step
             assert len(scalars(tmp_path, "loss")) == step
+
+
+def test_a_failure_of_the_machine_loses_no_line_that_was_synced(tmp_path, monkeypatch):
+    """In a bucket that gcsfuse mounts only what is closed is kept."""
+    kept, fsync = [], os.fsync
+    alone = contextlib.nullcontext()  # without the thread that syncs now and then
+    monkeypatch.setattr(metrics, "repeated", lambda *_, **__: alone)
+
+    def synced(number):
+        kept.append(os.path.basename(os.readlink(f"/proc/self/fd/{number}")))
+        fsync(number)
+
+    with MetricsWriter(tmp_path, after=-1) as writer:
+        writer.write_step(1, {"loss": 1.0})
+        file = tmp_path / "metrics.jsonl"
+        monkeypatch.setattr(os, "fsync", synced)
+        for _ in range(2):
+            writer.sync()
+        assert [name.partition(".")[0] for name in kept] == ["metrics", "events"]
+        assert len(open_files(file)) == 1
+        writer.write_step(2, {"loss": 1.0})
+        file.rename(tmp_path / "moved")
+        writer.write_step(3, {"loss": 1.0})
+        writer.sync()  # closes it
+        writer.write_step(4, {"loss": 1.0})
+    assert [row["step"] for row in rows(tmp_path, "moved")] == [1, 2, 3]
+    assert [row["step"] for row in rows(tmp_path)] == [4]
+    assert [step for step, _ in scalars(tmp_path, "loss")] == [1, 2, 3, 4]
+
+
+def open_files(path):
+    """Numbers of this process's open files of a path."""
+    return [
+        int(each)
+        for each in os.listdir("/proc/self/fd")
+        if os.path.realpath(f"/proc/self/fd/{each}") == str(path)
+    ]
 
 
 def write_until(directory, first, last):
@@ -268,11 +306,7 @@ def test_rows_of_our_form_are_not_parsed_and_not_read_again(tmp_path):
 @pytest.mark.parametrize("name", FILES)
 def test_a_full_disk_is_named(tmp_path, name):
     with MetricsWriter(tmp_path, after=-1) as writer:
-        (opened,) = (
-            int(each)
-            for each in os.listdir("/proc/self/fd")
-            if os.path.realpath(f"/proc/self/fd/{each}") == str(tmp_path / name)
-        )
+        (opened,) = open_files(tmp_path / name)
         full = os.open("/dev/full", os.O_WRONLY)
         os.dup2(full, opened)
         os.close(full)

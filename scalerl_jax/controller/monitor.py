@@ -137,7 +137,7 @@ class RunMonitor:
         return self._unjudged.reason is not None
 
     def sync(self) -> None:
-        """Have all rows on the disk before the checkpoint that comes after them."""
+        """Put all rows on the disk, before the checkpoint that comes after them."""
         with self._run.activity("checkpoint"):
             self._writer.sync()
 

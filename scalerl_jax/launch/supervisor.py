@@ -310,7 +310,7 @@ def supervise(
 
 
 def _end_with_parent() -> None:
-    """Have the system send this process SIGTERM when its supervisor is gone.
+    """Make the system send this process SIGTERM when its supervisor is gone.
 
     Else a run whose supervisor was killed would go on, and keep the directory locked
     for the next one.

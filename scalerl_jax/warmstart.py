@@ -283,7 +283,9 @@ def _run(made: WarmStart, directory: Path) -> int:
             }
             made.progress.show(facts, done=made.step)
             if checkpointer.due(made.step, since=made.step - 1):
+                writer.sync()
                 made.save()
+        writer.sync()
         made.ensure_saved()
     if made.step == num_steps:
         return 0

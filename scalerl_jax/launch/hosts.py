@@ -117,6 +117,15 @@ fi
 """
 
 
+def _runs(role: str) -> str:
+    """Return the command that tells whether the supervisor of a role runs.
+
+    The number of one that ended, as at a host's restart, may be another program's now.
+    """
+    process = f'"/proc/$(cat {role}.pid 2> /dev/null)/cmdline"'
+    return f"grep --quiet --text scalerl_jax.launch {process} 2> /dev/null"
+
+
 def start_script(
     job: Job,
     digest: str,
@@ -142,7 +151,7 @@ def start_script(
     )
     return f"""set -eu
 mkdir -p ~/scalerl_jax/{job.name} && cd ~/scalerl_jax/{job.name}
-if [ -e {role}.pid ] && kill -0 "$(cat {role}.pid)" 2> /dev/null; then
+if {_runs(role)}; then
   echo "$(hostname): {role} runs already"
   exit 0
 fi
@@ -166,10 +175,10 @@ cd ~/scalerl_jax/{job.name}/code
 def end_script(job: Job, *, grace_s: int) -> str:
     """Return the script that sends SIGTERM to the supervisor and waits for its end."""
     return f"""cd ~/scalerl_jax/{job.name} 2> /dev/null || exit 0
-[ -e run.pid ] || exit 0
+{_runs("run")} || exit 0
 kill -TERM "$(cat run.pid)" 2> /dev/null || exit 0
 for _ in $(seq {grace_s}); do
-  kill -0 "$(cat run.pid)" 2> /dev/null || exit 0
+  {_runs("run")} || exit 0
   sleep 1
 done
 """

@@ -45,6 +45,32 @@ def shellcheck(text):
     assert done.returncode == 0, done.stdout
 
 
+def test_the_number_of_a_supervisor_that_ended_is_no_supervisor(tmp_path):
+    """After a restart of the host another program may have it."""
+    host, programs = tmp_path / "scalerl_jax" / "run-1", tmp_path / "bin"
+    host.mkdir(parents=True)
+    programs.mkdir()
+    for name in ("cat", "grep", "mkdir", "hostname", "seq", "sleep"):
+        (programs / name).symlink_to(shutil.which(name))
+
+    def told(name):
+        return subprocess.run(
+            [shutil.which("bash"), "-c", TOLD[name]],
+            env={"HOME": str(tmp_path), "PATH": str(programs)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    with subprocess.Popen(["sleep", "600"]) as other:
+        (host / "run.pid").write_text(f"{other.pid}\n")
+        assert told("end").returncode == 0
+        assert other.poll() is None
+        started = told("start")  # which finds no program to mount the bucket
+        assert started.returncode and "runs already" not in started.stdout
+        other.kill()
+
+
 @checked
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
 def test_scripts_are_clean(path):

@@ -92,7 +92,7 @@ def main() -> None:
         )
         sys.exit(_MISTAKE)
     module, _ = COMMANDS[name]
-    rest, quiet = rewritten(name, rest)
+    rest, quiet = _words(name, rest)
     if quiet:
         be_quiet()
     if module in _SEVERAL:
@@ -107,6 +107,15 @@ def main() -> None:
     except KeyboardInterrupt:  # before the command could handle it
         to_stderr("interrupted\n")
         sys.exit(INTERRUPTED)
+
+
+def _words(name: str, given: list[str]) -> tuple[list[str], bool]:
+    """Return the words for a command's parser, and whether to be quiet; or end."""
+    try:
+        return rewritten(name, given)
+    except ValueError as error:
+        to_stderr(f"error: {error}\n")
+        sys.exit(_MISTAKE)
 
 
 def _group_text(group: str) -> str:

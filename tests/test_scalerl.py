@@ -129,6 +129,8 @@ def test_an_unknown_command_is_told_the_nearest(capfd, monkeypatch):
         (["judge"], "FILE; scalerl judge --help"),
         (["judge", "x", "--reward=y"], "--reward=y; scalerl judge --help"),
         (["data", "inspect"], "--dataset; scalerl data inspect --help"),
+        (["train", "runs/a", "--workdir=b"], "runs/a and --workdir=b are two; leave"),
+        (["export", "a", "--checkpoint", "b"], "a and --checkpoint are two; leave one"),
     ],
 )
 def test_mistakes_are_said_in_the_words_that_were_typed(

@@ -27,6 +27,9 @@ def rewritten(command: str, words: Sequence[str]) -> tuple[list[str], bool]:
     """Return the words in the form of a command's parser, and True if -q is among them.
 
     Words after `--` belong to another command and stay unchanged.
+
+    Raises:
+        ValueError: the run or checkpoint is given twice.
     """
     at = words.index("--") if "--" in words else len(words)
     own = [word for word in words[:at] if word not in ("-q", "--quiet")]
@@ -62,6 +65,9 @@ def _spelled(word: str, *, underscores: bool) -> str:
 
 def _with_run(flag: str, words: list[str]) -> list[str]:
     if words and not words[0].startswith("-"):
+        for word in words[1:]:
+            if flag and word.partition("=")[0] == f"--{flag}":
+                raise ValueError(f"{words[0]} and {word} are two; leave one of them")
         return [f"--{flag}={words[0]}", *words[1:]] if flag else words
     if flag == "workdir":
         return words

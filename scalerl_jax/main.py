@@ -31,7 +31,7 @@ from scalerl_jax.machines import ray_access
 from scalerl_jax.objective.describe import describe
 from scalerl_jax.parallel import rendezvous
 from scalerl_jax.parallel.xla import exact_products, keep_programs
-from scalerl_jax.process.ending import FAILURE, MISTAKE, tell
+from scalerl_jax.process.ending import FAILURE, MISTAKE, answer, tell
 from scalerl_jax.process.printing import (
     Stderr,
     guard_terminal,
@@ -144,9 +144,11 @@ def main(argv: Sequence[str]) -> None:
     except (ValueError, RuntimeError, OSError, FloatingPointError) as error:
         sys.exit(tell(error))
     if outcome is not None:
-        _say(outcome, workdir)
-        if outcome.preempted:
-            sys.exit(INTERRUPTED if outcome.interrupted else PREEMPTED)
+        status = answer(lambda: _say(outcome, workdir))
+        if outcome.preempted:  # and saved, whether or not that could be printed
+            status = INTERRUPTED if outcome.interrupted else PREEMPTED
+        if status:
+            sys.exit(status)
 
 
 def _resolved() -> config_lib.Config:

@@ -363,3 +363,23 @@ def test_the_program_ends_with_a_status_and_one_line(tmp_path):
     (line,) = errors.splitlines()
     assert line == "error: --config is missing: --config=configs/tiny.py"
     assert os.listdir(tmp_path) == []
+
+
+PREEMPTED = """
+import sys
+from scalerl_jax import main
+from scalerl_jax.train import RunOutcome
+
+end = RunOutcome(policy_version=3, preempted=True, interrupted=False)
+main.run = lambda *_: end
+sys.argv = ["main", "--config=tiny", "--workdir=w"]
+main.app.run(main.main, flags_parser=main.parse_flags)
+"""
+
+
+@pytest.mark.slow
+def test_a_run_that_is_saved_keeps_its_status_though_its_reader_is_gone():
+    with small_run.start("-c", PREEMPTED) as process:
+        process.stdout.close()  # as that of a `tee` that was killed
+        errors = process.stderr.read()
+    assert process.returncode == 75 and "Traceback" not in errors, errors

@@ -4,6 +4,7 @@ The head runs Ray's head, the controller and its supervisor; each host of a slic
 a Ray node.  A lost slice is replaced alone, while the run continues.
 """
 
+import datetime
 from collections.abc import Sequence
 
 from scalerl_jax.launch import gcloud, hosts, ray_token
@@ -74,7 +75,8 @@ class RayPlace(CloudPlace):
         return Machines(
             state=state,
             said=", ".join(f"{name} {each.said}" for name, each in parts.items()),
-            created=min(dates, default=""),
+            # Compute Engine writes the hour of its own zone, the TPU API that of UTC.
+            created=min(dates, key=datetime.datetime.fromisoformat, default=""),
             wrong="; ".join(each.wrong for each in parts.values() if each.wrong),
         )
 

@@ -35,15 +35,15 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         descriptor = os.open(partial, _NEW | os.O_WRONLY, 0o666)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
-    with os.fdopen(descriptor, "wb") as file:
-        try:
+    try:
+        with os.fdopen(descriptor, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-            os.replace(partial, path)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
+        os.replace(partial, path)  # gcsfuse renames no file that is open for writing
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def replace_file(path: Path, data: bytes) -> None:

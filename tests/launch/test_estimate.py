@@ -7,9 +7,10 @@ import json
 import pytest
 import small_run
 
-from scalerl_jax.launch import estimate
+from scalerl_jax.launch import estimate, gcloud
 from scalerl_jax.launch.job import make_job
 from scalerl_jax.launch.place import Machines
+from scalerl_jax.launch.ray_place import RayPlace
 
 NOON = datetime.datetime(2026, 11, 23, 12, 0, tzinfo=datetime.UTC)
 JOB = make_job(
@@ -108,6 +109,21 @@ def test_the_cost_so_far(tmp_path):
     absent = Machines(state="absent", said="ABSENT")
     nothing = estimate.cost_so_far(JOB, absent, tmp_path / "none", NOON).lines()
     assert nothing == ["nothing was spent"]
+
+
+def test_machines_of_several_kinds_cost_since_the_first_of_them():
+    class Cloud:
+        dry_run = False
+
+        def ask(self, command):
+            if "instances" in command:  # 10:00 UTC
+                at, labels = "2026-11-23T02:00:00.000-08:00", {gcloud.LABEL: "run-1"}
+                return {"status": "RUNNING", "labels": labels, "creationTimestamp": at}
+            return {"state": {"state": "ACTIVE"}, "createTime": "2026-11-23T04:00:00Z"}
+
+    job = dataclasses.replace(JOB, place="ray_tpu", topology="2*v6e:4x4")
+    there = RayPlace(job, [], Cloud()).machines()
+    assert (there.state, there.created) == ("up", "2026-11-23T04:00:00Z")
 
 
 def test_further_flags_of_a_run_are_flags():

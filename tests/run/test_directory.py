@@ -17,6 +17,7 @@ from scalerl_jax.run.directory import (
     why_ended,
 )
 from scalerl_jax.run.record import versions, with_own_assets
+from scalerl_jax.run.writing import replace_file
 
 SETTINGS = {
     "seed": 7,
@@ -268,3 +269,18 @@ def test_a_changed_reward_file_is_kept_beside_the_one_that_a_run_began_with(tmp_
     # printf 'mine = 2' | sha256sum
     assert before == tmp_path / "environment-d0190e6b.py"
     assert (before.read_text(), file.read_text()) == ("mine = 2", "mine = 3")
+
+
+def test_a_file_is_closed_before_it_takes_the_place_of_another(tmp_path, monkeypatch):
+    """gcsfuse renames no file that is open for writing."""
+    replace, opened = os.replace, []
+
+    def replaced(partial, path):
+        numbers = os.listdir("/proc/self/fd")
+        paths = [os.path.realpath(f"/proc/self/fd/{number}") for number in numbers]
+        opened.append(str(partial) in paths)
+        replace(partial, path)
+
+    monkeypatch.setattr(os, "replace", replaced)
+    replace_file(tmp_path / "x", b"1")
+    assert (tmp_path / "x").read_bytes() == b"1" and opened == [False]

@@ -1,6 +1,7 @@
 """Progress of a command: a bar at the bottom of a terminal, plain lines elsewhere."""
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -34,7 +35,7 @@ class Progress(progress.Progress):
         """Draw on standard error, unless another console is given."""
         # Environment variables that force colours must not make a file a terminal.
         interactive = None if sys.stderr.isatty() else False
-        console = console or Console(stderr=True, force_interactive=interactive)
+        console = console or _Console(stderr=True, force_interactive=interactive)
         super().__init__(
             _Line(console),
             progress.BarColumn(bar_width=None),
@@ -113,6 +114,15 @@ class Progress(progress.Progress):
     def get_renderables(self) -> Iterator[RenderableType]:
         """Yield only the newest bar."""
         yield self.make_tasks_table(self.tasks[-1:])
+
+
+class _Console(Console):
+    """A console whose reader may leave: the run goes on, as it does without one."""
+
+    def on_broken_pipe(self) -> None:
+        """Write no more; the library's own version ends the process."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 class _Line(progress.ProgressColumn):

@@ -7,6 +7,7 @@ import re
 import sys
 
 import pytest
+import small_run
 from rich.console import Console
 
 from scalerl_jax.process.printing import Stderr
@@ -136,3 +137,20 @@ def test_logs_go_above_the_line_of_a_terminal(monkeypatch):
     # It is gone at the end, and the cursor is always there.
     assert seen.rindex("\x1b[2K") > seen.rindex("loading")
     assert re.findall(r"\x1b\[\?25[lh]", seen)[:2] == ["\x1b[?25l", "\x1b[?25h"]
+
+
+NOTES = """
+from scalerl_jax.run.progress import Progress
+
+with Progress() as progress:
+    for _ in range(1000):
+        progress.note("a line" * 20)
+print("ended")
+"""
+
+
+def test_a_reader_that_leaves_ends_no_run():
+    with small_run.start("-c", NOTES) as process:
+        process.stderr.close()  # as that of a `tee` that was killed
+        assert process.stdout.read() == "ended\n"
+    assert process.returncode == 0

@@ -3,7 +3,8 @@
 A program first calls `end_at_signals`: while it has nothing to save, either signal ends
 it at once.  While a `Preemption` is entered, a signal is only recorded, and the program
 checks for it once per step; a second Ctrl-C ends the program without saving.  The exit
-status is `PREEMPTED` or `INTERRUPTED`.  When started again, the run resumes.
+status is `PREEMPTED` or `INTERRUPTED`.  When started again, the run resumes.  The end
+of the terminal (SIGHUP) counts as SIGTERM once there is something to save.
 
 If `jax.distributed` has joined several processes, JAX catches SIGTERM itself and agrees
 with the others on one step at which to stop.  Our handler would replace JAX's, so none
@@ -97,7 +98,10 @@ class Preemption(contextlib.AbstractContextManager["Preemption"]):
                 "a Preemption was entered in a thread; Python delivers signals to the "
                 "main thread only, so enter it there"
             )
-        self._handlers = {each: signal.signal(each, self._notice) for each in _SIGNALS}
+        signals = [*_SIGNALS]
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # not under `nohup`
+            signals.append(signal.SIGHUP)
+        self._handlers = {each: signal.signal(each, self._notice) for each in signals}
         self._woken = signal.set_wakeup_fd(-1)
         if self._woken != -1:  # -1: no `end_at_signals`, as in a notebook
             signal.set_wakeup_fd(

@@ -12,10 +12,15 @@ import scalerl_jax
 from scalerl_jax.process.preemption import Preemption
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_is_noticed_and_the_old_handler_comes_back(number):
     seen = []
-    before = signal.signal(number, lambda *_: seen.append("old"))
+
+    def old(*_):
+        seen.append("old")
+
+    # SIGHUP is noticed where it would end the process, and else left alone.
+    before = signal.signal(number, signal.SIG_DFL if number == signal.SIGHUP else old)
     try:
         with Preemption() as preemption:
             assert not preemption.reached(1)
@@ -25,7 +30,13 @@ def test_a_signal_is_noticed_and_the_old_handler_comes_back(number):
             assert preemption.reached(2)
             assert preemption.reached(3)
         assert seen == []
-        os.kill(os.getpid(), number)
+        if number == signal.SIGHUP:
+            assert signal.signal(number, old) is signal.SIG_DFL
+            with Preemption() as preemption:
+                os.kill(os.getpid(), number)
+                assert not preemption.requested
+        else:
+            os.kill(os.getpid(), number)
         assert seen == ["old"]
     finally:
         signal.signal(number, before)

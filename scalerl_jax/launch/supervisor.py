@@ -40,6 +40,8 @@ DONE = 0  # exit status
 _LONGEST_PAUSE_S = 600.0
 _AGAIN_S = 5.0  # seconds before a follower looks for its head again
 _SET_PARENT_DEATH_SIGNAL = 1  # of prctl, in linux/prctl.h
+# Looked up here, as a process that has just forked should take no lock of the loader.
+_PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 _UNSTARTABLE = 127  # a shell's status for a command that it cannot start
 
 
@@ -315,8 +317,8 @@ def _end_with_parent() -> None:
     Else a run whose supervisor was killed would go on, and keep the directory locked
     for the next one.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+    if _PRCTL is not None:
+        _PRCTL(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
 
 
 def _named(status: int) -> str:

@@ -14,11 +14,7 @@ from scalerl_jax.preflight.hlo import compile_program
 from scalerl_jax.preflight.memory import program_memory
 from scalerl_jax.preflight.programs import make_parts
 from scalerl_jax.preflight.report import to_json, to_text
-from scalerl_jax.preflight.topologies import (
-    Topology,
-    check_compiler,
-    parse_topology,
-)
+from scalerl_jax.preflight.topologies import Topology, parse_topology
 from scalerl_jax.process.ending import answer
 from scalerl_jax.process.printing import to_stderr, to_stdout
 
@@ -75,7 +71,6 @@ def _run(argv: list[str]) -> int:
             )
     topology = parse_topology(str(values["topology"].value))
     config = config_lib.resolve(given.value)
-    check_compiler(topology)
     asked = values["lengths"].value
     lengths = read_lengths(str(asked), config) if asked else None
     result = check(config, topology, lengths)

@@ -43,8 +43,9 @@ class Topology:
         """Return the devices, ordered by slice; they cannot hold arrays.
 
         Raises:
-            ValueError: the compiler has no slice of this shape.
+            ValueError: the compiler is not installed, or has no slice of this shape.
         """
+        check_compiler(self)
         if self.chip.platform == "gpu":
             return gpus.devices(self.chip, self.num_devices)
         from jax.experimental import topologies

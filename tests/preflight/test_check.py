@@ -154,6 +154,7 @@ def test_the_teacher_counts_wherever_the_learners_devices_work(placement):
         fitted=Fitted(config=config, room=OneProcess(8)),
         learner_mesh=mesh,
         teacher=abstract_teacher(config, mesh),
+        reserved={},
     )
     found = {
         name: memory.program_memory(name, Compiled(program=None), parts).get("teacher")

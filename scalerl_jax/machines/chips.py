@@ -51,7 +51,8 @@ class Chip:
         return self.sides == 2
 
 
-MEMORY_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"  # JAX's setting for GPUs
+MEMORY_FRACTION = "XLA_CLIENT_MEM_FRACTION"  # JAX's setting for GPUs
+_OLD_NAME = "XLA_PYTHON_CLIENT_MEM_FRACTION"  # deprecated
 
 
 def memory_fraction() -> float:
@@ -60,14 +61,15 @@ def memory_fraction() -> float:
     Raises:
         ValueError: the variable that sets it is no share.
     """
-    given = os.environ.get(MEMORY_FRACTION, "0.75")
+    name = MEMORY_FRACTION if os.environ.get(MEMORY_FRACTION) else _OLD_NAME
+    given = os.environ.get(name) or "0.75"
     try:
         share = float(given)
     except ValueError:
         share = 0.0
     if not 0.0 < share <= 1.0:
         raise ValueError(
-            f"{MEMORY_FRACTION} = {given!r} must be a share of a GPU's memory above 0 "
+            f"{name} = {given!r} must be a share of a GPU's memory above 0 "
             f"and at most 1; JAX's default is 0.75"
         )
     return share

@@ -228,6 +228,13 @@ _OF_PLATFORM = {"tpu": "splash", "gpu": "cudnn"}  # the kernels that "auto" trie
 _PACKED = 9.0  # the compute capability from which on cuDNN takes packed rows: Hopper
 
 
+def _is_packed(capability: str) -> bool:
+    """Return whether cuDNN takes packed rows on a GPU; AMD's is a name: gfx942."""
+    if capability.startswith("gfx"):
+        return False
+    return not capability or float(capability) >= _PACKED
+
+
 def _why_narrow(arch: Architecture, row_tokens: int) -> list[tuple[bool, str]]:
     """Return whether a model has each of what only blockwise attention supports."""
     windows = arch.windows_within(row_tokens)
@@ -283,7 +290,7 @@ def why_not(
             *narrow,
             (platform != "gpu", f"{platform} devices: it needs GPUs"),
             (
-                bool(capability) and float(capability) < _PACKED,
+                not _is_packed(capability),
                 f"GPUs of compute capability {capability}: packed rows need {_PACKED}",
             ),
             (

@@ -315,6 +315,13 @@ def completion_of(length):
         pytest.param(
             "cudnn",
             "gpu",
+            dict(capability="gfx942"),
+            "compute capability gfx942: ",
+            id="AMD's GPU for cudnn",
+        ),
+        pytest.param(
+            "cudnn",
+            "gpu",
             dict(capability="8.0"),
             r"compute capability 8\.0: packed rows need 9\.0",
             id="an old GPU for cudnn",

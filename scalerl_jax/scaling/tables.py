@@ -328,7 +328,8 @@ def runs_below(path: Path) -> list[Path]:
     """Return the runs of this package below a directory that has no curve itself."""
     if not path.is_dir() or _own_file(path):
         return []
-    return sorted(file.parent for file in path.rglob(EVALS_NAME))
+    files = (file for file in path.rglob(EVALS_NAME) if file.is_file())
+    return sorted(file.parent for file in files)
 
 
 def _find_in(folder: Path) -> Path:

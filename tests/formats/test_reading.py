@@ -200,6 +200,7 @@ UNBOUNDED = {
     ("run/directory.py", "json.loads"): (1, _WRITTEN),
     ("run/files.py", ".read_bytes"): (1, _UPLOADED),
     ("run/files.py", ".read_text"): (1, _KERNEL),
+    ("run/progress.py", "os.open"): (1, "to write"),
     ("run/writing.py", "os.open"): (2, "to write"),
     ("parallel/xla.py", ".read_bytes"): (
         1,

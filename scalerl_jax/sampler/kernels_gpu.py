@@ -39,23 +39,16 @@ WITH_SINKS = "a model whose heads have sinks"
 
 
 @struct.dataclass(kw_only=True)
-class HeadPages:
-    """A layer's cache in the GPU kernel's layout: a key is a row, as a value is."""
+class HeadPages(Pages):
+    """A layer's cache in the GPU kernel's layout: a key is a row, as a value is.
 
-    keys: Array  # [pages, kv, size, dim]
-    values: Array  # [pages, kv, size, dim]
-    key_scales: Float[Array, "pages kv size"] | None = None  # in int8
-    value_scales: Float[Array, "pages kv size"] | None = None
+    So `keys` are [pages, kv, size, dim], as `values`.
+    """
 
     @property
     def page_size(self) -> int:
         """Tokens per page."""
         return self.keys.shape[2]
-
-    @property
-    def dtype(self) -> jnp.dtype:
-        """Dtype of keys and values."""
-        return self.keys.dtype
 
     def put(self, new: Stored, places: Places) -> "HeadPages":
         """Return the pages with T new keys and values written at `places`."""
@@ -68,7 +61,7 @@ class HeadPages:
 
     def read(self, numbers: Int[Array, "..."]) -> Stored:
         """Return what pages hold, with the axes of `Pages.read`."""
-        found = jax.tree.map(lambda held: held[numbers], Stored(**vars(self)))
+        found: Any = super().read(numbers)
         return found.replace(keys=jnp.swapaxes(found.keys, -2, -1))
 
 

@@ -42,7 +42,8 @@ def fit_devices(
     Raises:
         ValueError: there are too few devices.
     """
-    config = balanced(config, arch, num_devices, kind)
+    if chip_of(kind):
+        config = balanced(config, arch, num_devices, kind)
     config = _without_chooser(config, kind)
     mesh, generators = config.mesh, config.generators
     least = (mesh.data or mesh.slices) * (mesh.fsdp or 1) * mesh.context * mesh.tensor

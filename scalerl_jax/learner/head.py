@@ -71,12 +71,17 @@ class Head:
         logits = head_logits(hidden, slab, float32_head=self.float32_head, cap=self.cap)
         return logits / self.temperature
 
-    def of_product(self, of_logits: Array, logits: Array) -> Float[Array, "v c"]:
-        """Turn cotangents of a tile's `logits` into those of its product."""
+    def of_product(
+        self, of_logits: Array, logits: Array, dtype: jnp.dtype
+    ) -> Float[Array, "v c"]:
+        """Turn cotangents of a tile's `logits` into those of its product.
+
+        They are in its dtype: float32, or that of the hidden states, `dtype`.
+        """
         found = of_logits / self.temperature
         if self.cap:
             found *= capped_slope(logits * self.temperature, self.cap)
-        return found
+        return found.astype(jnp.float32 if self.float32_head else dtype)
 
     def product(self) -> Callable[..., Array]:
         """Return an einsum with float32 results, at the precision of the logits."""

@@ -144,8 +144,7 @@ def _backward_tiles(
     rows = hidden.reshape(-1, chunk, hidden.shape[-1])
     ids = targets.reshape(-1, chunk) - head.first_id(weights)
     tokens = [x.reshape(-1, chunk) for x in (entropy, log_z, of_logprobs, of_entropy)]
-    exact = head.product()
-    dtype = jnp.float32 if head.float32_head else hidden.dtype
+    exact, dtype = head.product(), hidden.dtype
 
     # Tiles are [v, c] and sums over tiles [D, c], as in `_pointwise_tiles`.
     def one_slab(
@@ -164,8 +163,8 @@ def _backward_tiles(
             logprobs = logits - log_z
             slope = of_logprob + of_entropy * (logprobs + entropy)
             chosen = jnp.where(ids == places, of_logprob, 0.0)
-            of_logits = head.of_product(chosen - jnp.exp(logprobs) * slope, logits)
-            of_logits = of_logits.astype(dtype)
+            of_logits = chosen - jnp.exp(logprobs) * slope
+            of_logits = head.of_product(of_logits, logits, dtype)
             of_rows = of_rows + exact("dv,vc->dc", columns, of_logits)
             return of_slab + exact("vc,cd->vd", of_logits, hidden), of_rows
 
@@ -275,8 +274,7 @@ def _pointwise_tiles(
     columns = jax.lax.optimization_barrier(slab.T)
     places = jnp.arange(slab.shape[0])[:, None] + head.first_id(weights)
     chunk = largest_divisor(targets.size, head.chunk_tokens)
-    exact = head.product()
-    dtype = jnp.float32 if head.float32_head else hidden.dtype
+    exact, dtype = head.product(), hidden.dtype
 
     def over_vocab(x: Array) -> Array:
         x = x.sum(axis=0)
@@ -303,8 +301,7 @@ def _pointwise_tiles(
         of_logprob, of_entropy = pull(jnp.ones_like(losses))
         slope = (of_logprob + of_entropy * (logits - log_z + entropy)) / total
         chosen = jnp.where(ids == places, of_logprob, 0.0)
-        of_logits = head.of_product(chosen - shares * slope, logits)
-        of_logits = of_logits.astype(dtype)
+        of_logits = head.of_product(chosen - shares * slope, logits, dtype)
         of_rows = exact("dv,vc->dc", columns, of_logits)
         of_slab = of_slab + exact("vc,cd->vd", of_logits, hidden)
         return of_slab, (losses, logprobs, entropy, of_rows)

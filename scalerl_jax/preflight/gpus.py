@@ -20,7 +20,7 @@ _UNITS = {
     "h100": (132, 128, 52_428_800, 233_472, 232_448, 1.98),
     "h200": (132, 128, 52_428_800, 233_472, 232_448, 1.98),
 }
-_CUDNN = (9, 10, 0)  # the oldest that JAX 0.10 takes is 9.8
+_CUDNN = "major: 9 minor: 10 patch: 0"  # the oldest that JAX 0.10 takes is 9.8
 
 
 def is_installed() -> bool:
@@ -55,7 +55,6 @@ def description(chip: Chip) -> str:
         "registers_per_block_limit": 65_536,
     }
     lines = [f"  {name}: {value}" for name, value in values.items()]
-    version = zip(("major", "minor", "patch"), _CUDNN, strict=True)
     return "\n".join(
         [
             "gpu_device_info {",
@@ -63,7 +62,7 @@ def description(chip: Chip) -> str:
             f"  cuda_compute_capability {{ major: {major} minor: {minor} }}",
             "}",
             'platform_name: "CUDA"',
-            f"dnn_version_info {{ {' '.join(f'{k}: {v}' for k, v in version)} }}",
+            f"dnn_version_info {{ {_CUDNN} }}",
             f'device_description_str: "{chip.kind}"',
         ]
     )

@@ -90,8 +90,10 @@ def test_without_a_gpus_compiler_it_says_what_to_install(monkeypatch):
 
 @pytest.mark.parametrize("given, share", [(None, 0.75), ("0.9", 0.9), ("1", 1.0)])
 def test_programs_have_the_share_of_a_gpu_that_jax_allocates(given, share, monkeypatch):
-    for name in (MEMORY_FRACTION, "XLA_PYTHON_CLIENT_MEM_FRACTION"):
-        monkeypatch.delenv(MEMORY_FRACTION, raising=False)
+    names = (MEMORY_FRACTION, "XLA_PYTHON_CLIENT_MEM_FRACTION")
+    for name in names:
+        for each in names:
+            monkeypatch.delenv(each, raising=False)
         if given:
             monkeypatch.setenv(name, given)
         assert CHIPS["h100"].program_bytes == share * 84_942_979_072

@@ -11,8 +11,8 @@ from scalerl_jax.scaling.records import DEFAULT_X, Curve, CurveError, amount
 from scalerl_jax.scaling.result import Fit
 
 FEWEST_RUNS = 2  # of each recipe, for a winner
-# Runs may reach this many times as far as the shortest; longer ones are fitted up to
-# there.
+# Runs may reach this many times as far as the shortest; if one reaches further, all are
+# fitted up to the shortest's end.
 LONGEST_REACH = 1.25
 Names = tuple[str, str]
 Runs = tuple[tuple[Fit, ...], tuple[Fit, ...]]
@@ -109,11 +109,11 @@ def _on_one_window(runs: Runs) -> tuple[Runs, tuple[str, ...], str | None]:
 
 def _up_to(fit: Fit, end: float) -> Fit:
     """Return the fit of a run's evaluations up to the end of another run."""
-    if fit.x_last <= LONGEST_REACH * end:
+    if fit.x_last <= end:
         return fit
     whole = fit.whole_curve
     try:
-        return quick_fit(whole.part(whole.x <= LONGEST_REACH * end), fit.settings)
+        return quick_fit(whole.part(whole.x <= end), fit.settings)
     except CurveError as failure:
         raise CurveError(f"{whole.name or 'a run'} up to there: {failure}") from failure
 

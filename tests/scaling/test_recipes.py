@@ -23,6 +23,7 @@ from scalerl_jax.scaling import (
 )
 from scalerl_jax.scaling.compare import Recipe
 from scalerl_jax.scaling.differences import RecipeSample, difference
+from scalerl_jax.scaling.obstacles import measured_alike
 from scalerl_jax.scaling.recipes import compare_recipes
 from scalerl_jax.scaling.text import (
     choice_text,
@@ -568,6 +569,9 @@ def test_equal_recipes_that_end_elsewhere_are_compared_where_both_have_data():
     found, by_hand = compare(short, long), compare(short, cut)
     assert found.winner is by_hand.winner is None
     assert found.asymptote_difference == by_hand.asymptote_difference
+    assert found.rate_difference == by_hand.rate_difference is not None
+    (_, ours), *_ = measured_alike((tuple(short), tuple(long)), ("a", "b"))
+    assert [each.x_last for each in ours] == [8000.0] * 3
     assert found.compared_at == 8000.0 and by_hand.warnings == ()
     assert found.warnings[0].startswith("the runs end at 8,000 to 16,000")
     (warning,) = compare_many({"a": run(1, x=X[:30]), "b": run(2)}).warnings

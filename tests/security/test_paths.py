@@ -12,6 +12,7 @@ from small_cloud import cloud  # noqa: F401  a fixture
 from scalerl_jax import status
 from scalerl_jax.config.bases import based_on
 from scalerl_jax.data import sources
+from scalerl_jax.data.catalog import VERSION
 from scalerl_jax.data.preparing import open_dataset, prepare
 from scalerl_jax.formats.paths import inside
 from scalerl_jax.formats.remote import copies, copy_of, files_of_run
@@ -123,8 +124,8 @@ def test_no_object_of_a_bucket_is_written_outside_its_copy(
 @small_bucket.NEEDS_EXTRA
 def test_a_prepared_data_set_of_a_bucket_stays_in_its_copy(bucket, tmp_path):
     url = "gs://bucket/data"
-    bucket.write("data/gsm8k/test/1.2.0/report.json", b"{}")
-    bucket.write(f"data/gsm8k/test/1.2.0/{OUT}evil", b"x")
+    bucket.write(f"data/gsm8k/test/{VERSION}/report.json", b"{}")
+    bucket.write(f"data/gsm8k/test/{VERSION}/{OUT}evil", b"x")
     with pytest.raises(ValueError, match="evil' .*gs://bucket/data/gsm"):
         open_dataset("gsm8k", split="test", directory=url)
     assert not [each for each in tmp_path.rglob("evil")]

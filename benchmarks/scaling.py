@@ -1,6 +1,6 @@
 """Is the fitter right, are its intervals honest, and is it fast?
 
-    make bench-scaling                          # everything, about ten minutes
+    make bench-scaling                          # everything, hours of one core
     python benchmarks/scaling.py --only=published,speed
     python benchmarks/scaling.py --curves=100   # fewer simulated curves
 

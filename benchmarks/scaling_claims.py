@@ -4,9 +4,12 @@ R0 is observed at step 0 with the noise of every other evaluation, as in a real 
 The fitter does not get the truth, only what a run directory has.
 """
 
+from unittest import mock
+
 import numpy as np
 
 from scalerl_jax import scaling
+from scalerl_jax.scaling import obstacles
 from scalerl_jax.scaling.fit import fit_alone
 
 TRUTH = {"initial_reward": 0.25, "asymptote": 0.61, "exponent": 1.92, "midpoint": 1.0}
@@ -14,6 +17,13 @@ NOISES = (0.006, 0.012, 0.025, 0.05)
 # Evaluations after step 0, and how many C_mid they reach.
 DESIGNS = ((40, 6.3), (40, 3.1), (40, 1.6), (12, 6.3), (12, 3.1))
 COMPLETIONS = 16
+# Shares of A - R0 that are reached at x, by the name of the curve.
+CLIMBS = {
+    "sigmoid": lambda x: x**1.92 / (1.0 + x**1.92),
+    "exponential": lambda x: -np.expm1(-x),
+    "two phases": lambda x: 0.6 * -np.expm1(-2.1 * x) + 0.4 / (1.0 + (3.6 / x) ** 3),
+}
+REACHES = (1.0, 1.02, 1.05, 1.1, 1.25, 2.0)  # the second recipe's, in the first's
 
 
 def curve_rate(x, truth=TRUTH):
@@ -193,4 +203,36 @@ def flats(num_curves, table):
     table(*rows)
 
 
-PARTS = {part.__name__: part for part in (selection, short, phases, flats)}
+def ends(num_curves, table):
+    """Print winners of equal recipes of which one reaches further than the other."""
+    count = 2 * num_curves // 5
+    print(f"### Equal recipes that end elsewhere, {count} pairs a cell, in %\n")
+    rows = [("curve", "spread", "compared", *REACHES)]
+    for name, spread in (
+        *((name, 0.003) for name in CLIMBS),
+        ("exponential", 0.01),
+        ("two phases", 0.01),
+    ):
+        generator = np.random.default_rng(round(1000 * spread))
+        won = np.zeros((2, len(REACHES)), int)
+        for at, reach in enumerate(REACHES):
+            for _ in range(count):
+                pair = [_recipe(generator, name, spread, end) for end in (1.0, reach)]
+                won[0, at] += scaling.compare(*pair).winner is not None
+                with mock.patch.object(obstacles, "COMMON_END", np.inf):
+                    won[1, at] += scaling.compare(*pair).winner is not None
+        for found, what in zip(won, ("up to the first end", "whole"), strict=True):
+            shares = (f"{100 * each / count:.0f}" for each in found)
+            rows.append((name, spread, what, *shares))
+    table(*rows)
+
+
+def _recipe(generator, name, spread, reach):
+    """Return fits of three runs with 20 evaluations up to 3.2 times `reach`."""
+    x = reach * np.linspace(0.16, 3.2, 20)
+    gains = 0.36 + spread * generator.normal(size=(3, 1))
+    y = 0.25 + gains * CLIMBS[name](x) + generator.normal(0, 0.005, (3, 20))
+    return [scaling.fit(x, each, initial_reward=0.25) for each in y]
+
+
+PARTS = {part.__name__: part for part in (selection, short, phases, flats, ends)}

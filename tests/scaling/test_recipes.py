@@ -558,8 +558,8 @@ def test_runs_of_one_seed_get_a_warning():
 def test_equal_recipes_that_end_elsewhere_are_compared_where_both_have_data():
     """A saturating exponential: its sigmoids end higher, the earlier the data end."""
 
-    def runs(first, count):
-        x = 400.0 * np.arange(1, count + 1)
+    def runs(first, count, every=400.0):
+        x = every * np.arange(1, count + 1)
         level = 0.61 + 0.003 * np.random.default_rng(first).normal(size=3)
         noise = np.random.default_rng(first).normal(0.0, 0.005, (3, 40))[:, :count]
         y = 0.25 + (level[:, None] - 0.25) * -np.expm1(-x / 2500.0) + noise
@@ -570,8 +570,14 @@ def test_equal_recipes_that_end_elsewhere_are_compared_where_both_have_data():
     assert found.winner is by_hand.winner is None
     assert found.asymptote_difference == by_hand.asymptote_difference
     assert found.rate_difference == by_hand.rate_difference is not None
-    (_, ours), *_ = measured_alike((tuple(short), tuple(long)), ("a", "b"))
-    assert [each.x_last for each in ours] == [8000.0] * 3
+    for others, end in (
+        (long, 8000.0),
+        (runs(7, 21), 8000.0),
+        (runs(7, 20, every=408.0), 8160.0),  # within 2 %
+        ([*runs(7, 20, every=408.0)[:2], long[2]], 8160.0),
+    ):
+        (_, ours), *_ = measured_alike((tuple(short), tuple(others)), ("a", "b"))
+        assert max(each.x_last for each in ours) == end
     assert found.compared_at == 8000.0 and by_hand.warnings == ()
     assert found.warnings[0].startswith("the runs end at 8,000 to 16,000")
     (warning,) = compare_many({"a": run(1, x=X[:30]), "b": run(2)}).warnings

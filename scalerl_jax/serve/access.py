@@ -152,9 +152,10 @@ class Connection(H11Protocol):
                 self._all.waiting.pop(self, None)
 
     def on_response_complete(self) -> None:
-        """Wait for the next request."""
+        """Wait for the next request; uvicorn's own, fixed time for it is not used."""
         self._wait()
         super().on_response_complete()
+        self._unset_keepalive_if_required()
 
     def pause_writing(self) -> None:
         """Wait at most `body_s` for the client to read what is written."""

@@ -53,7 +53,9 @@ async def connected(endpoint, **limits):
     """A client of a server of this endpoint; the kernel holds little between them."""
     connections = Connections(max_connections=9, **limits)
     state, app = ServerState(), Starlette(routes=[Route("/", endpoint)])
-    config = uvicorn.Config(app, lifespan="off", ws="none", log_config=None)
+    config = uvicorn.Config(
+        app, lifespan="off", ws="none", log_config=None, timeout_keep_alive=0
+    )
     with socket.socket() as listener, socket.socket() as client:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         listener.bind(("127.0.0.1", 0))
@@ -156,5 +158,23 @@ def test_the_wait_for_a_next_request_leaves_time_for_the_last_answer():
             await asyncio.get_running_loop().sock_sendall(client, GET)
             await asyncio.sleep(1.0)
             assert (await taken(client, most=70_000)).count(b"#") > 69_000
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_a_connection_is_kept_for_the_next_request_as_long_as_is_said():
+    async def endpoint(request):
+        return await whole_answer("#")
+
+    async def run():
+        loop = asyncio.get_running_loop()
+        async with connected(endpoint, header_s=60.0, body_s=60.0) as client:
+            for _ in range(2):
+                await loop.sock_sendall(client, GET)
+                answer = b""
+                while not answer.endswith(b'"#"'):
+                    assert (piece := await loop.sock_recv(client, 2**10)), answer
+                    answer += piece
+                await asyncio.sleep(0.1)  # uvicorn's own time is over
 
     asyncio.run(asyncio.wait_for(run(), 60))

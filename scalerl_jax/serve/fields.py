@@ -192,7 +192,11 @@ class CompletionFields(Sampled):
 
 
 def _check_message(message: dict[str, Any]) -> dict[str, Any]:
-    """Return the message for a template: `content` is a text, arguments are values."""
+    """Return the message for a template: `content` is a text, arguments are values.
+
+    Fields that are null are left out, as is an empty list of calls: clients send back
+    replies with every field, and templates ask whether a message has calls.
+    """
     if not isinstance(message.get("role"), str):
         raise ValueError("'role' must be a text")
     content, calls = message.get("content"), message.get("tool_calls") or []
@@ -206,7 +210,10 @@ def _check_message(message: dict[str, Any]) -> dict[str, Any]:
         raise ValueError("'tool_calls' must be a list")
     for call in calls:
         _read_arguments(call)
-    return {**message, "content": content}
+    given = {name: value for name, value in message.items() if value is not None}
+    if not calls:
+        given.pop("tool_calls", None)
+    return {**given, "content": content}
 
 
 def _check_part(part: Any) -> str:

@@ -254,6 +254,21 @@ def test_a_call_without_arguments_has_an_empty_object(loop, arguments):
     assert written({"messages": calling(**arguments)}, template) == expected
 
 
+# Llama 3.1's, in short.
+ONE_CALL = """\
+{% for m in messages %}{% if 'tool_calls' in m %}{% if not m.tool_calls|length == 1 %}
+{{- raise_exception('single tool-calls only') }}{% endif %}
+{{- '<' + m.tool_calls[0].function.name + '>' }}{% else %}{{ m.content }}{% endif %}
+{%- if m.name is defined %}{{ m.name.upper() }}{% endif %}{% endfor %}"""
+
+
+@pytest.mark.parametrize("calls", [None, []])
+def test_a_reply_that_is_sent_back_whole_has_no_calls(calls):
+    reply = openai.types.chat.ChatCompletionMessage(role="assistant", content="olleh")
+    turn = reply.model_dump() | {"tool_calls": calls, "name": None}
+    assert written({"messages": [*WORD, turn, *WORD]}, ONE_CALL) == "helloollehhello"
+
+
 MISTAKES = [
     ({"messages": []}, ("messages is missing",)),
     ({"messages": ["a"]}, ("messages.0 = 'a': ",)),

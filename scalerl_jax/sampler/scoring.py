@@ -82,17 +82,24 @@ class PromptScorer:
         """Most tokens of a call that needs no compiler."""
         return max(self._programs, default=0)
 
+    def has(self, tokens: int) -> bool:
+        """Return whether the program for this number of tokens is compiled."""
+        return self._size(tokens) in self._programs
+
     def compile(self, tokens: int) -> None:
         """Compile the program for calls with this number of tokens; in any thread."""
-        size = _TILE
-        while size < tokens:
-            size *= 2
-        size = min(size, self.most)
+        size = self._size(tokens)
         with self._lock:
             if size not in self._programs:
                 row = jax.eval_shape(lambda: _lay([], size))
                 program = self._jitted.lower(self._params, row).compile()
                 self._programs = self._programs | {size: program}
+
+    def _size(self, tokens: int) -> int:
+        size = _TILE
+        while size < tokens:
+            size *= 2
+        return min(size, self.most)
 
     def __call__(self, sequences: Sequence[ToScore]) -> list[ScoredTokens]:
         """Return the log-probabilities of each sequence's tokens.

@@ -78,6 +78,7 @@ class Service:
         self._idle = asyncio.Event()
         self._idle.set()
         self._answering = 0
+        self._compiling = asyncio.Lock()
         self._ids = itertools.count()
 
     @property
@@ -178,11 +179,16 @@ class Service:
                 sampler.cancel(request_id)
 
     async def _compile_scores(self, order: CompletionOrder) -> None:
-        """Compile what scoring the prompts needs, while the samplers continue."""
+        """Compile what scoring the prompts needs, while the samplers continue.
+
+        Orders wait in line here: in threads they would take all that parsing has.
+        """
         lengths = [len(each) for each in order.prompts]
-        for sampler in self.samplers:
+        for scorer in (sampler.scorer for sampler in self.samplers):
             for tokens in (max(lengths), sum(lengths)):
-                await asyncio.to_thread(sampler.scorer.compile, tokens)
+                if not scorer.has(tokens):
+                    async with self._compiling:
+                        await asyncio.to_thread(scorer.compile, tokens)
 
     def _score(self, placed: Placed, held: list[tuple[SamplingThread, int]]) -> None:
         """Ask for the log-probabilities of an order's prompts."""

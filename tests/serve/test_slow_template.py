@@ -1,8 +1,9 @@
-"""A chat template that takes its time, and who waits for it: other chats alone."""
+"""A chat template and a compiler that take their time, and who waits for them."""
 
 import asyncio
 import contextlib
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import numpy as np
@@ -11,6 +12,7 @@ from small_server import BASE
 
 from scalerl_jax.data.tokenizer import load_tokenizer
 from scalerl_jax.sampler.requests import Completion, SamplerStats
+from scalerl_jax.sampler.scoring import ScoredTokens
 from scalerl_jax.serve import app, rendering
 from scalerl_jax.serve.access import Connections
 from scalerl_jax.serve.orders import Served
@@ -20,6 +22,7 @@ from scalerl_jax.serve.service import Service
 TOKENIZER = load_tokenizer(BASE)
 CHAT = {"messages": [{"role": "user", "content": "word"}]}
 PLAIN = {"prompt": "word"}
+SCORED = PLAIN | {"max_tokens": 0, "echo": True, "logprobs": 0}
 LONG = 60.0  # the test has failed by then
 
 
@@ -91,8 +94,36 @@ class NoScorer:
     room = 0
 
 
+class HeldCompiler:
+    """A scorer whose program is compiled no sooner than it may be."""
+
+    room = 0
+
+    def __init__(self):
+        self.begun, self.may_compile = threading.Event(), threading.Event()
+
+    def has(self, tokens):
+        return tokens <= self.room
+
+    def compile(self, tokens):
+        self.begun.set()
+        assert self.may_compile.wait(LONG)
+        self.room = 64
+
+    def __call__(self, sequences):
+        counts = [len(each.tokens) - 1 for each in sequences]
+        return [
+            ScoredTokens(
+                logprobs=np.zeros(count, np.float32),
+                top_tokens=np.zeros((count, 0), np.int32),
+                top_logprobs=np.zeros((count, 0), np.float32),
+            )
+            for count in counts
+        ]
+
+
 @contextlib.asynccontextmanager
-async def client_of(template):
+async def client_of(template, scorer=None):
     """A client of a server with this template, in this process."""
     served = Served(
         name="m",
@@ -108,7 +139,9 @@ async def client_of(template):
         slots=4,
         max_waiting=9,
     )
-    sampler = SamplingThread(HttpReplica(OneToken(), NoScorer()), on_death=lambda: None)
+    sampler = SamplingThread(
+        HttpReplica(OneToken(), scorer or NoScorer()), on_death=lambda: None
+    )
     connections = Connections(max_connections=9, header_s=LONG, body_s=LONG)
     made = app.make_app(Service(served, [sampler]), connections, key="", hosts=None)
     sampler.start()
@@ -163,6 +196,27 @@ def test_a_chat_that_waits_too_long_for_others_is_refused(monkeypatch):
                 assert "try again later" in error["message"]
             template.may_write.set()
             assert (await first).status_code == 200
+
+    asyncio.run(run())
+
+
+def test_who_waits_for_the_compiler_takes_no_threads_from_others():
+    async def run():
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(4))
+        scorer = HeldCompiler()
+        async with client_of(HeldTemplate(), scorer) as ask, asyncio.timeout(LONG):
+            scored = [
+                asyncio.create_task(ask.post("/v1/completions", json=SCORED))
+                for _ in range(8)
+            ]
+            assert await asyncio.to_thread(scorer.begun.wait, LONG)
+            for _ in range(8):
+                answer = await ask.post("/v1/completions", json=PLAIN)
+                assert answer.status_code == 200
+            assert not any(each.done() for each in scored)
+            scorer.may_compile.set()
+            answers = await asyncio.gather(*scored)
+            assert [each.status_code for each in answers] == [200] * 8
 
     asyncio.run(run())
 

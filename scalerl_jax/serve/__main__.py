@@ -81,8 +81,8 @@ def read_flags(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--checkpoint",
         required=True,
-        help="a Hugging Face directory, a run directory (its newest checkpoint), or "
-        "one checkpoint of a run",
+        help="a Hugging Face directory or id, a GGUF file, a run directory (its newest "
+        "checkpoint), or one checkpoint of a run",
     )
     for name, kind, default, meaning in _FLAGS:
         parser.add_argument(f"--{name}", type=kind, default=default, help=meaning)

@@ -80,6 +80,7 @@ class Service:
         self._answering = 0
         self._compiling = asyncio.Lock()
         self._ids = itertools.count()
+        _make_keys(0, served)  # compiled before the loop has requests to wait for it
 
     @property
     def running(self) -> int:
@@ -156,7 +157,7 @@ class Service:
             if order.scores_prompts:
                 self._score(placed, held)
             for place, tokens in enumerate(order.prompts if order.max_tokens else ()):
-                values = _samples(order)
+                values = _samples(order, self.served)
                 for start in range(0, samples, share):
                     part = slice(start, start + share)
                     request = Request(
@@ -230,7 +231,7 @@ class Service:
             )
 
 
-def _samples(order: CompletionOrder) -> dict[str, Any]:
+def _samples(order: CompletionOrder, served: Served) -> dict[str, Any]:
     """Return the fields of a prompt's `Samples`.
 
     Equal seeds and prompts give equal keys, whatever else the order asks for.
@@ -238,7 +239,13 @@ def _samples(order: CompletionOrder) -> dict[str, Any]:
     count, seed = order.fields.n, order.fields.seed
     seed = secrets.randbits(32) if seed is None else seed
     return {
-        "keys": sample_keys(seed, "serve", prompt_id=0, epoch=0, num_samples=count),
+        "keys": _make_keys(seed, served)[:count],
         "thinking_limits": np.full(count, NEVER, np.int32),
         "max_tokens": np.full(count, order.max_tokens, np.int32),
     }
+
+
+def _make_keys(seed: int, served: Served) -> np.ndarray:
+    """Return keys of the most samples there may be: each number has a program."""
+    count = served.max_samples
+    return sample_keys(seed, "serve", prompt_id=0, epoch=0, num_samples=count)

@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import jax
 import numpy as np
 import pytest
 from small_server import BASE
@@ -65,7 +67,7 @@ class OneToken:
         raise AssertionError("no request ends the sampler")
 
     def submit(self, request):
-        self._open.append(request.request_id)
+        self._open += [(request.request_id, n) for n in range(request.num_samples)]
 
     def step(self):
         ended, self._open = self._open, []
@@ -73,7 +75,7 @@ class OneToken:
         return [
             Completion(
                 request_id=request_id,
-                sample=0,
+                sample=number,
                 tokens=np.array([TOKENIZER.eos_ids[0]], np.int32),
                 mask=np.array([True]),
                 logprobs=zeros,
@@ -84,7 +86,7 @@ class OneToken:
                 cut_off=False,
                 interrupted=False,
             )
-            for request_id in ended
+            for request_id, number in ended
         ]
 
 
@@ -217,6 +219,20 @@ def test_who_waits_for_the_compiler_takes_no_threads_from_others():
             scorer.may_compile.set()
             answers = await asyncio.gather(*scored)
             assert [each.status_code for each in answers] == [200] * 8
+
+    asyncio.run(run())
+
+
+def test_no_number_of_samples_is_compiled_for_while_others_wait(caplog):
+    async def run():
+        async with client_of(HeldTemplate()) as ask, asyncio.timeout(LONG):
+            with jax.log_compiles(), caplog.at_level(logging.WARNING):
+                for count in (1, 2, 3):
+                    answer = await ask.post(
+                        "/v1/completions", json=PLAIN | {"n": count}
+                    )
+                    assert len(answer.json()["choices"]) == count
+            assert not [each for each in caplog.messages if "ompil" in each]
 
     asyncio.run(run())
 

@@ -226,6 +226,11 @@ class Dispatcher:
 
     def _take(self, replica: KnownReplica, report: ReplicaReport) -> None:
         """Record a report; refuse results of withdrawn tickets."""
+        if report.seconds:
+            assert isinstance(self._ledger, RemoteLedger), "no replica is remote"
+            self._ledger.book(replica.pool, report.seconds)
+        self._ledger.count(**report.counts)
+        self._take_groups(replica, report)
         if report.failure is not None:
             if replica.link and not replica.link.replaceable:
                 raise report.failure
@@ -238,11 +243,6 @@ class Dispatcher:
         replica.metrics = dict(report.metrics)
         replica.hang = report.hang
         replica.verifier_restarts = report.verifier_restarts
-        if report.seconds:
-            assert isinstance(self._ledger, RemoteLedger), "no replica is remote"
-            self._ledger.book(replica.pool, report.seconds)
-        self._ledger.count(**report.counts)
-        self._take_groups(replica, report)
         refused = [report.refused] if report.refused else []
         refused += self._take_results(replica, report)
         if refused:
@@ -367,6 +367,8 @@ class Dispatcher:
         self._ledger.count(wasted_tokens=sum(replica.tokens.values()))
         if replica.link is not None:
             replica.link.close()
+        if replica.coming is not None:  # it may come yet, and would keep its devices
+            replica.coming.add_done_callback(_close_late)
         numbers = set(replica.jobs)
         self.replicas[replica.number] = KnownReplica(
             number=replica.number, pool=replica.pool, losses=replica.losses + 1
@@ -415,3 +417,9 @@ class Dispatcher:
                 said["policy_version"] = replica.sent_version = self._version
                 replica.newest_version = self._version
         return Instructions(**said, **replica.take_new())
+
+
+def _close_late(coming: Future[Link]) -> None:
+    """End a replica that has started after it was given up."""
+    if coming.exception() is None:
+        coming.result().close()

@@ -8,7 +8,7 @@ import os
 from random import Random
 
 import pytest
-from fleet_world import FleetWorld, Params
+from fleet_world import FleetWorld, LateLink, Params, SampledByHand
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -303,6 +303,31 @@ def test_a_silent_replica_is_replaced():
     assert 0 in world.coming
 
 
+def test_a_replica_that_starts_after_it_was_given_up_is_ended():
+    world = calm_world()
+    limits = dict(start_timeout_s=600.0, silence_timeout_s=1e6)
+    limits = dataclasses.replace(world.dispatcher._limits, **limits)
+    world.dispatcher._limits = limits
+    deliver(world)
+    world.links.pop(0).die()
+    world.dispatcher.turn()
+    world.dispatcher.turn()
+    late = world.coming[0]
+    world.now += 601.0
+    world.dispatcher.turn()
+    assert "did not start in generators.start_timeout_s = 600" in world.notes[-1]
+    world.dispatcher.turn()
+    assert world.coming[0] is not late
+    link = LateLink(SampledByHand(2), 0)
+    late.set_result(link)
+    assert link.closed
+    assert world.dispatcher.replicas[0].link is None
+    world.come(0)
+    world.dispatcher.turn()
+    assert world.dispatcher.replicas[0].link is world.links[0]
+    assert not world.links[0].closed
+
+
 def hear(world, link):
     """The controller hears what the replica has to say."""
     world.dispatcher.turn()
@@ -435,6 +460,25 @@ class OneReplica:
         self.exchange()
         self.world.dispatcher.turn()
         return ticket
+
+
+def test_what_a_failing_replica_has_finished_is_taken_and_its_work_is_charged():
+    of = OneReplica()
+    world, replica = of.world, of.exchange()
+    while not replica.open:
+        replica = of.exchange()
+    (ticket,) = replica.open
+    replica.sample(ticket)
+    replica.judge(ticket)
+    replica.orders.fail(RuntimeError("a device"))
+    world.dispatcher.turn()
+    made = world.ledger.report()["compute/generated_tokens"]
+    of.exchange()
+    world.dispatcher.turn()
+    events = world.dispatcher.events
+    assert (world.queue.buffered, events["lost"], events["reissued"]) == (1, 1, 0)
+    assert world.ledger.report()["compute/generated_tokens"] == made + 3
+    world.check()
 
 
 def test_bad_groups_are_sampled_again_and_the_third_costs_a_replica_its_place():

@@ -155,7 +155,7 @@ class Pacing:
         """Return the number of batches that the steps from `opened` on need."""
         if self.num_steps is None:
             return sys.maxsize
-        return -((opened - self.num_steps) // self.epochs)
+        return max(-((opened - self.num_steps) // self.epochs), 0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -70,6 +70,16 @@ def test_a_checkpoint_that_cannot_be_used_up_is_refused(mode, k, num_prompts):
         queue.restore(state)
 
 
+@pytest.mark.parametrize("mode", ["pipeline", "batched"])
+def test_a_finished_run_may_be_resumed_with_fewer_steps(mode):
+    pacing = Pacing(num_prompts=2, max_staleness=1, mode=mode, num_steps=3)
+    queue = RolloutQueue(pacing)
+    queue.restore(
+        QueueState(version=5, next_ticket=10, buffered=(), running=(), dropped={})
+    )
+    assert queue.admit(5) is None
+
+
 def test_the_timeout_says_what_is_missing():
     queue = RolloutQueue(Pacing(num_prompts=2, max_staleness=1, mode="pipeline"))
     for _ in range(3):

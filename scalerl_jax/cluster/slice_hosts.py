@@ -59,8 +59,19 @@ class SliceHost:
         return f"worker {self.found.worker} of {self.found.slice.name}{of}"
 
     def command(self) -> list[str]:
-        """Return the command that makes this host a node, until it is ended."""
-        own = socket.gethostbyname(self.found.addresses[self.found.worker])
+        """Return the command that makes this host a node, until it is ended.
+
+        Raises:
+            RuntimeError: this host's name cannot be resolved.
+        """
+        name = self.found.addresses[self.found.worker]
+        try:
+            own = socket.gethostbyname(name)
+        except OSError as error:
+            raise RuntimeError(
+                f"{self}: this host's name in TPU_WORKER_HOSTNAMES, {name}, cannot be "
+                f"resolved here: {error.strerror}; see the DNS of the hosts"
+            ) from error
         if not self.found.is_first:
             role = [f"--address={self.head}"]
         else:

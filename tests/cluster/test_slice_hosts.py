@@ -53,6 +53,12 @@ def test_worker_0_starts_the_head_and_the_others_join_it():
     assert second.command() == [*start, "--address=10.0.0.4:7000", *own]
 
 
+def test_a_name_of_this_host_that_nobody_knows_is_told():
+    host = host_of(1, addresses="localhost,no-such-host.invalid")
+    with pytest.raises(RuntimeError, match="^worker 1 .*no-such-host.invalid, cannot"):
+        host.command()
+
+
 def test_ray_is_told_of_the_slice_in_its_own_words():
     inherited = {"PATH": "/bin", "TPU_WORKER_ID": "0"}
     environment = host_of(1).environment(inherited)

@@ -23,7 +23,7 @@ from scalerl_jax.process.ending import first_line
 
 try:
     import ray
-    from ray.exceptions import GetTimeoutError, RayError
+    from ray.exceptions import GetTimeoutError
 
     from scalerl_jax.cluster.calls import calling
 except ImportError as error:
@@ -126,7 +126,8 @@ def connect(address: str) -> Cluster:
 
     Raises:
         ValueError: there is none, or it is of another version.
-        RuntimeError: the one of this machine could be reached from others.
+        RuntimeError: the one of this machine does not start, or could be reached from
+            others.
     """
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
     if address == "local":
@@ -137,7 +138,13 @@ def connect(address: str) -> Cluster:
         _check_answers(address)
     try:
         ray.init(address=address, **options)
-    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
+    except Exception as error:  # of any kind: Ray raises Exception itself, too
+        if address == "local":
+            raise RuntimeError(
+                f"--ray=local: Ray {metadata.version('ray')} does not start on this "
+                f"machine: {first_line(error)}; it needs memory, room in RAY_TMPDIR, "
+                f"and cores that are free for half a minute"
+            ) from error
         if _asks_for_token(error):
             raise ValueError(
                 f"--ray={address} asks for another token than this process has, or "

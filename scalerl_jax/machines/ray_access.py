@@ -6,6 +6,7 @@ never an argument of a command; it is in a file that only its owner can read.
 
 import contextlib
 import dataclasses
+import fcntl
 import logging
 import os
 import secrets
@@ -22,7 +23,11 @@ _MODE, _TOKEN, _FILE = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 _PLACE = "RAY_TMPDIR"  # directory of Ray's sockets, logs and files
 # Ray appends up to 70 characters for a socket's path, which may have 107.
 _LONGEST_PLACE = 36
+_HELD = "held_by_scalerl_jax"  # locked as long as the process lives
 _MOST_BYTES = 4096  # of a token's file
+# Without it any call of Ray, by a thread that the end of a run leaves behind, would
+# start another cluster, which other machines can reach and enter without a token.
+_NO_OTHER = {"RAY_ENABLE_AUTO_CONNECT": "0"}
 # Ray's own switch for systems whose firewall asks about each port.  With the value 0
 # all that Ray starts listens at 127.0.0.1.  Otherwise Ray replaces a loopback address
 # by the one at which other machines reach this one.
@@ -113,6 +118,7 @@ def prepared(
     before = dict(environment)
     with contextlib.ExitStack() as opened:
         opened.callback(_put_back, environment, before)
+        environment.update(_NO_OTHER)
         if address == "local":
             place = opened.enter_context(own_directory())
             environment.update(_LOOPBACK | {_PLACE: str(place)})
@@ -154,13 +160,22 @@ def _put_back(environment: MutableMapping[str, str], before: dict[str, str]) -> 
 def own_directory() -> Iterator[Path]:
     """Create a directory that only this user can enter; remove it after the block.
 
-    Its path is short enough for the sockets in it.
+    Its path is short enough for the sockets in it.  What killed processes have left
+    beside it is removed, too: nobody holds the lock in it.
     """
     given = os.environ.get(_PLACE) or tempfile.gettempdir()
     fits = len(given) + len("/ray-12345678") <= _LONGEST_PLACE
-    place = tempfile.mkdtemp(prefix="ray-", dir=given if fits else "/tmp")  # noqa: S108
+    beside = Path(given if fits else "/tmp")  # noqa: S108
+    for held in beside.glob(f"ray-*/{_HELD}"):
+        with contextlib.suppress(OSError), held.open() as file:  # of others, or gone
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(held.parent, ignore_errors=True)
+    place = Path(tempfile.mkdtemp(prefix="ray-", dir=beside))
     try:
-        yield Path(place)
+        with (place / "lock").open("x") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            (place / "lock").rename(place / _HELD)  # locked before others look for it
+            yield place
     finally:
         shutil.rmtree(place, ignore_errors=True)
 

@@ -3,6 +3,9 @@
 import logging
 import os
 import stat
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -52,6 +55,42 @@ def test_a_local_cluster_has_a_token_that_nobody_else_can_read(mask):
     assert told == given and not os.path.exists(place)
     with ray_access.prepared("local", environment=told):
         assert read(told["RAY_AUTH_TOKEN_PATH"]) != token
+
+
+def test_the_directory_of_a_killed_process_is_removed_by_the_next(monkeypatch):
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        monkeypatch.setenv("RAY_TMPDIR", short)
+        killed = "import os; ray_access.own_directory().__enter__(); os._exit(9)"
+        imported = "from scalerl_jax.machines import ray_access"
+        command = [sys.executable, "-c", f"{imported}; {killed}"]
+        assert subprocess.run(command).returncode == 9
+        (left,) = Path(short).iterdir()
+        other = Path(short, "ray-of-somebody")
+        other.mkdir()
+        with ray_access.own_directory() as place:
+            assert set(Path(short).iterdir()) == {other, place}
+            with ray_access.own_directory() as another:  # of a process that lives
+                assert place.exists() and another.exists()
+            assert set(Path(short).iterdir()) == {other, place}
+        assert not place.exists() and not left.exists()
+
+
+def test_a_thread_that_a_run_leaves_behind_starts_no_other_cluster():
+    pytest.importorskip("ray")
+    code = """
+from scalerl_jax.machines import ray_access
+with ray_access.prepared("local"):
+    import ray
+try:
+    ray.put(1)
+except ray.exceptions.RayError:
+    assert not ray.is_initialized()
+    print("refused")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout == "refused\n", done.stderr
 
 
 def test_sockets_find_room_where_files_lie_deep(tmp_path, monkeypatch):

@@ -85,3 +85,11 @@ def test_what_does_not_fall_evenly_is_refused(changes, words):
 def test_an_address_that_is_none_is_refused_at_once(address):
     with pytest.raises(ValueError, match=f"--ray={address} "):
         connect(address)
+
+
+def test_a_local_cluster_that_does_not_start_is_told_as_such(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "file"))
+    monkeypatch.setenv("RAY_worker_niceness", "0")
+    with pytest.raises(RuntimeError, match="^--ray=local: Ray .* does not start on"):
+        connect("local")

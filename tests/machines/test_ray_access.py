@@ -60,8 +60,8 @@ def test_a_local_cluster_has_a_token_that_nobody_else_can_read(mask):
 def test_the_directory_of_a_killed_process_is_removed_by_the_next(monkeypatch):
     with tempfile.TemporaryDirectory(dir="/tmp") as short:
         monkeypatch.setenv("RAY_TMPDIR", short)
-        killed = "import os; ray_access.own_directory().__enter__(); os._exit(9)"
-        imported = "from scalerl_jax.machines import ray_access"
+        killed = "at = ray_access.own_directory(); at.__enter__(); os._exit(9)"
+        imported = "import os; from scalerl_jax.machines import ray_access"
         command = [sys.executable, "-c", f"{imported}; {killed}"]
         assert subprocess.run(command).returncode == 9
         (left,) = Path(short).iterdir()

@@ -23,7 +23,8 @@ _MODE, _TOKEN, _FILE = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 _PLACE = "RAY_TMPDIR"  # directory of Ray's sockets, logs and files
 # Ray appends up to 70 characters for a socket's path, which may have 107.
 _LONGEST_PLACE = 36
-_HELD = "held_by_scalerl_jax"  # locked as long as the process lives
+_TOKEN_FILE = "token"
+_PREFIX = "rl-ray-"  # of directories that are locked as long as their processes live
 _MOST_BYTES = 4096  # of a token's file
 # Without it any call of Ray, by a thread that the end of a run leaves behind, would
 # start another cluster, which other machines can reach and enter without a token.
@@ -160,29 +161,43 @@ def _put_back(environment: MutableMapping[str, str], before: dict[str, str]) -> 
 def own_directory() -> Iterator[Path]:
     """Create a directory that only this user can enter; remove it after the block.
 
-    Its path is short enough for the sockets in it.  What killed processes have left
-    beside it is removed, too: nobody holds the lock in it.
+    Its path is short enough for the sockets in it.  Those of killed processes are
+    removed, too.
     """
     given = os.environ.get(_PLACE) or tempfile.gettempdir()
-    fits = len(given) + len("/ray-12345678") <= _LONGEST_PLACE
+    fits = len(given) + len(f"/{_PREFIX}12345678") <= _LONGEST_PLACE
     beside = Path(given if fits else "/tmp")  # noqa: S108
-    for held in beside.glob(f"ray-*/{_HELD}"):
-        with contextlib.suppress(OSError), held.open() as file:  # of others, or gone
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(held.parent, ignore_errors=True)
-    place = Path(tempfile.mkdtemp(prefix="ray-", dir=beside))
+    for left in beside.glob(f"{_PREFIX}????????/{_TOKEN_FILE}"):
+        with contextlib.suppress(OSError), _locked(left.parent):
+            shutil.rmtree(left.parent, ignore_errors=True)
+    place = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=beside))
     try:
-        with (place / "lock").open("x") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            (place / "lock").rename(place / _HELD)  # locked before others look for it
+        with _locked(place):
             yield place
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
 
+@contextlib.contextmanager
+def _locked(place: Path) -> Iterator[None]:
+    """Hold the lock of a directory of this user, until the block or the process ends.
+
+    Raises:
+        OSError: it is another user's, or another process holds the lock.
+    """
+    number = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if os.fstat(number).st_uid != os.geteuid():
+            raise PermissionError(f"{place} is another user's")
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(number)
+
+
 def write_token(directory: Path, token: str) -> Path:
     """Write a token to a new file that only this user can read."""
-    path = directory / "token"
+    path = directory / _TOKEN_FILE
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     with os.fdopen(os.open(path, flags, mode=0o600), "w") as file:
         file.write(token)

@@ -195,7 +195,7 @@ UNBOUNDED = {
         1,
         "a regular file, of which a token is read",
     ),
-    ("machines/ray_access.py", "os.open"): (1, "to write"),
+    ("machines/ray_access.py", "os.open"): (2, "to write, and to lock a directory"),
     ("formats/remote.py", ".read_bytes"): (1, _UPLOADED),
     ("run/directory.py", "json.loads"): (1, _WRITTEN),
     ("run/files.py", ".read_bytes"): (1, _UPLOADED),

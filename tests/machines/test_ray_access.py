@@ -58,21 +58,24 @@ def test_a_local_cluster_has_a_token_that_nobody_else_can_read(mask):
 
 
 def test_the_directory_of_a_killed_process_is_removed_by_the_next(monkeypatch):
+    code = """
+import os
+from scalerl_jax.machines import ray_access
+directory = ray_access.own_directory()
+ray_access.write_token(directory.__enter__(), "0")
+os._exit(9)
+"""
     with tempfile.TemporaryDirectory(dir="/tmp") as short:
         monkeypatch.setenv("RAY_TMPDIR", short)
-        killed = "at = ray_access.own_directory(); at.__enter__(); os._exit(9)"
-        imported = "import os; from scalerl_jax.machines import ray_access"
-        command = [sys.executable, "-c", f"{imported}; {killed}"]
-        assert subprocess.run(command).returncode == 9
+        assert subprocess.run([sys.executable, "-c", code]).returncode == 9
         (left,) = Path(short).iterdir()
-        other = Path(short, "ray-of-somebody")
+        other = Path(short, "rl-ray-somebody")
         other.mkdir()
         with ray_access.own_directory() as place:
-            assert set(Path(short).iterdir()) == {other, place}
+            ray_access.write_token(place, "0")
             with ray_access.own_directory() as another:  # of a process that lives
-                assert place.exists() and another.exists()
-            assert set(Path(short).iterdir()) == {other, place}
-        assert not place.exists() and not left.exists()
+                assert set(Path(short).iterdir()) == {other, place, another}
+        assert set(Path(short).iterdir()) == {other} and not left.exists()
 
 
 def test_a_thread_that_a_run_leaves_behind_starts_no_other_cluster():

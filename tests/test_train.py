@@ -690,7 +690,7 @@ def lose_the_verifiers(run, directory):
         ),
         pytest.param(
             starve,
-            "no batch within queue.batch_timeout_s = 5.0: 0 of 4 groups after",
+            "no batch within queue.batch_timeout_s = 5.0: 0 of 4 groups at policy",
             id="a starved queue",
         ),
         pytest.param(

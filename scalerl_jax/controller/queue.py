@@ -330,7 +330,7 @@ class RolloutQueue:
             assert not self.taken, "the last window is not used up"
             chosen = self._sleep_until(self._choose, timeout_s)
             if chosen is None:
-                raise TimeoutError(self._timeout_message(timeout_s))
+                raise TimeoutError(self._timeout_message())
             for group in chosen:
                 age = self._pacing.last_version(opened=version) - group.oldest_version
                 assert age <= self._pacing.max_staleness, "admission or pacing failed"
@@ -500,12 +500,12 @@ class RolloutQueue:
         self._changed.notify_all()
         self._listener()
 
-    def _timeout_message(self, timeout_s: float) -> str:
+    def _timeout_message(self) -> str:
         oldest = min(self._running.values(), default=None)
         return (
             f"{len(self._buffered)} of "
-            f"{self._pacing.window_groups(opened=self._opened)} groups after "
-            f"{timeout_s} s at policy version {self.version} "
+            f"{self._pacing.window_groups(opened=self._opened)} groups at policy "
+            f"version {self.version} "
             f"(mode={self._pacing.mode}, max_staleness={self._pacing.max_staleness}, "
             f"running={len(self._running)}, of these {len(self._sampled)} with the "
             f"verifiers, oldest running version={oldest}, "

@@ -55,6 +55,8 @@ from scalerl_jax.weights.sending import Sender
 from scalerl_jax.weights.shards import own_shards
 from scalerl_jax.wiring.replicas import make_follower, make_remote_replica
 
+# What a rank does beside its calls, which it makes one by one.
+LEARNER_GROUPS = {"weights": 1, "watch": 1}
 # What a follower does beside the calls of its engine, which it makes one by one.
 FOLLOWER_GROUPS = {"params": 1, "watch": 1}
 _PARAMS_TIMEOUT_S = 900.0  # a fetch gives up after 600
@@ -252,6 +254,10 @@ class LearnerRank(RoleProcess):
             else own_box(each.shape, self._rows)
             for name, each in arrays.items()
         }
+
+    def watch(self) -> None:
+        """Never return: the call ends with this process."""
+        threading.Event().wait()
 
     def step(self, parts: BatchParts) -> tuple[dict[str, float], str, bool]:
         """Make an optimizer step.

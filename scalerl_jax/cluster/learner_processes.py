@@ -3,7 +3,8 @@
 A rank that is lost takes the others with it, for their next collective has no end.  All
 are started again; the state comes from the last complete checkpoint, and the batches
 since then, which are kept, are trained on again: the same version comes back, bit for
-bit, and nothing that was generated is thrown away.
+bit, and nothing that was generated is thrown away.  A thread waits for the end of any
+rank, for the loop may be waiting for replicas, and they for params of the ranks.
 
 One file above 400 lines: every call may find the processes lost, and replaces it.
 """
@@ -20,9 +21,20 @@ import ray
 from jaxtyping import Float
 from ray.exceptions import RayError
 
-from scalerl_jax.cluster.actors import LearnerRank, RoleProcessInfo, arrange
+from scalerl_jax.cluster.actors import (
+    LEARNER_GROUPS,
+    LearnerRank,
+    RoleProcessInfo,
+    arrange,
+)
 from scalerl_jax.cluster.batch_parts import SentBatches
-from scalerl_jax.cluster.calls import RoleLost, calling, end_all, why_lost
+from scalerl_jax.cluster.calls import (
+    RoleLost,
+    calling,
+    end_all,
+    own_error,
+    why_lost,
+)
 from scalerl_jax.cluster.kept_batches import Kept
 from scalerl_jax.cluster.session import Cluster, check_process
 from scalerl_jax.config import Config
@@ -44,8 +56,9 @@ class WeightsOf:
     """A version, as it goes to replicas: manifests that say where its bytes are."""
 
     policy_version: int
-    # As the processes that are there now have published it, in full or as deltas.
-    manifest: Callable[[], Manifest]
+    # As the processes that are there now have published it, in full or as deltas; None:
+    # its objects ended with their processes, and others come.
+    manifest: Callable[[], Manifest | None]
     # The same version by itself, for who holds no base; None: it comes.
     whole: Callable[[], Manifest | None]
 
@@ -57,6 +70,8 @@ class WeightsOf:
         """
         del number
         manifest = self.manifest()
+        if manifest is None:
+            return None
         base = manifest.base_version
         if base is None or held_version in (self.policy_version, base):
             return manifest
@@ -115,15 +130,22 @@ class LearnerProcesses:
         note: Callable[[str], None],
         before_save: Callable[[], None],
         placed: Callable[[], None] = lambda: None,
+        fail: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
-        """Start the ranks, which load and compile after `placed` was called."""
+        """Start the ranks, which load and compile after `placed` was called.
+
+        `fail` ends the loop's waits with an error, which its next call here meets too.
+        """
         self._config = config
         self._directory = directory
         self._cluster = cluster
         self._note = note
         self._before_save = before_save
         self._placed = placed
-        self._lock = threading.RLock()  # calls come one after the other
+        self._fail = fail
+        # Held from a call to what is noted of it: else another thread that replaces
+        # lost ranks would bring them to where they were before the call.
+        self._lock = threading.RLock()
         self._ranks: list[Any] = []
         self._up = False  # they have started, and are where they were
         self.places: list[RoleProcessInfo] = []
@@ -141,12 +163,13 @@ class LearnerProcesses:
         self._renew = False  # that is saved: all ranks are to start again
         self.reports: list[PublishReport] = []
         self.checkpointer = RemoteCheckpoints(files, self)
-        try:
-            self._start()
-        except RoleLost as loss:
-            text = f"the learner cannot start: {first_line(loss)}"
-            raise RuntimeError(text) from loss
-        self._up = True
+        with self._lock:
+            try:
+                self._start()
+            except RoleLost as loss:
+                text = f"the learner cannot start: {first_line(loss)}"
+                raise RuntimeError(text) from loss
+            self._up = True
 
     # The methods of `LocalLearner`.
 
@@ -154,9 +177,10 @@ class LearnerProcesses:
         self, state: int, batch: PackedBatch, made_of: MadeOf
     ) -> tuple[int, dict[str, float], str]:
         """Make an optimizer step on every rank."""
-        answers = self.call("step", each=lambda: self._parts(batch))
-        metrics, fault, _ = answers[0]
-        self._kept.add(batch, made_of, version=state)
+        with self._lock:
+            answers = self.call("step", each=lambda: self._parts(batch))
+            metrics, fault, _ = answers[0]
+            self._kept.add(batch, made_of, version=state)
         self.version = state + (not fault)
         told = [number for number, (*_, leaving) in enumerate(answers) if leaving]
         if told and not self.leaving:
@@ -182,9 +206,10 @@ class LearnerProcesses:
             of_ranks = zip(*map(self._sent.parts, read), strict=True)
             return [([*of_rank],) for of_rank in of_ranks]
 
-        scores = self.call("annotate", each=parts)[0]
-        for batch, found in zip(read, scores, strict=True):
-            self._sent.made(batch, found)
+        with self._lock:
+            scores = self.call("annotate", each=parts)[0]
+            for batch, found in zip(read, scores, strict=True):
+                self._sent.made(batch, found)
         return scores
 
     def score(self, state: int, batch: PackedBatch) -> Float[np.ndarray, "M R S"]:
@@ -201,19 +226,24 @@ class LearnerProcesses:
         Restarted processes send it again, and the `pinned` version when they pass it:
         after a pinned version no checkpoint is begun until no replica needs it.
         """
-        parts = self.call("publish", state, pinned)
-        manifest = merge([part for part, _ in parts])
-        self.reports = [report for _, report in parts]
-        self._pinned = state if pinned else self._pinned
-        self._published = state
-        self._manifests[state] = manifest
-        for version in self._manifests.keys() - {self._published, self._pinned}:
-            del self._manifests[version]
+        with self._lock:
+            parts = self.call("publish", state, pinned)
+            manifest = merge([part for part, _ in parts])
+            self.reports = [report for _, report in parts]
+            self._pinned = state if pinned else self._pinned
+            self._published = state
+            self._manifests[state] = manifest
+            for version in self._manifests.keys() - {self._published, self._pinned}:
+                del self._manifests[version]
         return WeightsOf(
             policy_version=state,
-            manifest=lambda: self._manifests.get(state, manifest),
+            manifest=lambda: self._reachable(self._manifests.get(state, manifest)),
             whole=lambda: self._publish_again(state),
         )
+
+    def _reachable(self, manifest: Manifest) -> Manifest | None:
+        """Return a manifest; None: its objects have ended with lost ranks."""
+        return manifest if self._up or not manifest.handles else None
 
     def _restore_published(self, version: int) -> None:
         """Publish what lost ranks had published, where others come by there."""
@@ -242,6 +272,9 @@ class LearnerProcesses:
             ]
             manifest = merge(ray.get(calls, timeout=_SILENCE_S))
         except (RayError, ValueError) as error:
+            own = own_error(error) if isinstance(error, RayError) else None
+            if own is not None:  # a full disk, for example; as in `publish`
+                self._fail(own)
             _log.info("no params in full for a newcomer as yet: %s", why_lost(error))
             time.sleep(1.0)
             return
@@ -253,22 +286,24 @@ class LearnerProcesses:
     ) -> None:
         """Make every rank copy its shards, and write them while the run goes on."""
         self._before_save()
-        self._kept.saved(step)
-        parts = [(step, host, groups)] + [(step, {}, ())] * (len(self._ranks) - 1)
-        self.call("save", each=lambda: parts)
-        # The one before is complete: this one has waited for that.
-        self._kept.forget(self.checkpointer.complete())
-        if self.leaving:
-            self.call("await_save")
-            self.leaving, self._renew = False, True
+        with self._lock:
+            self._kept.saved(step)
+            others = [(step, {}, ())] * (self._config.mesh.processes - 1)
+            self.call("save", each=lambda: [(step, host, groups), *others])
+            # The one before is complete: this one has waited for that.
+            self._kept.forget(self.checkpointer.complete())
+            if self.leaving:
+                self.call("await_save")
+                self.leaving, self._renew = False, True
 
     def restore(self) -> Restored | None:
         """Restore every rank from the newest good checkpoint; None: there is none."""
-        found = self.call("restore")[0]
-        if found is None:
-            return None
-        step, host, groups = found
-        self._kept.saved(step)
+        with self._lock:
+            found = self.call("restore")[0]
+            if found is None:
+                return None
+            step, host, groups = found
+            self._kept.saved(step)
         self.version = step
         return Restored(step=step, state=step, host=host, groups=groups)
 
@@ -407,7 +442,7 @@ class LearnerProcesses:
         devices = self._config.mesh.num_devices // count
         timeout_s = self._config.generators.start_timeout_s
         make: Any = ray.remote
-        actor = make(concurrency_groups={"weights": 1})(LearnerRank)
+        actor = make(concurrency_groups=LEARNER_GROUPS)(LearnerRank)
         with calling("all ranks"):
             self._ranks = [
                 actor.options(
@@ -428,6 +463,32 @@ class LearnerProcesses:
             meeting = arrange(self._ranks)
         self.places = self._ask("start", meeting, timeout_s)
         self._sent.meet(self._ask("reads"))
+        threading.Thread(
+            target=self._watch, args=(self._ranks,), name="learner", daemon=True
+        ).start()
+
+    def _watch(self, ranks: list[Any]) -> None:
+        """Wait for the end of one of these ranks, and see to it."""
+        try:
+            ray.wait(
+                [
+                    rank.watch.options(concurrency_group="watch").remote()
+                    for rank in ranks
+                ]
+            )
+        except RayError as error:
+            _log.info("ranks are not watched any more: %s", why_lost(error))
+        self._replace_ended(ranks)
+
+    def _replace_ended(self, ranks: list[Any]) -> None:
+        """Replace these ranks if one is lost, and no call has met that yet."""
+        with self._lock:
+            if ranks is not self._ranks or not self._up:
+                return  # a call has met it, or the run is over
+            try:
+                self.call("versions")
+            except BaseException as error:  # noqa: BLE001  raised again in the loop
+                self._fail(error)
 
     def _replace(self, *, for_restore: bool) -> None:
         """Start all ranks again, and bring them to where they were.

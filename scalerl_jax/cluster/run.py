@@ -365,17 +365,13 @@ def make_cluster_run(
             before_save=flush,
             note=progress.note,
             placed=replicas.begin,  # they load and compile while the learner does
+            fail=books.orders.fail,
         )
         opened.callback(learners.close)
         ledger = make_ledger(config, chip=learners.places[0].chip)
         ledger.start(startup_s=time.monotonic() - began)
 
-        fleet = make_fleet(
-            books.parts,
-            books.orders,
-            ledger,
-            connect=replicas.connect,
-        )
+        fleet = make_fleet(books.parts, books.orders, ledger, connect=replicas.connect)
         # Ends first: the others need the run's books no more.
         opened.enter_context(
             kept_up_to_date(path, lambda: learners.table() + fleet.table())

@@ -1,5 +1,7 @@
 """What replicas get of a learner over processes, which may start again."""
 
+import dataclasses
+
 import pytest
 import small_weights
 from memory_channel import MemoryChannel
@@ -60,7 +62,7 @@ class LosesRanks(LearnerProcesses):
 
     def __init__(self, *lost):
         self.lost = [*lost]  # numbers of calls
-        self.calls = []
+        self.calls, self.failures = [], []
         super().__init__(
             Config(),
             "",
@@ -69,6 +71,7 @@ class LosesRanks(LearnerProcesses):
             kept=KeptBatches(None, limit_bytes=1e9),
             note=lambda text: None,
             before_save=lambda: None,
+            fail=self.failures.append,
         )
 
     def _start(self):
@@ -89,3 +92,34 @@ def test_a_process_may_be_lost_while_a_run_resumes_and_after_that():
     assert learner.call("score") == ["score"]
     assert learner.calls[4:] == ["score", "start", "restore", "score"]
     assert learner.restarts == 2
+
+
+def test_ranks_that_end_between_two_calls_are_replaced_once_and_not_for_ever():
+    learner = LosesRanks(3, *range(8, 100))
+    learner.restore()
+    ranks = learner._ranks
+    for _ in range(2):  # the second time others are in their place
+        learner._replace_ended(ranks)
+    again = ["versions", "start", "restore", "versions"]
+    assert learner.calls == ["start", "restore", *again]
+    assert (learner.restarts, learner.failures) == (1, [])
+    learner.call("score")
+    learner._replace_ended(learner._ranks)
+    (failure,) = learner.failures
+    assert str(failure).startswith("the learner was lost 6 times in a row, more than")
+
+
+def test_params_whose_objects_ended_with_their_ranks_are_not_sent():
+    learner, ranks = Learner(), LosesRanks()
+    learner.publish(0)
+    in_files = learner.last
+    in_store = dataclasses.replace(in_files, handles={"an object": None})
+    for up in (True, False):
+        ranks._up = up
+        for each, expected in ((in_files, in_files), (in_store, up and in_store)):
+            weights = WeightsOf(
+                policy_version=0,
+                manifest=lambda each=each: ranks._reachable(each),
+                whole=lambda: None,
+            )
+            assert weights.for_replica(0, -1) == (expected or None)

@@ -1,5 +1,6 @@
 """Runs over the processes of a Ray cluster on this machine."""
 
+import contextlib
 import os
 import re
 import signal
@@ -70,12 +71,17 @@ def finish(process):
     return errors
 
 
+def row_of(directory, role):
+    """What the status file says of a role."""
+    rows = parse_json((directory / "status.json").read_bytes())["roles"]
+    (found,) = [row for row in rows if row["role"] == role]
+    return found
+
+
 def process_of(directory, role, *, follower=False):
-    """The process of a role, or its second one, as the status file has it."""
-    for row in parse_json((directory / "status.json").read_bytes())["roles"]:
-        if row["role"] == role:
-            return int(re.findall(r"process (\d+)", str(row["where"]))[follower])
-    raise AssertionError(role)
+    """The process of a role, or its second one."""
+    where = str(row_of(directory, role)["where"])
+    return int(re.findall(r"process (\d+)", where)[follower])
 
 
 def wait_for_step(process, directory, step):
@@ -84,6 +90,27 @@ def wait_for_step(process, directory, step):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+def wait_for_loss(process, directory, role):
+    deadline = time.monotonic() + _LIMIT_S
+    while not row_of(directory, role)["lost"]:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def standing_still(directory, *roles):
+    """Stop processes; go on once the loop has nothing to do but wait for them."""
+    stopped = [process_of(directory, role) for role in roles]
+    for each in stopped:
+        os.kill(each, signal.SIGSTOP)
+    time.sleep(3.0)
+    yield
+    for each in stopped:
+        with contextlib.suppress(ProcessLookupError):  # replaced, as it was silent
+            os.kill(each, signal.SIGCONT)
 
 
 def secret_of(process):
@@ -115,7 +142,8 @@ def killed(tmp_path_factory):
     A replica is two processes, and what is killed of it the one that follows.
     Evaluations are made beside it, and params come by way of the object store.  The
     rewards are a user's, whose file no replica finds.  Checkpoints come early, as three
-    batches are more than may be kept.
+    batches are more than may be kept.  The rank is killed while the loop waits for
+    replicas, which stand still until the learner is back.
     """
     directory = tmp_path_factory.mktemp("killed")
     own = vanishing(tmp_path_factory.mktemp("own"))
@@ -125,7 +153,9 @@ def killed(tmp_path_factory):
     process = start_on_ray(directory, SEVERAL | beside | own)
     wait_for_step(process, directory, 3)
     sockets, secret = listening(process.pid), secret_of(process)
-    os.kill(process_of(directory, "learner 1"), signal.SIGKILL)
+    with standing_still(directory, "replica 0", "replica 1"):
+        os.kill(process_of(directory, "learner 1"), signal.SIGKILL)
+        wait_for_loss(process, directory, "learner 1")
     wait_for_step(process, directory, 5)
     os.kill(process_of(directory, "replica 0", follower=True), signal.SIGKILL)
     wait_for_step(process, directory, 6)

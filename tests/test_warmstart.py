@@ -398,3 +398,19 @@ def test_a_trace_that_no_warm_start_writes_is_refused():
     config = small_run.make_config({"tracking.profile_steps": (1, 2)})
     with pytest.raises(ValueError, match=r"^tracking\.profile_steps = \(1, 2\) is of"):
         supervised(config, num_steps=2)
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({}, "the steps that warmstart.rows give, 4"),
+        ({"optimizer.decay_steps": 4}, "optimizer.decay_steps = 4"),
+    ],
+)
+def test_a_cosine_that_ends_within_the_warm_up_is_refused_by_its_settings(
+    changes, words
+):
+    changes |= {"optimizer.schedule": "cosine", "warmstart.warmup_steps": 4}
+    changes |= {"optimizer.warmup_steps": 1, "warmstart.rows": ("x",)}
+    with pytest.raises(ValueError, match=f"^warmstart.warmup_steps = 4 .* {words}"):
+        supervised(small_run.make_config(changes), num_steps=4)

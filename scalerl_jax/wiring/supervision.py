@@ -58,6 +58,7 @@ def supervised(config: Config, *, num_steps: int) -> Config:
             f"writes no profiler's trace; leave it out"
         )
     settings, own = config.warmstart, config.objective
+    _check_cosine(config, num_steps)
     rounded = config.optimizer.stochastic_rounding
     made = dataclasses.replace(
         config,
@@ -94,6 +95,21 @@ def supervised(config: Config, *, num_steps: int) -> Config:
     )
     validate(made)
     return made
+
+
+def _check_cosine(config: Config, num_steps: int) -> None:
+    """Refuse a cosine that ends within the warm-up, by the names of a warm start."""
+    if config.optimizer.schedule != "cosine":
+        return
+    warmup_steps = config.warmstart.warmup_steps
+    end, where = config.optimizer.decay_steps, "optimizer.decay_steps = "
+    if not end:
+        end, where = num_steps, "the steps that warmstart.rows give, "
+    if end <= warmup_steps:
+        raise ValueError(
+            f"warmstart.warmup_steps = {warmup_steps} must be below {where}{end}, "
+            f"where the cosine of optimizer.schedule ends; lower the first"
+        )
 
 
 def name_rows(given: ml_collections.ConfigDict, names: Sequence[str]) -> None:

@@ -33,6 +33,8 @@ URL = re.compile(r"([a-z][a-z0-9]+):/+")  # its beginning; a Path has one slash 
 _ANSWER_S = 120.0  # timeout of one request, without retries
 _FIRST_S = 10.0  # timeout of a bucket's first answer to a command, with retries
 ACCESS_S = 180.0  # the same for a process of a run in progress
+# A model's weights once more, in its publisher's format, as of Mistral 7B and gpt-oss.
+_SECOND_COPIES = ["*/*", "consolidated*"]
 # Files that readers of a run need; their sizes do not depend on the model's.
 _FILES_OF_RUN = ("config.json", "data.json", "ledger.json", "status.json")
 _FILES_OF_RUN += ("metrics.jsonl", "evals.jsonl", "trainer_state.json", "ended.json")
@@ -369,6 +371,7 @@ def fetch_repository(
             repo_type=kind,
             revision=revision or None,
             allow_patterns=list(patterns),
+            ignore_patterns=_SECOND_COPIES if kind == "model" else None,
         )
     except LocalEntryNotFoundError as error:
         raise ValueError(

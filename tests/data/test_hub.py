@@ -4,6 +4,7 @@ import hashlib
 import json
 import shutil
 
+import huggingface_hub
 import huggingface_hub.constants
 import jax
 import numpy as np
@@ -11,6 +12,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import small_run
+from huggingface_hub.utils import filter_repo_objects
 
 from scalerl_jax.data.__main__ import main
 from scalerl_jax.data.preparing import open_dataset, prepare
@@ -64,6 +66,21 @@ def test_a_model_of_the_cache_is_loaded_by_its_id(cache):
 def test_a_revision_can_be_named(cache):
     assert local_path("owner/tiny").name == COMMIT
     assert local_path("owner/tiny@v1").name == EARLIER
+
+
+def test_weights_are_not_downloaded_twice(cache, monkeypatch):
+    """As of Mistral 7B and gpt-oss, whose weights are there in two formats."""
+    there = ["config.json", "model-00001-of-00002.safetensors", "README.md"]
+    copies = ["consolidated.safetensors", "original/model.safetensors", "a/b.json"]
+    asked = {}
+
+    def download(name, *, repo_type, revision, **patterns):
+        asked[name] = sorted(filter_repo_objects(there + copies, **patterns))
+        return cache
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    local_path("owner/twice", weights=True)
+    assert asked == {"owner/twice": there[:2]}
 
 
 def test_what_lies_here_is_no_id(cache, tmp_path, monkeypatch):

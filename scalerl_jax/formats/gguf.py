@@ -202,6 +202,9 @@ class GGUFModel:
             "attention.value_length": values.get("head_dim"),
             "rope.dimension_count": values.get("head_dim"),
             "rope.scaling.type": "none",
+            # Without a type they are those of a linear scaling in llama.cpp.
+            "rope.scaling.factor": 1.0,
+            "rope.scale_linear": 1.0,
             "attention.sliding_window": 0,
             "expert_count": 0,
         }.items():

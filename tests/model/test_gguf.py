@@ -155,6 +155,11 @@ _, _Q8_1_BYTES = gguf.GGML_QUANT_SIZES[KIND.Q8_1]
             id="another rotary scaling",
         ),
         pytest.param(
+            {"metadata": {"{family}.rope.scaling.factor": 4.0}},
+            r"llama\.rope\.scaling\.factor = 4\.0 .*only 1\.0 is",
+            id="a rotary scaling without a type",
+        ),
+        pytest.param(
             {"metadata": {"split.count": 3}},
             r"split\.count = 3 parts; join them",
             id="a part",

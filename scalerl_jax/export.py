@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from scalerl_jax.config import Config
 from scalerl_jax.data.tokenizer import Tokenizer
 from scalerl_jax.formats.bounded import MOST_WHOLE, read_bytes
 from scalerl_jax.formats.model_files import local_directory, local_path
@@ -32,12 +33,12 @@ def export(checkpoint: str | Path, out: str | Path, *, dtype: str = "") -> None:
     `dtype` is a dtype's name; empty: the one in which the policy was sampled or saved.
 
     Raises:
-        ValueError: the checkpoint is missing or broken, or `out` holds other files.
+        ValueError: the checkpoint is missing or broken, or `out` holds other files, or
+            the weights that the run began with.
         RuntimeError: `out` cannot be written.
     """
-    check_place(out)
+    settings = _check_out(checkpoint, out)
     model = load_model(checkpoint, dtype=dtype, require_finite=True)
-    settings = run_settings(checkpoint)
     source = checkpoint
     if settings is not None:
         source = settings.data.tokenizer or settings.model.checkpoint
@@ -56,10 +57,10 @@ def export_adapter(checkpoint: str | Path, out: str | Path) -> None:
 
     Raises:
         ValueError: the checkpoint has no factors or is broken, or `out` holds other
-            files.
+            files, or the base.
         RuntimeError: `out` cannot be written.
     """
-    check_place(out)
+    _check_out(checkpoint, out)
     adapter = load_adapter(checkpoint)
     model = adapter.config.model
     base, revision = name_base(model.checkpoint)
@@ -74,6 +75,20 @@ def export_adapter(checkpoint: str | Path, out: str | Path) -> None:
         digest=adapter.digest,
         base_dtype=model.param_dtype,
     )
+
+
+def _check_out(checkpoint: str | Path, out: str | Path) -> Config | None:
+    """Return the settings of the run, None without one; refuse to replace its base."""
+    check_place(out)
+    settings = run_settings(checkpoint)
+    base, place = settings.model.checkpoint if settings else "", Path(out)
+    if base and place.exists() and (found := Path(base).expanduser()).exists():
+        if found.samefile(place):
+            raise ValueError(
+                f"--out={out} holds model.checkpoint = {base!r} of the run, which an "
+                f"export would replace; name another directory"
+            )
+    return settings
 
 
 def name_base(checkpoint: str) -> tuple[str, str]:

@@ -350,6 +350,22 @@ def test_an_adapter_beside_another_base_is_refused_by_its_digest(tmp_path, expor
         split_params(config, arch, params, mesh)
 
 
+@pytest.mark.parametrize("more", [(), ("--adapter",)])
+def test_an_export_does_not_replace_the_base_of_its_run(
+    tmp_path, capsys, adapted, more
+):
+    """The base is as an earlier export, and a run with factors goes on beside it."""
+    run, _ = adapted
+    base = shutil.copytree(BASE, tmp_path / "base")
+    settings = json.loads((run / "config.json").read_text())
+    settings["config"]["model"]["checkpoint"] = str(base)
+    (run / "config.json").write_text(json.dumps(settings))
+    assert export.main([f"--checkpoint={run}", f"--out={base}", *more]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"--out={base} holds model.checkpoint = {str(base)!r}" in line
+    assert (base / "model.safetensors").is_file()
+
+
 def test_factors_of_another_base_or_of_no_run_are_one_line(tmp_path, capsys, adapted):
     run, _ = adapted
     other = shutil.copytree(BASE, tmp_path / "other")

@@ -56,13 +56,14 @@ def run_settings(directory: str | Path) -> Config | None:
     """Return the settings of the run to which a directory belongs; None: to none.
 
     Raises:
-        ValueError: the settings cannot be read.
+        ValueError: the settings, or the directory, cannot be read.
+        TimeoutError: its bucket does not answer in time.
     """
-    run = _run_of(_local(directory))
-    if run is None:
-        return None
     try:
-        return read_settings(run / "config.json")
+        run = _run_of(_local(directory))
+        return None if run is None else read_settings(run / "config.json")
+    except TimeoutError as error:
+        raise TimeoutError(f"--checkpoint={directory}: {error}") from error
     except ValueError as error:
         raise ValueError(f"--checkpoint={directory}: {error}") from error
 

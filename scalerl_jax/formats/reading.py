@@ -187,8 +187,7 @@ class Fields:
     def only(self, name: str, allowed: Sequence[Any]) -> None:
         """Raise ValueError for a value that is given and not allowed."""
         if self.values.get(name) is not None and self.values[name] not in allowed:
-            choice = f"only {list(allowed)} is" if allowed else "remove it, no value is"
-            raise self.refuse(name, choice)
+            raise self.refuse(name, f"only {list(allowed)} is")
 
 
 def _is_finite(value: Any) -> bool:

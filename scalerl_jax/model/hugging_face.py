@@ -26,7 +26,11 @@ from scalerl_jax.model.layer_files import (
     rope_values,
     window_values,
 )
-from scalerl_jax.model.mixture_files import read_rotated, text_fields
+from scalerl_jax.model.mixture_files import (
+    check_unquantized,
+    read_rotated,
+    text_fields,
+)
 
 CONFIG_FILE = "config.json"
 # Suffixes of the names of tensors that hold no parameter.
@@ -131,6 +135,11 @@ def is_below_language_model(checkpoint: str | Path) -> bool:
 def _decoder_fields(file: Any) -> Fields:
     """Return a decoder's fields with its defaults; refuse unknown fields and models."""
     fields = Fields(file, read_json(file))
+    if "config" in fields.values and "model_type" not in fields.values:
+        raise ValueError(
+            f"{file} is that of a run; name a directory of its policy, which scalerl "
+            f"export --checkpoint=RUN --out=DIRECTORY makes"
+        )
     kind: Any = fields.values.get("model_type")
     if isinstance(kind, str) and kind in _WITH_IMAGES:
         fields = text_fields(fields, _WITH_IMAGES[kind])
@@ -147,7 +156,7 @@ def _decoder_fields(file: Any) -> Fields:
         if field not in family.idle and field not in family.biases:
             fields.only(field, allowed)
     if "quantization_config" not in family.known:
-        fields.only("quantization_config", ())
+        check_unquantized(fields)
     known = known_fields(family)
     for field in fields.values:
         if field not in known:

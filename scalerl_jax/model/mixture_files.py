@@ -20,11 +20,19 @@ COUNTS = (*_NUMBERS, "num_experts_per_tok", _BIAS)  # fields of every mixture
 
 def text_fields(fields: Fields, name: str) -> Fields:
     """Return the fields of the decoder `name`, of a model that also reads images."""
-    fields.only("quantization_config", ())
+    check_unquantized(fields)
     given = fields.values.get("text_config")
     if not isinstance(given, dict):
         raise fields.refuse("text_config", "it must be an object")
     return Fields(fields.file, {"model_type": name} | given, "text_config.")
+
+
+def check_unquantized(fields: Fields) -> None:
+    """Refuse a checkpoint of integers, or of other numbers that need scales."""
+    if fields.values.get("quantization_config") is not None:
+        raise fields.refuse(
+            "quantization_config", "take the model's checkpoint in bfloat16"
+        )
 
 
 Gate = Literal["softmax", "normalized", "sigmoid"]

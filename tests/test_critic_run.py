@@ -147,6 +147,7 @@ def test_a_clip_of_values_is_for_a_second_step(changes):
 def test_the_critics_rate_falls_with_the_policys():
     """Both cosines end at step 40 of the policy, which is step 120 of the critic."""
     cosine = {"optimizer.schedule": "cosine", "optimizer.decay_steps": 40}
+    cosine |= {"optimizer.base_rollouts": 1}  # of the policy's rate alone
     steps = {"critic.minibatches": 3, "critic.warmup_steps": 1}
     config = small_run.make_config(ALONE | cosine | steps)
     optimizer = learning.make_critic_adamw(config)
@@ -157,6 +158,7 @@ def test_the_critics_rate_falls_with_the_policys():
     for _ in range(121):
         updates, state = update({"weight": np.ones(1, np.float32)}, state, params)
         moved.append(float(updates["weight"][0]))
+    assert moved[0] == pytest.approx(-config.critic.learning_rate, rel=0.02)
     halfway = moved[60] / moved[0]
     assert halfway == pytest.approx(0.5, abs=1e-3) and moved[120] == 0.0
 

@@ -173,6 +173,7 @@ def make_critic_adamw(config: Config) -> optax.GradientTransformation:
         learning_rate=critic.learning_rate,
         warmup_steps=critic.warmup_steps,
         decay_steps=decay_steps * critic.minibatches,
+        base_rollouts=0,  # it is of the policy's rate
     )
     return _adamw(config, settings)
 

@@ -35,6 +35,7 @@ from scalerl_jax import config as config_lib
 from scalerl_jax.algo.losses import reinforce_loss
 from scalerl_jax.batching.answers import answered, pack_answers
 from scalerl_jax.batching.packing import TrainSequence, abstract_microbatch, pack
+from scalerl_jax.config.sections import Dtype
 from scalerl_jax.data import tasks
 from scalerl_jax.data.questions import Question
 from scalerl_jax.learner.forward import Forward
@@ -118,7 +119,7 @@ class DemonstrationsConfig:
     rows_per_microbatch: int = 8
     learning_rate: float = 2e-3
     warmup_steps: int = 100
-    file_dtype: str = "float32"  # of the checkpoint
+    file_dtype: Dtype = "float32"  # of the checkpoint
 
 
 def defaults() -> ml_collections.ConfigDict:

@@ -34,16 +34,16 @@ COLUMNS = {  # figure -> heading of its column in a sweep's table
     "staleness_in_flight": "staleness in flight",
     "staleness_queued": "queued",
 }
-# Settings that a sweep may vary -> the field of a scenario.
-SWEPT = {
-    "batch.num_prompts": "num_prompts",
-    "batch.group_size": "group_size",
-    "generators.count": "replicas",
-    "generators.devices": "replica_devices",
-    "queue.max_staleness": "max_staleness",
-    "queue.max_waiting": "max_waiting",
-    "sampler.slots": "slots",
-}
+# Settings that a sweep may vary.
+SWEPT = (
+    "batch.group_size",
+    "batch.num_prompts",
+    "generators.count",
+    "generators.devices",
+    "queue.max_staleness",
+    "queue.max_waiting",
+    "sampler.slots",
+)
 _MOST_POINTS = 500  # of a sweep
 _PROMPT_TOKENS = 200  # mean of a prompt, unless it is given
 
@@ -142,6 +142,12 @@ def _check(said: dict[str, Any]) -> None:
             "one of --topology and --rates is needed: --topology=v5p:4x4x4, or "
             "--rates=rates.json"
         )
+    if said["rates"] is None and said["learner_chips"]:
+        raise ValueError(
+            f"--learner_chips={said['learner_chips']} is read with --rates only; with "
+            f"--topology the learner has the chips of its mesh: leave it out, or set "
+            f"mesh.data and mesh.fsdp"
+        )
     unread = [name for name in ("picture", "price") if said[name]]
     if said["sweep"] is not None and unread:
         raise ValueError(
@@ -182,7 +188,7 @@ def parse_sweep(text: str) -> dict[str, list[int]]:
     for word in text.split():
         name, _, values = word.partition("=")
         if name not in SWEPT:
-            raise ValueError(f"--sweep has {name!r}; choose from {sorted(SWEPT)}")
+            raise ValueError(f"--sweep has {name!r}; choose from {list(SWEPT)}")
         if name in found:
             raise ValueError(f"--sweep has {name} twice")
         try:
@@ -215,8 +221,7 @@ def sweep(world: World, values: dict[str, list[int]]) -> list[Point]:
     for each in itertools.product(*values.values()):
         settings = dict(zip(values, each, strict=True))
         try:
-            outcome = world.simulate({SWEPT[name]: n for name, n in settings.items()})
-            points.append(Point(settings, outcome.figures()))
+            points.append(Point(settings, world.simulate(settings).figures()))
         except ValueError as error:
             points.append(Point(settings, {}, str(error)))
     return sorted(
@@ -253,9 +258,9 @@ def _sweep(world: World, values: dict[str, list[int]], *, as_json: bool) -> int:
             f"--config.{name}={value}" for name, value in best.settings.items()
         )
         to_stdout(f"\nleast chip-hours a step: {words}\n")
-        if world.learner_takes_rest({SWEPT[name] for name in best.settings}):
+        if world.learner_takes_rest(best.settings):
             to_stdout(
-                "the learner has all chips that generators leave: --config.mesh.data=0 "
+                "the learner is the best for these generators: --config.mesh.data=0 "
                 "--config.mesh.fsdp=0\n"
             )
         to_stdout(world.basis.text())

@@ -1,7 +1,11 @@
-"""`World`: what all points of a sweep share, and the simulation of one of them."""
+"""`World`: what all points of a sweep share, and the simulation of one of them.
+
+A point is a config with other values of some settings: what they leave open is chosen
+for it, so that the command without the sweep, given these values, simulates the same.
+"""
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,31 +33,13 @@ class World:
 
     def __init__(self, config: config_lib.Config, said: dict[str, Any]) -> None:
         """Read the files that the flags name."""
-        self._said = said
-        self._pod: _Pod | None = None
-        self._rates_of: Callable[[Scenario], Rates]
-        rates = None
+        self._said, self._config = said, config
+        self._pod = self._rates = None
         if said["rates"] is not None:
-            rates = measured_rates = read_rates(said["rates"])
-            self._rates_of = lambda _: measured_rates
-            if not config.sampler.slots:
-                raise ValueError(
-                    "sampler.slots = 0 needs a --topology; with --rates set it to the "
-                    "slots of a replica to which the rates apply"
-                )
+            self._rates = read_rates(said["rates"])
         else:
-            pod = self._pod = _Pod.of(config, parse_topology(said["topology"]))
-            config = pod.config
-            self._rates_of = lambda scenario: closed_rates(
-                config, pod.arch, pod.topology.chip, scenario, self._lengths
-            )
-        if config.generators.placement == "shared":
-            raise ValueError(
-                "generators.placement = 'shared' is not simulated: its learner and "
-                "generators take turns on the same chips; set generators.placement = "
-                "'apart', and use scalerl preflight for shared ones"
-            )
-        self._config = config
+            topology = parse_topology(said["topology"])
+            self._pod = _Pod(topology, make_architecture(config))
         limit, measured = config.sampler.max_completion_tokens, ()
         mean, tail = said["mean_tokens"] or limit / 2, said["tail"]
         if said["lengths"] and Path(said["lengths"]).is_dir():
@@ -70,23 +56,50 @@ class World:
             measured=measured,
             seed=config.seed,
         )
-        self.basis = basis_of(said, rates, self._lengths)
+        self.basis = basis_of(said, self._rates, self._lengths)
 
-    def simulate(self, fields: dict[str, int]) -> SimulationOutcome:
-        """Return the outcome with these fields of the scenario changed.
+    def simulate(self, settings: Mapping[str, int]) -> SimulationOutcome:
+        """Return the outcome with other values of these settings, by dotted name.
 
         Raises:
-            ValueError: the changed scenario is not valid.
+            ValueError: a run with these settings cannot be simulated.
         """
-        scenario = self._scenario(fields)
-        return Simulation(scenario, self._rates_of(scenario), self._lengths).run()
+        config = self._config
+        if self.learner_takes_rest(settings):
+            settings = {**settings, "mesh.data": 0, "mesh.fsdp": 0}
+        for name, value in settings.items():
+            section, field = name.split(".")
+            changed = dataclasses.replace(getattr(config, section), **{field: value})
+            config = dataclasses.replace(config, **{section: changed})
+        if settings:
+            config_lib.validate(config)
+        if self._pod is not None:
+            config = self._pod.fitted(config)
+        elif not config.sampler.slots:
+            raise ValueError(
+                "sampler.slots = 0 needs a --topology; with --rates set it to the "
+                "slots of a replica to which the rates apply"
+            )
+        if config.generators.placement == "shared":
+            raise ValueError(
+                "generators.placement = 'shared' is not simulated: its learner and "
+                "generators take turns on the same chips; set generators.placement = "
+                "'apart', and use scalerl preflight for shared ones"
+            )
+        scenario, rates = self._scenario(config), self._rates
+        if self._pod is not None:
+            scenario = self._pod.placed(config, scenario)
+        if rates is None:
+            assert self._pod is not None, "either has seconds"
+            rates = self._pod.rates(config, scenario, self._lengths)
+        return Simulation(scenario, rates, self._lengths).run()
 
-    def learner_takes_rest(self, fields: Iterable[str]) -> bool:
-        """Return True if the learner has all devices that swept generators leave."""
-        swept = {"replicas", "replica_devices"}
-        return self._pod is not None and not swept.isdisjoint(fields)
+    def learner_takes_rest(self, settings: Iterable[str]) -> bool:
+        """Return True if the learner's mesh is chosen for swept generators."""
+        swept = {"generators.count", "generators.devices"}
+        return self._pod is not None and not swept.isdisjoint(settings)
 
-    def _scenario(self, fields: dict[str, int]) -> Scenario:
+    def _scenario(self, config: config_lib.Config) -> Scenario:
         said = self._said
         failures = Failures(
             replica_mtbf_s=said["replica_mtbf_h"] * _HOUR_S,
@@ -95,20 +108,13 @@ class World:
             learner_start_s=said["learner_start_s"],
         )
         scenario = scenario_of(
-            self._config,
+            config,
             num_steps=said["steps"],
             prompt_tokens=round(said["prompt_tokens"]),
             zero_variance_share=said["zero_variance"],
             failures=failures,
             learner_devices=said["learner_chips"] or 1,
         )
-        scenario = dataclasses.replace(scenario, **fields)
-        least = scenario.epochs - 1 + (scenario.mode == "batched")
-        if scenario.max_staleness < least or scenario.max_waiting < 0:
-            raise ValueError(
-                f"queue.max_staleness = {scenario.max_staleness} must be {least} or "
-                f"more, and queue.max_waiting 0 or more"
-            )
         rollouts = scenario.num_steps * scenario.num_prompts * scenario.group_size
         if rollouts > _MOST_WORK:
             raise ValueError(
@@ -121,59 +127,33 @@ class World:
                 f"{scenario.steps_per_window} steps (queue.mode, queue.max_staleness, "
                 f"batch.epochs) or more"
             )
-        if self._pod is not None:
-            rest = self.learner_takes_rest(fields)
-            scenario = self._pod.placed(scenario, learner_takes_rest=rest)
         return scenario
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class _Pod:
-    """A topology, and a config that is fitted to it."""
+    """A topology, and the policy that runs on it."""
 
     topology: Topology
     arch: Architecture
-    config: config_lib.Config
-    own_process: bool  # whether replicas are other processes than the learner
 
-    @classmethod
-    def of(cls, config: config_lib.Config, topology: Topology) -> "_Pod":
-        """Fit a config to a topology.
+    def fitted(self, config: config_lib.Config) -> config_lib.Config:
+        """Return the config with what it leaves open chosen for the topology.
 
         Raises:
-            ValueError: nothing fits.
+            ValueError: nothing fits, or no run has this layout.
         """
-        arch = make_architecture(config)
-        fitted = fit_topology(config, arch, topology)
-        own_process = isinstance(fitted.room, Slices)
-        own_process = own_process or fitted.config.generators.versions == 1
-        return cls(
-            topology=topology,
-            arch=arch,
-            config=fitted.config,
-            own_process=own_process,
-        )
+        self._check_generators(config)
+        fitted = fit_topology(config, self.arch, self.topology)
+        if fitted.why_not and isinstance(fitted.room, Slices):
+            raise ValueError(fitted.why_not)
+        return fitted.config
 
-    def placed(self, scenario: Scenario, *, learner_takes_rest: bool) -> Scenario:
-        """Return the scenario with a role, or none, for each device.
-
-        The learner has the devices of its mesh, or all that generators leave.
-
-        Raises:
-            ValueError: a role does not fit.
-        """
-        self._check_replica(scenario)
-        topology, mesh = self.topology, self.config.mesh
+    def placed(self, config: config_lib.Config, scenario: Scenario) -> Scenario:
+        """Return the scenario with a role, or none, for each device."""
+        topology, learner = self.topology, config.mesh.num_devices
         left = topology.num_devices - scenario.replicas * scenario.replica_devices
-        learner = left if learner_takes_rest else mesh.num_devices
-        if left < max(learner, 1):
-            some = "no device" if left < 1 else f"{left} devices"
-            raise ValueError(
-                f"generators.count = {scenario.replicas} times generators.devices = "
-                f"{scenario.replica_devices} leave {some} of {topology.name} "
-                f"({topology.num_devices}) to the learner, whose mesh has "
-                f"{mesh.num_devices}"
-            )
+        assert left >= learner, "a fitted config has room for both roles"
         return dataclasses.replace(
             scenario,
             learner_devices=learner,
@@ -181,22 +161,38 @@ class _Pod:
             devices_per_chip=topology.chip.devices_per_chip,
         )
 
-    def _check_replica(self, scenario: Scenario) -> None:
-        """Raise ValueError if a replica cannot be divided or does not fit."""
-        each, slots = scenario.replica_devices, scenario.slots
+    def rates(
+        self,
+        config: config_lib.Config,
+        scenario: Scenario,
+        lengths: SimulatedLengths,
+    ) -> Rates:
+        """Return the closed forms of a placed scenario."""
+        return closed_rates(config, self.arch, self.topology.chip, scenario, lengths)
+
+    def _check_generators(self, config: config_lib.Config) -> None:
+        """Raise ValueError if replicas of given sizes cannot fit in any split."""
+        generators, sampler = config.generators, config.sampler
+        count, each = generators.count or 1, generators.devices
+        if not each:
+            return
         check_replica(self.arch, each)
-        config = dataclasses.replace(
-            self.config,
-            sampler=dataclasses.replace(self.config.sampler, slots=slots),
-            generators=dataclasses.replace(self.config.generators, devices=each),
-        )
-        usable = memory.usable_bytes(self.topology.chip)
-        own = self.own_process
-        needed = memory.sampler_bytes(config, self.arch, own_process=own)
+        topology = self.topology
+        if generators.placement != "shared" and count * each >= topology.num_devices:
+            raise ValueError(
+                f"generators.count = {count} times generators.devices = {each} leave "
+                f"no device of {topology.name} ({topology.num_devices}) to the learner"
+            )
+        if not sampler.slots:
+            return
+        generators = dataclasses.replace(generators, versions=generators.versions or 1)
+        least = dataclasses.replace(config, generators=generators)
+        usable = memory.usable_bytes(topology.chip)
+        needed = memory.sampler_bytes(least, self.arch)
         if needed > usable:
             raise ValueError(
                 f"a replica of generators.devices = {each} with sampler.slots = "
-                f"{slots} and a cache of {memory.cache_tokens(config):,} tokens needs "
-                f"{needed / 2**30:.1f} of {usable / 2**30:.1f} GiB of a device; lower "
-                f"sampler.cache_tokens, or give it more devices"
+                f"{sampler.slots} and a cache of {memory.cache_tokens(config):,} "
+                f"tokens needs {needed / 2**30:.1f} of {usable / 2**30:.1f} GiB of a "
+                f"device; lower sampler.cache_tokens, or give it more devices"
             )

@@ -105,16 +105,20 @@ def test_it_is_said_what_is_assumed():
 
 
 def test_a_sweep_names_the_cheapest_and_what_cannot_be():
-    said = ask(
-        f"{POD} --steps=12 --mean_tokens=8000 "
-        f"--sweep='generators.count=1,4,16 sampler.slots=64'"
-    )
+    """Nine replicas of four chips leave 28, of which a learner's box has 16."""
+    line = f"{POD} --config.generators.devices=4 --steps=12 --mean_tokens=8000"
+    said = ask(f"{line} --sweep='generators.count=1,9,16 sampler.slots=32'")
     rows = [line.split("|")[1:-1] for line in said.splitlines()[2:5]]
     hours = [float(row[2]) for row in rows[:2]]
     assert hours == sorted(hours)
-    assert int(rows[0][0]) == 4 and int(rows[1][0]) == 1
+    assert int(rows[0][0]) == 9 and int(rows[1][0]) == 1
     assert "leave no device of v5p:4x4x4 (64) to the learner" in rows[2][2]
-    assert "--config.generators.count=4 --config.sampler.slots=64" in said
+    words = re.findall(r"--config\.\S+", said)
+    assert words[:2] == ["--config.generators.count=9", "--config.sampler.slots=32"]
+    # A run with the settings that it names costs what the row says.
+    alone = ask(" ".join([line, *words]))
+    assert alone.startswith("16 chips learn, 9 x 4 generate with 32 slots each, 12 are")
+    assert a_step(alone)[1] == hours[0]
 
 
 def a_step(said):
@@ -132,7 +136,7 @@ def test_the_learner_has_the_chips_of_its_mesh_and_others_are_paid_for():
     )
     seconds, hours = a_step(said)
     assert hours == pytest.approx(64 * seconds / 3600, rel=1e-3)
-    # A sweep of generators gives the learner what they leave.
+    # With a sweep of generators the learner's chips are chosen: 32.
     [swept] = json.loads(ask(f"{line} --json --sweep=generators.count=4"))
     idle = float(re.search(r"idle: learner (\S+)%", said)[1])
     assert idle < 10 < 30 < 100 * swept["learner_idle"]
@@ -158,14 +162,15 @@ def test_chips_that_are_shared_are_not_simulated():
 def test_no_replica_is_recommended_that_cannot_be():
     said = ask(
         f"{POD} --steps=12 --mean_tokens=8000 --config.sampler.cache_tokens=600000 "
-        f"--sweep=generators.devices=0,1,3,8"
+        f"--sweep=generators.devices=-1,1,3,8"
     )
     rows = [line.split("|")[1:-1] for line in said.splitlines()[2:6]]
     reasons = {int(row[0]): row[1] for row in rows}
     assert float(reasons[8]) > 0
-    assert "replica_devices = 0 must be from 1" in reasons[0]
+    assert "generators.devices = -1 must be 0 or more" in reasons[-1]
     assert "generators.devices = 3 does not divide the 8 kv heads" in reasons[3]
-    assert "cache of 600,000 tokens needs 107.9 of 87.4 GiB" in reasons[1]
+    # 8.03e9 weights of 2 bytes and 128 KiB a token, 4 % more, and 0.6 GiB.
+    assert "cache of 600,000 tokens needs 92.3 of 87.4 GiB" in reasons[1]
     assert "least chip-hours a step: --config.generators.devices=8\n" in said
 
 

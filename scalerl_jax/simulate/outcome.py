@@ -145,23 +145,20 @@ class SimulationNotes:
             spent: the learner's seconds by activity so far, and the controller's.
             levels: numbers of groups by state.
         """
-        since = [
-            max(0.0, now_s - each.time_s) if each.up and not each.paused else 0.0
-            for each in replicas
-        ]
+        # Seconds of each since its last event, which its counters lack.
+        since = [(each, max(0.0, now_s - each.time_s)) for each in replicas]
+        working = [(each, part) for each, part in since if each.up and not each.paused]
         self._rows.append(
             {
                 "time_s": now_s,
-                "busy_s": sum(
-                    each.busy_s + (part if each.running else 0.0)
-                    for each, part in zip(replicas, since, strict=True)
-                ),
-                "slot_s": sum(
-                    each.slot_s + part * each.running
-                    for each, part in zip(replicas, since, strict=True)
-                ),
-                "eval_s": sum(each.eval_s for each in replicas),
-                "down_s": sum(each.down_s for each in replicas),
+                "busy_s": sum(each.busy_s for each in replicas)
+                + sum(part for each, part in working if each.running),
+                "slot_s": sum(each.slot_s for each in replicas)
+                + sum(part * each.running for each, part in working),
+                "eval_s": sum(each.eval_s for each in replicas)
+                + sum(part for each, part in since if each.paused),
+                "down_s": sum(each.down_s for each in replicas)
+                + sum(part for each, part in since if not each.up),
                 "generated": sum(each.generated for each in replicas),
                 "trained": self.trained,
                 "controller_s": spent.get("controller", 0.0),

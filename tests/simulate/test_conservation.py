@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -135,6 +136,10 @@ def test_losses_cost_time_and_no_groups():
     assert broken.counts["reissued_groups"] > 0
     down = broken.figures()["generators_down"]
     assert down == pytest.approx(400 / 4000, rel=0.35)
+    # Between any two steps replicas work and are away for no longer than that.
+    columns = broken.columns
+    spent = np.diff(columns["busy_s"] + columns["eval_s"] + columns["down_s"])
+    assert (spent <= 4 * np.diff(columns["time_s"]) + 1e-6).all()
     slower = broken.figures()["step_s"] / whole.figures()["step_s"]
     assert slower == pytest.approx(1 / (1 - down), rel=0.06)
 

@@ -245,7 +245,7 @@ TEXTS = {
     "rates_pairs.json": '{"decode_s": [1, 2]}',
     "rates_huge.json": '{"decode_s": [[1, 0.1]], "train_s": 1' + "0" * 400 + "}",
     "rates_text.json": '{"decode_s": [[1, 0.1]], "train_s": "1"}',
-    "rates_zero.json": '{"decode_s": [[1, 0.0]]}',
+    "rates_zero.json": '{"decode_s": [[1, 0.1], [64, 0.0]]}',
     "lengths_negative.jsonl": "[5, -1]\n",
     # configs
     "syntax.py": "def get_config(:\n",

@@ -49,9 +49,9 @@ class SimulatedLengths:
             raise ValueError(f"drift = {self.drift:g} must be from 0.01 to 100")
         if self.measured:
             return
-        if not 0 < self.mean_tokens < self.limit:
+        if not 1 <= self.mean_tokens < self.limit:
             raise ValueError(
-                f"mean_tokens = {self.mean_tokens:g} must be above 0 and below the "
+                f"mean_tokens = {self.mean_tokens:g} must be 1 or more, and below the "
                 f"longest completion, {self.limit:,} tokens"
             )
         if not 1 <= self.tail <= 1000:

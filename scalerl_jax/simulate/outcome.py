@@ -62,7 +62,8 @@ class SimulationOutcome:
             "generators_idle": 1
             - (busy_s + spent["down_s"]) / (replicas_s - spent["eval_s"]),
             "generators_down": spent["down_s"] / replicas_s,
-            "slots_in_use": spent["slot_s"] / (busy_s * scenario.slots),
+            # Of the time in which they decode; 0 if there is none.
+            "slots_in_use": spent["slot_s"] / (busy_s * scenario.slots or 1.0),
             "busy_share": (
                 scenario.learner_devices * spent["learner/train"]
                 + scenario.replica_devices * busy_s

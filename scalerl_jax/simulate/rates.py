@@ -74,7 +74,7 @@ class Rates:
         """Check `decode_s`.
 
         Raises:
-            ValueError: `decode_s` is empty, unordered, or 0 everywhere.
+            ValueError: `decode_s` is empty, unordered, or 0 for a sequence or more.
         """
         pairs = self.decode_s
         ordered = all(a[0] < b[0] for a, b in zip(pairs, pairs[1:], strict=False))
@@ -83,8 +83,10 @@ class Rates:
                 f"decode_s = {pairs} must be pairs [sequences, seconds] in the order "
                 f"of the sequences, such as [[1, 0.1], [256, 0.2]]"
             )
-        if not any(seconds for _, seconds in pairs):
-            raise ValueError(f"decode_s = {pairs} must be above 0 somewhere")
+        if not all(seconds for sequences, seconds in pairs if sequences):
+            raise ValueError(
+                f"decode_s = {pairs} must have seconds above 0, but for 0 sequences"
+            )
 
     def call_seconds(self, slots: int) -> list[float]:
         """Return the seconds of a call with 0 to `slots` sequences, without context."""

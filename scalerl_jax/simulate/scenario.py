@@ -63,8 +63,8 @@ class Scenario:
                 raise ValueError(f"{name} = {value:,} must be from 1 to 1,000,000")
         if not 0 <= self.zero_variance_share < 1:
             raise ValueError(
-                f"zero_variance_share = {self.zero_variance_share:g} must be 0 or "
-                f"more, and below 1"
+                f"zero_variance_share = {self.zero_variance_share:g} "
+                f"(--zero_variance) must be 0 or more, and below 1"
             )
 
     @property

@@ -54,6 +54,14 @@ def test_json_has_the_settings_of_the_config():
     assert ahead["trained_groups"] == 30 * 32
 
 
+def test_figures_of_steps_without_a_decode_call_are_numbers():
+    """All groups of three steps are sampled before the first one ends."""
+    rates = {"decode_s": [[1, 1e-3]], "train_s": 10.0}
+    Path("rates.json").write_text(json.dumps(rates))
+    found = json.loads(ask(f"{TINY} --json --steps=3"))
+    assert (found["generators_idle"], found["slots_in_use"]) == (1.0, 0.0)
+
+
 def test_a_run_has_lengths_of_its_own():
     """10 and 40 tokens, equally often: log(2) about the middle, a tail of 2 ^ 2.33."""
     logged = [{"tokens": round(20 * 2**x)} for x in (-1, 1) * 40]

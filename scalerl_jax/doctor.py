@@ -26,6 +26,7 @@ import scalerl_jax
 from scalerl_jax.config import Config
 from scalerl_jax.config.names import FOLDER
 from scalerl_jax.environments import sandbox
+from scalerl_jax.formats.reading import is_remote
 from scalerl_jax.machines.platforms import has_tpu
 from scalerl_jax.process.ending import Parser, answer, first_line
 from scalerl_jax.process.printing import to_stdout
@@ -86,9 +87,16 @@ def _versions() -> Iterator[Finding]:
 
 
 def _devices() -> Iterator[Finding]:
-    import jax  # here, so that a JAX that fails to start is a finding
+    try:
+        import jax  # here, so that a JAX that fails to start is a finding
 
-    devices = jax.devices()
+        devices = jax.devices()
+    except Exception as error:  # noqa: BLE001  reported as a finding
+        asked = os.environ.get("JAX_PLATFORMS", "")
+        out = f"; unset JAX_PLATFORMS = {asked!r}, or install what it names"
+        said = f"JAX does not start: {first_line(error)}{out if asked else ''}"
+        yield Finding(name="devices", state="fails", said=said)
+        return
     kind = devices[0].platform
     said = f"{len(devices)} x {devices[0].device_kind} ({kind})"
     yield Finding(name="devices", state="ok", said=said)
@@ -121,11 +129,18 @@ def _resources() -> Iterator[Finding]:
 
 
 def _programs() -> Iterator[Finding]:
-    default = Path(Config().compile_cache).expanduser()
-    given = os.environ.get("JAX_COMPILATION_CACHE_DIR")
-    place = Path(given) if given else default
+    """Look at the compile cache, without which programs are compiled at every start."""
+    given = os.environ.get("JAX_COMPILATION_CACHE_DIR")  # it takes precedence
+    place = Path(given or Config().compile_cache).expanduser()
     out = "set compile_cache to another directory, or to ''"
-    yield _disk("compile cache", place, out)
+    if given:
+        out = "set JAX_COMPILATION_CACHE_DIR to another directory, or unset it"
+    if given and is_remote(given):
+        said = f"{given}: a bucket, which is not looked into"
+        yield Finding(name="compile cache", state="ok", said=said)
+        return
+    found = _disk("compile cache", place, out)
+    yield found if found.state == "ok" else dataclasses.replace(found, state="missing")
 
 
 def _disk(name: str, place: Path, way_out: str) -> Finding:

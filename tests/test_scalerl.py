@@ -16,7 +16,7 @@ import small_run
 
 import scalerl_jax
 from scalerl_jax import __main__ as command
-from scalerl_jax import demo
+from scalerl_jax import demo, doctor
 from scalerl_jax.data import judging
 from scalerl_jax.evaluate import __main__ as evaluate
 from scalerl_jax.process.common_flags import QUIET, rewritten
@@ -315,13 +315,29 @@ def test_the_doctor_tells_what_fails_and_the_way_out(capfd, monkeypatch, tmp_pat
     monkeypatch.setenv("PATH", str(tmp_path))  # where there is no bubblewrap
     status, said, _ = ended(capfd, monkeypatch, "doctor", "--json")
     found = {each["name"]: each for each in json.loads(said)["findings"]}
-    assert status == 1 and not json.loads(said)["works"]
-    assert found["compile cache"]["state"] == "fails"
-    assert "set compile_cache to another" in found["compile cache"]["said"]
+    assert status == 0 and json.loads(said)["works"]
+    assert found["compile cache"]["state"] == "missing"
+    way_out = "set JAX_COMPILATION_CACHE_DIR to another directory, or unset it"
+    assert way_out in found["compile cache"]["said"]
     assert found["sandbox"]["state"] == "missing"
     assert "install bubblewrap" in found["sandbox"]["said"]
     assert found["package"]["said"].startswith(f"scalerl_jax {scalerl_jax.__version__}")
     assert found["devices"]["state"] == "ok"
+
+
+def test_the_doctor_looks_into_no_bucket_and_names_the_platforms_of_jax(monkeypatch):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "gs://bucket/programs")
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    monkeypatch.setattr("jax.devices", raises_like_jax)
+    found = {each.name: each for each in doctor.find()}
+    assert found["compile cache"].state == "ok"
+    assert found["compile cache"].said.startswith("gs://bucket/programs: a bucket")
+    assert found["devices"].state == "fails"
+    assert "AssertionError; unset JAX_PLATFORMS = 'cuda'" in found["devices"].said
+
+
+def raises_like_jax():
+    raise AssertionError
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ The file is above 400 lines: what is left open is listed and filled in side by s
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from scalerl_jax.config import Config
@@ -48,6 +48,14 @@ _CHOSEN = (
     *("sampler.slots", "sampler.cache_tokens", "eval.concurrent"),
     *("model.remat", "model.head_chunk_vocab"),
 )
+# Settings of one role's devices.
+_OF_LEARNER = (
+    *("mesh.data", "mesh.fsdp", "mesh.tensor", "mesh.context", "mesh.expert"),
+    *("mesh.slices", "batch.rows_per_microbatch"),
+)
+_OF_REPLICAS = ("generators.count", "generators.devices", "generators.processes")
+_LEFT_OPEN = "mesh.*, generators.*, sampler.slots and sampler.cache_tokens"
+_MOST_SIZES = 9  # in an error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,13 +243,70 @@ def choose(
     if best is None:
         raise ValueError(
             f"no split of {room.num_devices} {chip.name} devices into learner and "
-            f"generators fits model.architecture = {config.model.architecture!r}: of "
-            f"{chip.hbm_bytes / 2**30:.0f} GiB a device can use "
-            f"{memory.usable_bytes(chip) / 2**30:.1f}; take more devices, or set "
-            f"mesh.*, generators.*, sampler.slots and sampler.cache_tokens to numbers"
-            + _for_a_gpu(config, chip)
+            f"generators fits model.architecture = {config.model.architecture!r}: "
+            + _why_none(config, arch, chip, room)
         )
     return Choice(config=best[0], forecast=best[1], tried=tried)
+
+
+def _why_none(config: Config, arch: Architecture, chip: Chip, room: Room) -> str:
+    """Return why no split fits, and the way out: the numbers that are set, or memory.
+
+    Numbers contradict the devices if no learner, or no replica beside one, has them.
+    """
+    sizes = room.learner_sizes()
+    learners = {size: shape for size in sizes for shape in _shapes(config, arch, size)}
+    if not learners:
+        return (
+            f"no learner has {_set(config, _OF_LEARNER)}; it has {_sizes(sizes)} "
+            f"devices, mesh.data * mesh.fsdp * mesh.tensor * mesh.context, of which "
+            f"mesh.fsdp divides the model's width, {arch.hidden_size:,}, and "
+            f"mesh.data * mesh.fsdp the rows; change one, or leave it at 0"
+        )
+    splits = (
+        split
+        for size, learner in learners.items()
+        for placement in _placements(config, room)
+        for split in _with_replicas(learner, arch, room, size, placement)
+    )
+    if next(splits, None) is None:
+        fit = [each for each in room.sizes() if is_divisible(arch, each)]
+        numbers = _set(config, _OF_REPLICAS)
+        with_numbers = f" with {numbers}" if numbers else ""
+        return (
+            f"no learner of {_sizes(learners)} devices leaves room for replicas"
+            f"{with_numbers}; a replica has {_sizes(fit)} devices; change a number "
+            f"that is set, or leave it at 0"
+        )
+    sampler = config.sampler
+    longest = sampler.max_prompt_tokens + sampler.max_completion_tokens
+    least = longest + sampler.page_size
+    if not sampler.slots and 0 < sampler.cache_tokens < least:
+        return (
+            f"sampler.cache_tokens = {sampler.cache_tokens:,} must hold the longest "
+            f"sequence and a page, {least:,} tokens; raise it, or set it to 0"
+        )
+    said = _set(config, ("sampler.slots", "sampler.cache_tokens"))
+    return (
+        f"of {chip.hbm_bytes / 2**30:.0f} GiB a device can use "
+        f"{memory.usable_bytes(chip) / 2**30:.1f}; take more devices, or "
+        + (f"lower {said}" if said else f"set {_LEFT_OPEN} to numbers")
+        + _for_a_gpu(config, chip)
+    )
+
+
+def _set(config: Config, names: Iterable[str]) -> str:
+    """Return the settings among `names` above 1, with their values; 0 is open."""
+    values = {name: read(config, name) for name in names}
+    return ", ".join(f"{name} = {value}" for name, value in values.items() if value > 1)
+
+
+def _sizes(counts: Iterable[int]) -> str:
+    """Return numbers of devices as text: the first ones, and the last one."""
+    texts = [str(each) for each in counts]
+    if len(texts) > _MOST_SIZES:
+        texts = [*texts[: _MOST_SIZES - 1], "...", texts[-1]]
+    return ", ".join(texts)
 
 
 def _for_a_gpu(config: Config, chip: Chip) -> str:
@@ -288,10 +353,7 @@ def candidates(
     config: Config, arch: Architecture, chip: Chip, room: Room, lengths: Lengths
 ) -> Iterator[Config]:
     """Yield the filled-in config of each split that fits the devices' memory."""
-    placements = [config.generators.placement]
-    if placements == ["auto"]:
-        both = isinstance(room, OneProcess)
-        placements = ["apart", "shared"] if both else ["apart"]
+    placements = _placements(config, room)
     for size in room.learner_sizes():
         learner = _with_learner(config, arch, chip, size)
         if learner is None:
@@ -304,6 +366,13 @@ def candidates(
                     yield from _that_fit(one, arch, chip, lengths, own_process=own)
 
 
+def _placements(config: Config, room: Room) -> list[str]:
+    """Return the possible generators.placement; processes share no devices."""
+    if config.generators.placement != "auto":
+        return [config.generators.placement]
+    return ["apart", "shared"] if isinstance(room, OneProcess) else ["apart"]
+
+
 def _with_learner(
     config: Config, arch: Architecture, chip: Chip, size: int
 ) -> Config | None:
@@ -312,18 +381,23 @@ def _with_learner(
     An open mesh.tensor becomes the smallest with which the learner fits, since the
     forecast leaves out the forward pass's all-reduces over it.
     """
-    if config.mesh.tensor:
-        return _with_shards(config, arch, size)
     usable = memory.usable_bytes(chip)
-    for tensor in range(1, arch.num_kv_heads + 1):
-        if arch.num_kv_heads % tensor:
-            continue
+    for found in _shapes(config, arch, size):
+        lean = _leanest(found, arch)
+        if config.mesh.tensor or _learner_bytes(lean, arch, chip) <= usable:
+            return found
+    return None
+
+
+def _shapes(config: Config, arch: Architecture, size: int) -> Iterator[Config]:
+    """Yield the config with data and fsdp for `size` devices, by mesh.tensor."""
+    heads, asked = arch.num_kv_heads, config.mesh.tensor
+    divisors = [each for each in range(1, heads + 1) if heads % each == 0]
+    for tensor in (asked,) if asked else divisors:
         mesh = dataclasses.replace(config.mesh, tensor=tensor)
         found = _with_shards(dataclasses.replace(config, mesh=mesh), arch, size)
         if found is not None:
-            if _learner_bytes(_leanest(found, arch), arch, chip) <= usable:
-                return found
-    return None
+            yield found
 
 
 def _with_shards(config: Config, arch: Architecture, size: int) -> Config | None:

@@ -328,6 +328,28 @@ def test_what_no_device_holds_is_refused_with_what_to_set():
     assert "take more devices" in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "settings, reason",
+    [
+        (dict(mesh__fsdp=28), "no learner has mesh.fsdp = 28; it has 1, 2, 4, 8, 16"),
+        (dict(mesh__fsdp=64), "no learner of 64 devices leaves room for replicas; a"),
+        (dict(generators__devices=3), "replicas with generators.devices = 3; a repli"),
+        (
+            dict(mesh__fsdp=32, generators__count=9, generators__devices=4),
+            "replicas with generators.count = 9, generators.devices = 4; a replica has",
+        ),
+        (dict(sampler__cache_tokens=9), "sampler.cache_tokens = 9 must hold the longe"),
+        (dict(sampler__cache_tokens=10**8), "lower sampler.cache_tokens = 100000000"),
+    ],
+)
+def test_numbers_that_no_split_has_are_named(settings, reason):
+    """The devices' memory is no reason if learner or replicas cannot be so large."""
+    with pytest.raises(ValueError, match="no split of 64 v5p devices") as error:
+        chosen("v5p:4x4x4", **settings)
+    assert reason in str(error.value)
+    assert ("GiB" in str(error.value)) == ("lower" in reason)
+
+
 def test_devices_of_one_process_may_take_turns():
     """8B on 4 chips: apart, learner and replicas of 2 would wait for each other."""
     found = choose(config_of(), ARCH, CHIPS["v5p"], OneProcess(4))

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 _MAX_FRAME = 64 * 2**20  # bytes that the tests' side reads of one reply
 _OUTPUT = "/tmp/output"  # of a program, in the sandbox's own /tmp
-_SET_SECCOMP, _FILTER = 22, 2  # of prctl, in linux/prctl.h and linux/seccomp.h
+# Of prctl, in linux/prctl.h and linux/seccomp.h.
+_SET_DUMPABLE, _SET_SECCOMP, _FILTER = 4, 22, 2
 
 
 class Frames:
@@ -479,6 +480,8 @@ def confine(limits: dict[str, int], user: int) -> None:
         os.setresuid(user, user, user)
     for name, most in limits.items():
         resource.setrlimit(getattr(resource, name), (most, most))
+    # Else a program could write into the memory of the harness, which may fork.
+    _prctl(_SET_DUMPABLE, 0, 0)
 
 
 def refuse_processes(program: bytes) -> None:
@@ -487,10 +490,14 @@ def refuse_processes(program: bytes) -> None:
         return
     kept = array.array("B", program)
     described = struct.pack("HP", len(program) // 8, kept.buffer_info()[0])
+    _prctl(_SET_SECCOMP, _FILTER, described)
+
+
+def _prctl(option: int, *values: int | bytes) -> None:
     own: Any = None  # None: the process itself, which has loaded the C library
     prctl: Any = _ctypes.dlsym(_ctypes.dlopen(own, 0), "prctl")
-    if _ctypes.call_function(prctl, (_SET_SECCOMP, _FILTER, described)):
-        raise OSError("no filter of system calls can be set")
+    if _ctypes.call_function(prctl, (option, *values)):
+        raise OSError(f"prctl refuses option {option}")
 
 
 def main(arguments: list[str]) -> None:

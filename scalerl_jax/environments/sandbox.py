@@ -313,6 +313,9 @@ def _command(limits: SandboxLimits) -> list[str]:
         *rights,
         *_read_only_system(python),
         *("--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"),
+        # Bubblewrap's own process: its memory can be written by one of the same user.
+        *("--perms", "0000", "--size", "4096", "--tmpfs", "/proc/1"),
+        *("--remount-ro", "/proc/1"),
         *("--perms", "1777", "--size", str(limits.disk_mib * _MIB), "--tmpfs", "/tmp"),
         *("--ro-bind", str(Path(harness.__file__).resolve()), "/harness.py"),
         *(("--ro-bind", limits.packages, "/packages") if limits.packages else ()),

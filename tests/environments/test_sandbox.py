@@ -310,13 +310,54 @@ for family, address in [(socket.AF_INET, ("127.0.0.1", {server.getsockname()[1]}
         print("connected", address)
     except OSError:
         print("refused")
-print([name for _, name in socket.if_nameindex()])
+print([line.split(":")[0].strip() for line in open("/proc/net/dev")][2:])
 """
         with socket.socket(socket.AF_UNIX) as abstract:
             abstract.bind("\0an-abstract-socket")
             abstract.listen()
             code, output = run(source)
     assert (code, output.replace(", 'sit0'", "")) == (0, "refused\n" * 3 + "['lo']\n")
+
+
+def test_no_kind_of_socket_can_be_made_that_a_network_namespace_does_not_contain(run):
+    if seccomp.program() is None:
+        pytest.skip("no filter of system calls for this kind of processor")
+    source = """
+import socket
+made = set()
+for family in range(64):
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_RAW):
+        try:
+            socket.socket(family, kind).close()
+            made.add(family)
+        except OSError:
+            pass
+print(made <= {socket.AF_UNIX, socket.AF_INET, socket.AF_INET6})
+"""
+    assert run(source) == (0, "True\n")
+
+
+@pytest.mark.parametrize("user", [0, 1000])
+def test_the_memory_of_no_other_process_can_be_opened(run, monkeypatch, user):
+    # The sandbox of another user than root has one user for all its processes.
+    if os.geteuid() == 0:
+        monkeypatch.setattr(os, "geteuid", lambda: user)
+    try:
+        sandbox.check()
+    except SandboxError as error:  # root may make it without a user namespace
+        pytest.skip(str(error))
+    source = """
+import os
+print(len(open("/dev/stdin").read()))
+for pid in {1, os.getppid(), os.getpid() - 1}:
+    for way in ("rb", "r+b"):
+        try:
+            open(f"/proc/{pid}/mem", way)
+            print("opened", pid, way)
+        except OSError:
+            pass
+"""
+    assert run(source, stdin="four") == (0, "4\n")
 
 
 def test_no_process_of_the_host_can_be_seen_signalled_or_traced(run):

@@ -33,6 +33,7 @@ from scalerl_jax.process.child_environment import child_environment
 TIMEOUT_S = 10.0  # of one text
 MEMORY_MIB = 1024
 MAX_CHARACTERS = 2**22  # of one text, and of a template
+_MOST_REASON = 500  # characters of a template's error, which it can choose
 _START_TIMEOUT_S = 120.0  # of the process, on a machine that is busy
 
 
@@ -132,11 +133,11 @@ def _answer(source: str, values: dict[str, Any]) -> dict[str, Any]:
     try:
         text = _compiled(source).render(values)
     except _RefusedMessages as error:
-        return {"refused": error.message}
+        return {"refused": str(error.message)[:_MOST_REASON]}
     except jinja2.TemplateSyntaxError as error:
-        return {"syntax": f"line {error.lineno}: {error.message}"}
+        return {"syntax": f"line {error.lineno}: {error.message}"[:_MOST_REASON]}
     except Exception as error:  # noqa: BLE001  whatever a program can do wrong
-        return {"failed": f"{type(error).__name__}: {error}"}
+        return {"failed": f"{type(error).__name__}: {error}"[:_MOST_REASON]}
     if len(text) > MAX_CHARACTERS:
         return {"failed": f"it writes more than {MAX_CHARACTERS:,} characters"}
     return {"text": text}

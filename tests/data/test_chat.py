@@ -274,6 +274,21 @@ def test_a_template_has_little_time_and_memory(tmp_path, monkeypatch, source, wh
 
 
 @pytest.mark.parametrize(
+    "source, kind",
+    [
+        ("{{ raise_exception('x' * 9999) }}", "refused"),
+        ("{{ raise_exception(messages) }}", "refused"),
+        ("{{ dict(a=1)['x' * 9999].b }}", "failed"),
+        ("{% " + "x" * 9999 + " %}", "syntax"),
+    ],
+)
+def test_a_template_s_own_error_is_short(source, kind):
+    with contextlib.closing(chat_process.TemplateProcess()) as process:
+        reply = process.render(source, {"messages": [{"content": "x" * 9999}]})
+    assert reply.keys() == {kind} and len(reply[kind]) == 500
+
+
+@pytest.mark.parametrize(
     "module, name, value, why",
     [
         (chat_process, "_START_TIMEOUT_S", 0.0, "no line within 0.0 s"),

@@ -165,6 +165,8 @@ def test_many_signs_take_linear_time():
     ):
         assert finding.last_formula(many * 30_000 + " 7 " + many * 30_000)
         assert finding.last_boxed(r"\boxed 7" + many * 30_000) != ""
+    for item in ("1,", "-1,", "1/2,", "x,", "1, "):  # a list in brackets, and no end
+        assert finding.last_formula("(" + item * 40 + "and so on: 7") == "7"
     for many in (r"\,", r"\\", r"\,\ ", ";\\", r"\quad\,"):
         assert maths.normalized("7" + many * 4000 + "x") != "7"
         assert maths.normalized("7" + many * 4000) == "7"

@@ -15,10 +15,8 @@ _COMMAND = r"\\[A-Za-z]+(?:\s*\{[^{}]*\})*"
 _RAISED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁻"
 _BINARY = r"[-+−–*/·×÷^_±<>≤≥≠]"
 _VARIABLE = r"(?<![^\W\d_])[b-zB-Zπ](?![^\W\d_])"  # "a" is an article
-_OPERAND = (
-    rf"(?:\d[\d.,]*(?:/\d+)?[%°{_RAISED}]*|{_VARIABLE}|pi\b|{_COMMAND}"
-    r"|\([^()]*\)|\|[^|]*\|)"
-)
+_NO_NUMBER = rf"{_VARIABLE}|pi\b|{_COMMAND}|\([^()]*\)|\|[^|]*\|"
+_OPERAND = rf"(?:\d[\d.,]*(?:/\d+)?[%°{_RAISED}]*|{_NO_NUMBER})"
 # What may be left of a number, read from the number's side.
 _LEFT = re.compile(
     r"(?:(?<!\w)\d+\ \(?mod\ "
@@ -40,7 +38,11 @@ _RIGHT = re.compile(
     rf"|\ ?{_BINARY}\ ?(?:{_VARIABLE}|{_COMMAND}|[√∛∜(])|\ {_WORD_OF_VALUE}"
     r"|[)|](?!\w))"
 )
-_LIST = re.compile(rf"[(\[](?:\s*[-−]?{_OPERAND}(?:{_BINARY}{_OPERAND})*\s*[,;])+\s*\Z")
+# Numbers take the commas behind them along.  Without (?>) each of these could also be
+# a separator, and a list of n numbers would be read in 2^n ways.
+_ITEM = rf"(?>\d[\d.,]*[%°{_RAISED}]*|{_NO_NUMBER})"
+_ITEMS = rf"(?>{_ITEM}(?:{_BINARY}{_ITEM})*)"
+_LIST = re.compile(rf"[(\[](?:\s*[-−]?{_ITEMS}(?:\s*[,;]|(?<=,)))+\s*\Z")
 _END_OF_LIST = re.compile(r"[^()\[\]A-Za-z\n]*[)\]]")
 
 

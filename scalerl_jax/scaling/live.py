@@ -40,6 +40,7 @@ _log = logging.getLogger(__name__)
 
 BOARD_DIRECTORY = Path("tensorboard") / "scaling"  # inside a run directory
 _END_TIMEOUT_S = 30.0  # for the fit of the last evaluation
+_MOST_STEPS = 2**53  # of a run that a file announces
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -127,7 +128,9 @@ class Watch:
 def num_steps_of(path: Path) -> int | None:
     """Read the number of optimizer steps that a run will make; None: unknown."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return int(read_json(path / "config.json")["config"]["train"]["num_steps"])
+        found = read_json(path / "config.json")["config"]["train"]["num_steps"]
+        if type(found) is int and 0 < found <= _MOST_STEPS:
+            return found
     return None
 
 

@@ -16,7 +16,7 @@ from scalerl_jax.run.directory import keep_end
 from scalerl_jax.scaling import CurveError, load_curve, make_curve, sigmoid
 from scalerl_jax.scaling.__main__ import main
 from scalerl_jax.scaling.checking import assess, to_text
-from scalerl_jax.scaling.live import LiveFit, Watch, watch
+from scalerl_jax.scaling.live import LiveFit, Watch, num_steps_of, watch
 from scalerl_jax.scaling.load import Selection
 
 X = np.linspace(0.0, 10.0, 31)
@@ -279,3 +279,10 @@ def test_watch_says_of_a_curve_what_fit_says_of_it(tmp_path, capsys):
         noted.append([line for line in lines if line.startswith("warning: ")])
     assert noted[0] == noted[1]
     assert any("a resumed run wrote their step again" in note for note in noted[1])
+
+
+@pytest.mark.parametrize("text", ["1e999", "NaN", "0", "-5", "1" + "0" * 400, '"9"'])
+def test_an_odd_number_of_steps_is_unknown(tmp_path, text):
+    config = f'{{"config": {{"train": {{"num_steps": {text}}}}}}}'
+    (tmp_path / "config.json").write_text(config)
+    assert num_steps_of(tmp_path) is None

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from scalerl_jax.formats.reading import is_remote
+from scalerl_jax.process.child_environment import own_python
 from scalerl_jax.process.ending import Parser, answer
 from scalerl_jax.process.printing import to_stdout
 from scalerl_jax.run.directory import local_directory
@@ -43,9 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     ):
         to_stdout(f"$ scalerl {shlex.join(words)}\n")
         sys.stdout.flush()
-        done = subprocess.run(
-            [sys.executable, "-m", "scalerl_jax", *words], check=False
-        )
+        done = subprocess.run([*own_python(), "-m", "scalerl_jax", *words], check=False)
         if done.returncode:
             return done.returncode
     to_stdout(f"the curve is in {here / 'fit.png'}\n")

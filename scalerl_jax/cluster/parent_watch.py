@@ -15,6 +15,8 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
+from scalerl_jax.process.child_environment import own_python
+
 _END_S = 20.0
 
 
@@ -27,7 +29,7 @@ def watching_parent(
     The process that is yielded ends as the command does, with its status.
     """
     process = subprocess.Popen(
-        [sys.executable, "-m", "scalerl_jax.cluster.parent_watch", *command],
+        [*own_python(), "-m", "scalerl_jax.cluster.parent_watch", *command],
         stdin=subprocess.PIPE,
         stdout=output,
         stderr=subprocess.STDOUT,

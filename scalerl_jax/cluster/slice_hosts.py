@@ -21,6 +21,7 @@ from typing import IO, Any
 from scalerl_jax.cluster.parent_watch import watching_parent
 from scalerl_jax.cluster.placement import HostNode
 from scalerl_jax.machines.discovery import FoundSlice, discover
+from scalerl_jax.process.child_environment import own_python
 from scalerl_jax.process.preemption import INTERRUPTED, PREEMPTED, Preemption
 
 _log = logging.getLogger(__name__)
@@ -80,7 +81,7 @@ class SliceHost:
             role.append(f"--node-ip-address={own}")  # choice is seen from outside
         resources = {"TPU": self.found.slice.chips_per_host}
         return [
-            *(sys.executable, "-m", "ray.scripts.scripts", "start", *role),
+            *(*own_python(), "-m", "ray.scripts.scripts", "start", *role),
             f"--resources={json.dumps(resources)}",
             "--disable-usage-stats",
             "--block",

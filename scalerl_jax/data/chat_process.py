@@ -28,7 +28,7 @@ from jinja2.exceptions import SecurityError
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from scalerl_jax.process.child_environment import child_environment
+from scalerl_jax.process.child_environment import child_environment, own_python
 
 TIMEOUT_S = 10.0  # of one text
 MEMORY_MIB = 1024
@@ -90,7 +90,7 @@ class TemplateProcess:
         if self._process is None or self._process.poll() is not None:
             self.close()
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", __name__],
+                [*own_python(), "-m", __name__],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=child_environment(),

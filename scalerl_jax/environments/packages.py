@@ -28,7 +28,7 @@ from scalerl_jax.environments.package_names import read_name
 from scalerl_jax.environments.verdict import MAX_START_S, OwnReward
 from scalerl_jax.formats.bounded import read_lines, read_text
 from scalerl_jax.formats.reading import parse_json
-from scalerl_jax.process.child_environment import child_environment
+from scalerl_jax.process.child_environment import child_environment, own_python
 
 _REFUSED = 3  # exit status of a process that wrote the reason instead of rows
 _MOST_REASON = 2**12  # characters
@@ -68,7 +68,7 @@ def tasks_file(name: str, directory: Path, variables: tuple[str, ...]) -> Path:
 def _write(name: str, rows: Path, variables: Sequence[str]) -> str:
     """Start a process that writes the rows; return why it failed, or ""."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "scalerl_jax.environments.packages", name, str(rows)],
+        [*own_python(), "-m", "scalerl_jax.environments.packages", name, str(rows)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,  # no output of a package in a run's
         stderr=subprocess.DEVNULL,

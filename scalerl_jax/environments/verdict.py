@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import psutil
 
-from scalerl_jax.process.child_environment import child_environment
+from scalerl_jax.process.child_environment import child_environment, own_python
 
 MAX_START_S = 120.0  # imports included; not part of a verdict's timeout
 _MAX_SEND_S = 10.0  # after this time a free process that does not read has stopped
@@ -336,7 +336,7 @@ class VerifierProcess:
             output = sys.__stderr__ if own.prints else subprocess.DEVNULL
             given = {name: os.environ[name] for name in own.variables}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "scalerl_jax.environments.process", str(number)],
+            [*own_python(), "-m", "scalerl_jax.environments.process", str(number)],
             pass_fds=[number],
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -38,6 +38,7 @@ from scalerl_jax.launch.place import (
 )
 from scalerl_jax.launch.places import make_place
 from scalerl_jax.launch.watching import find_alarm, forecast
+from scalerl_jax.process.child_environment import own_python
 from scalerl_jax.process.ending import FAILURE, MISTAKE, Parser, answer
 from scalerl_jax.process.printing import to_stderr, to_stdout
 
@@ -233,7 +234,7 @@ def _run(job: Job, place: Place, flags: argparse.Namespace, more: list[str]) -> 
 
 
 def _fit_command(job: Job) -> list[str]:
-    return [sys.executable, "-m", "scalerl_jax.scaling", "fit", str(_files(job))]
+    return [*own_python(), "-m", "scalerl_jax.scaling", "fit", str(_files(job))]
 
 
 def _show_last_lines(place: Place) -> None:

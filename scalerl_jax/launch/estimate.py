@@ -19,6 +19,7 @@ from scalerl_jax.formats.reading import is_remote, parse_json
 from scalerl_jax.launch.job import Job
 from scalerl_jax.launch.place import Machines
 from scalerl_jax.launch.watching import last_rows
+from scalerl_jax.process.child_environment import own_python
 from scalerl_jax.run.directory import EVALS_FILE
 
 _LIMIT_S = 3600.0  # timeout of the preflight; it compiles a large config for minutes
@@ -181,7 +182,7 @@ def preflight_command(job: Job, more: Sequence[str]) -> list[str]:
     assert slice is not None, "`make_job` requires a topology"
     topology = f"{count}*{slice.name}" if count > 1 else slice.name
     return [
-        *(sys.executable, "-m", "scalerl_jax.preflight", "--json"),
+        *(*own_python(), "-m", "scalerl_jax.preflight", "--json"),
         *(f"--config={job.config}", f"--topology={topology}", *settings_flags(more)),
     ]
 

@@ -146,7 +146,7 @@ def start_script(
     program, *arguments = command
     supervised = job.supervised(
         [f"../venv/bin/{program}", *arguments],
-        python="../venv/bin/python",
+        python=["../venv/bin/python"],
         follow=follow,
     )
     return f"""set -eu

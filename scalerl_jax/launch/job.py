@@ -113,22 +113,28 @@ class Job:
         """Path or URL, on this machine, of the file with the run's state."""
         return f"{self.directory}/{FILE}"
 
-    def command(self, more: Sequence[str], *, python: str = "python") -> list[str]:
+    def command(
+        self, more: Sequence[str], *, python: Sequence[str] = ("python",)
+    ) -> list[str]:
         """Return the command of the run, with the further flags `more`."""
         given = any(each.partition("=")[0] == "--ray" for each in more)
         return [
-            *(python, "-m", "scalerl_jax.main", f"--config={self.config}"),
+            *(*python, "-m", "scalerl_jax.main", f"--config={self.config}"),
             f"--workdir={self.workdir}",
             *([f"--ray={self.ray}"] if self.ray and not given else []),
             *more,
         ]
 
     def supervised(
-        self, command: Sequence[str], *, python: str = "python", follow: bool = False
+        self,
+        command: Sequence[str],
+        *,
+        python: Sequence[str] = ("python",),
+        follow: bool = False,
     ) -> list[str]:
         """Return the supervisor's command line for `command`; `follow`: see `hosts`."""
         return [
-            *(python, "-m", "scalerl_jax.launch", "supervise"),
+            *(*python, "-m", "scalerl_jax.launch", "supervise"),
             *(f"--workdir={self.workdir}", f"--failures={self.failures}"),
             f"--grace-s={self.grace_s}",
             *([f"--ray-token={self.ray_token}"] if self.ray else []),

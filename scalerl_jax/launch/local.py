@@ -11,7 +11,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from scalerl_jax.formats.reading import read_json
 from scalerl_jax.launch.job import Job
 from scalerl_jax.launch.outcome import Outcome, read_outcome
 from scalerl_jax.launch.place import Machines, say
+from scalerl_jax.process.child_environment import own_python
 from scalerl_jax.run.directory import METRICS_FILE
 from scalerl_jax.run.writing import open_to_append, write_json
 
@@ -87,10 +87,10 @@ class LocalPlace:
         known = self._read()
         if known is None:
             raise ValueError(f"there is no machine {self._job.name}; create it first")
-        command = self._job.command(self._more, python=sys.executable)
+        command = self._job.command(self._more, python=own_python())
         with open_to_append(self._folder / _LOG) as log:
             child = subprocess.Popen(
-                self._job.supervised(command, python=sys.executable),
+                self._job.supervised(command, python=own_python()),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

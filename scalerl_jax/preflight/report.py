@@ -27,6 +27,7 @@ from scalerl_jax.preflight.figures import amount, duration, gib
 from scalerl_jax.preflight.notes import advice, notes
 from scalerl_jax.preflight.topologies import parse_topology
 from scalerl_jax.preflight.whole_step import step_json, step_lines
+from scalerl_jax.process.child_environment import own_python
 from scalerl_jax.process.printing import to_stdout
 from scalerl_jax.wiring.devices import is_shared
 
@@ -326,7 +327,7 @@ def main() -> int:
     to_stdout(_HEADER)
     status = 0
     for config, topology in _CASES:
-        command = [sys.executable, "-m", "scalerl_jax.preflight", "--json"]
+        command = [*own_python(), "-m", "scalerl_jax.preflight", "--json"]
         command += [f"--config=configs/{config}.py", f"--topology={topology}"]
         if "*" in topology:  # a learner over all of them
             slices = topology.partition("*")[0]

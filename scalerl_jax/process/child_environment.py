@@ -29,6 +29,16 @@ HANDED_ON = {
 }
 
 
+def own_python() -> list[str]:
+    """Return the start of a command of a module, which imports what this process would.
+
+    Without -P, `python -m` also imports from the current directory, in which somebody
+    else may have put a module of any name.
+    """
+    here = {"", os.getcwd()} & {*sys.path}  # as a user's own `python -m` has it
+    return [sys.executable] if here else [sys.executable, "-P"]
+
+
 def child_environment(**own: str) -> dict[str, str]:
     """Return the environment for a child process: inherited variables, and its `own`.
 

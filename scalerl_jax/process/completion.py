@@ -6,9 +6,10 @@ A script contains all words, so that a shell need not start Python at each Tab.
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+
+from scalerl_jax.process.child_environment import own_python
 
 SHELLS = ("bash", "zsh", "fish")
 _FLAG = re.compile(r"(?<![\w-])--(?:\[no\])?[a-zA-Z][\w.-]*")
@@ -77,7 +78,7 @@ def words_of(commands: Sequence[str]) -> dict[str, list[str]]:
 
 def _words(command: str) -> list[str]:
     done = subprocess.run(
-        [sys.executable, "-m", "scalerl_jax", command, "--help"],
+        [*own_python(), "-m", "scalerl_jax", command, "--help"],
         capture_output=True,
         text=True,
         check=True,

@@ -9,7 +9,6 @@ import dataclasses
 import datetime
 import re
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from scalerl_jax.launch.client import Client
 from scalerl_jax.launch.job import Job, make_job, read_file
 from scalerl_jax.launch.place import Refused
 from scalerl_jax.launch.places import make_place
+from scalerl_jax.process.child_environment import own_python
 from scalerl_jax.run.writing import open_to_append, write_json
 from scalerl_jax.study.design import Planned, Study, interleaved
 from scalerl_jax.study.runs import LOG_FILE, setting_flags
@@ -196,7 +196,7 @@ class Launched:
     def _launch(self, what: str, planned: Planned) -> list[str]:
         job = self.job(planned)
         return [
-            *(sys.executable, "-m", "scalerl_jax.launch", what),
+            *(*own_python(), "-m", "scalerl_jax.launch", what),
             *(f"--job={self.root / JOB_FILE}", f"--name={job.name}"),
             *(f"--config={job.config}", f"--files={job.files}"),
         ]

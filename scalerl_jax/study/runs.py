@@ -14,7 +14,6 @@ import math
 import os
 import shlex
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from scalerl_jax.cluster.parent_watch import watching_parent
 from scalerl_jax.formats.bounded import last_lines
 from scalerl_jax.formats.reading import read_json
 from scalerl_jax.launch.outcome import read_outcome
+from scalerl_jax.process.child_environment import own_python
 from scalerl_jax.process.common_flags import QUIET
 from scalerl_jax.process.ending import MISTAKE
 from scalerl_jax.process.preemption import INTERRUPTED, PREEMPTED
@@ -304,7 +304,7 @@ def command(
     `more` are further flags of all runs, which change no setting.
     """
     return [
-        *(sys.executable, "-m", "scalerl_jax.main", f"--config={study.base}"),
+        *(*own_python(), "-m", "scalerl_jax.main", f"--config={study.base}"),
         f"--workdir={root / planned.name}",
         *more,
         *setting_flags(study, planned),

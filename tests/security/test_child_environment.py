@@ -16,7 +16,11 @@ import scalerl_jax
 from scalerl_jax.data.chat_process import TemplateProcess
 from scalerl_jax.environments.sandbox import Sandbox, SandboxLimits
 from scalerl_jax.environments.verdict import Setup, Verifier, VerifierProcess
-from scalerl_jax.process.child_environment import HANDED_ON, child_environment
+from scalerl_jax.process.child_environment import (
+    HANDED_ON,
+    child_environment,
+    own_python,
+)
 
 PACKAGE = Path(scalerl_jax.__file__).parent
 TOKENS = {
@@ -84,6 +88,7 @@ def test_every_process_has_named_variables_or_a_reason():
     found = {}
     for file in sorted(PACKAGE.rglob("*.py")):
         text, name = file.read_text(), file.relative_to(PACKAGE).as_posix()
+        assert 'sys.executable, "-m"' not in text, f"{name}: see own_python"
         if not MAYBE.search(text):  # most are not parsed
             continue
         tree = ast.parse(text)
@@ -178,3 +183,20 @@ def test_a_child_finds_what_it_needs(monkeypatch):
     )
     assert done.stdout.split() == ["Asia/Kathmandu", "own", "cpu"]
     assert child_environment()["PATH"] == os.environ["PATH"]
+
+
+@pytest.mark.parametrize("place, said", [("/", ""), ("", "here\n")])
+def test_a_child_imports_from_the_current_directory_only_if_this_process_does(
+    tmp_path, monkeypatch, place, said
+):
+    (tmp_path / "psutil.py").write_text("print('here')")
+    monkeypatch.chdir(tmp_path)
+    elsewhere = [each for each in sys.path if each]
+    monkeypatch.setattr(sys, "path", [place, *elsewhere])
+    done = subprocess.run(
+        [*own_python(), "-m", "psutil"],
+        env=child_environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == said

@@ -9,14 +9,11 @@ One file above 400 lines: a curve is made in one pass over the rows of its run.
 
 import dataclasses
 import itertools
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from scalerl_jax.formats.reading import read_json
 from scalerl_jax.process.printing import shown
 from scalerl_jax.scaling.mixtures import (
     SEED_NAMES,
@@ -35,6 +32,7 @@ from scalerl_jax.scaling.records import (
     make_curve,
 )
 from scalerl_jax.scaling.resumed import settle
+from scalerl_jax.scaling.run_settings import evaluated, read_settings, recipe_of
 from scalerl_jax.scaling.tables import (
     EVALS_NAME,
     RUN_COLUMN,
@@ -52,8 +50,6 @@ from scalerl_jax.scaling.tables import (
 ERRORS_ENDING = "_se"  # of the column of y's standard errors
 PROMPTS_COLUMN = "prompt_pass_rates"  # of evals.jsonl: a list
 SAMPLES_COLUMN = "samples_per_prompt"
-# Settings of a run that are not part of its recipe.
-NOT_RECIPE = ("seed", "tracking", "compile_cache", "checkpoint", "scaling", "debug")
 # Names that identify no run; the name of their directory is used instead.
 _PLAIN_NAMES = ("evals", "trainer_state", "tensorboard")
 WALL_TIME = (
@@ -390,44 +386,16 @@ def _recipe(table: Table, run: Sequence[str], group: Sequence[str]) -> tuple[str
     if seeds:  # a column of numbers with gaps has 0.0 for 0
         seed = ", ".join(value.removesuffix(".0") for value in seeds)
         return f"{table.path}: {', '.join(others)}", seed
-    settings = {} if group else _settings_of(table)
-    if not settings:
-        return "", ""
-    kept = {name: value for name, value in settings.items() if name not in NOT_RECIPE}
-    return json.dumps(kept, sort_keys=True), str(settings.get("seed", ""))
+    folder = None if group else _folder_of(table)
+    return recipe_of(folder) if folder else ("", "")
 
 
-def _settings_of(table: Table) -> dict[str, Any]:
-    """Return the settings of a run directory; empty if they cannot be read.
+def _folder_of(table: Table) -> Path | None:
+    """Return the run directory of a table; None for other files.
 
     Settings beside other files may not be those of each run in them.
     """
-    if table.path.name != EVALS_NAME:
-        return {}
-    try:
-        settings = read_json(table.path.parent / "config.json")["config"]
-    except (ValueError, KeyError, TypeError):
-        return {}
-    return settings if isinstance(settings, dict) else {}
-
-
-def _evaluated(table: Table) -> dict[str, dict[str, Any]]:
-    """Return the settings of a run's evaluations, as fields of its curve.
-
-    The prompts of `eval.sets` are all asked; without sets they are held out from those
-    of the training.
-    """
-    settings = _settings_of(table)
-    parts = [settings.get(section) for section in ("eval", "data")]
-    own, data = (part if isinstance(part, dict) else {} for part in parts)
-    known = {f"eval.{name}": value for name, value in own.items()}
-    known["data.tasks"] = data.get("tasks")
-    held_out = () if own.get("sets") else ("eval.num_prompts", "data.tasks")
-    prompts, sampling = ("eval.sets", *held_out), ("eval.temperature",)
-    return {
-        field: {n: known[n] for n in names if known.get(n) is not None}
-        for field, names in (("prompts", prompts), ("sampling", sampling))
-    }
+    return table.path.parent if table.path.name == EVALS_NAME else None
 
 
 def _wide_columns(table: Table, chosen: Selection, found: _Columns) -> list[str]:
@@ -531,6 +499,7 @@ def _make(
     rates, y_name, read = _rates(part, y, chosen)
     is_wall_time = _on_a_cpu(part.table, x)
     wall = (WALL_TIME,) if is_wall_time else ()
+    folder = _folder_of(part.table)
     curve = make_curve(
         compute,
         rates,
@@ -550,7 +519,7 @@ def _make(
         warnings=(*told, *gaps, *order, *read, *wall),
         is_wall_time=is_wall_time,
         chip=part.table.chip or "",
-        **_evaluated(part.table),
+        **(evaluated(folder) if folder else {}),
         last_step=last_step,
         samples_per_prompt=part.rows[-1][1].get(SAMPLES_COLUMN),
         constants={n: part.constant(c) for n, c in columns.constants.items()},
@@ -661,7 +630,7 @@ def when_enough(folder: Path, missing: int) -> str:
     """Return a text on when a run has `missing` more evaluations; "": unknown."""
     try:
         rows = [row for _, row in read_table(folder / "metrics.jsonl").rows]
-        settings = read_json(folder / "config.json")["config"]
+        settings = read_settings(folder)
         every, last = settings["eval"]["every"], settings["train"]["num_steps"]
         done, seconds = rows[-1]["step"], np.mean([row["time/step_s"] for row in rows])
         enough = (done // every + missing) * every

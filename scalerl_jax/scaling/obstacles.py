@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from scalerl_jax.scaling.fit import quick_fit
 from scalerl_jax.scaling.records import DEFAULT_X, Curve, CurveError, amount
 from scalerl_jax.scaling.result import Fit
+from scalerl_jax.scaling.run_settings import DIGESTS
 
 FEWEST_RUNS = 2  # of each recipe, for a winner
 # Evaluations further than this many times the shortest run's end are not compared: of
@@ -70,7 +71,7 @@ def _incomparable(runs: Runs, names: Names) -> str | None:
                 f"not decided: {found} of {name} have the same evaluations, as a run "
                 "and its copy; leave one of them out"
             )
-    found = _differing(every, "prompts")
+    found = _other_prompts(every)
     if found is not None:
         return f"not decided: the runs are evaluated on different prompts: {found}"
     return None
@@ -162,7 +163,7 @@ def unlike_ranks(fits: Sequence[Fit]) -> tuple[str, ...]:
         return ()
     curves = [fit.curve for fit in fits]
     found = list(_different_axes(curves))
-    prompts = _differing(curves, "prompts")
+    prompts = _other_prompts(curves)
     if prompts is not None:
         found.append(f"runs evaluated on different prompts are ranked: {prompts}")
     ends = [fit.x_last for fit in fits]
@@ -172,6 +173,16 @@ def unlike_ranks(fits: Sequence[Fit]) -> tuple[str, ...]:
             "and A depends on where the data end"
         )
     return tuple(found)
+
+
+def _other_prompts(curves: Sequence[Curve]) -> str | None:
+    """Return in what the prompts of evaluations differ; None: the same are asked."""
+    digests = [curve.prompts.get(DIGESTS) for curve in curves]
+    if not all(digests):
+        return _differing(curves, "prompts")
+    others = [c for c, d in zip(curves, digests, strict=True) if d != digests[0]]
+    # The same prompts are the same, whatever their files are called.
+    return _differing([curves[0], others[0]], "prompts") if others else None
 
 
 def _differing(curves: Sequence[Curve], field: str) -> str | None:

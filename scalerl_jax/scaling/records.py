@@ -113,7 +113,7 @@ class Curve:
     seed: str = ""  # of the run; "": unknown
     chip: str = ""  # kind of chip; "": unknown
     # Settings of the run's evaluations by name: those that choose the prompts, and how
-    # these are sampled; empty: unknown.
+    # these are sampled and judged (`run_settings.evaluated`); empty: unknown.
     prompts: dict[str, Any] = dataclasses.field(default_factory=dict)
     sampling: dict[str, Any] = dataclasses.field(default_factory=dict)
     last_step: int | None = None  # optimizer steps behind the last point, if known

@@ -13,9 +13,10 @@ from scalerl_jax.formats.reading import read_json
 from scalerl_jax.run.directory import EVALS_FILE
 from scalerl_jax.run.record import with_own_assets
 from scalerl_jax.run.writing import replace_file
-from scalerl_jax.scaling.load import NOT_RECIPE, PROMPTS_COLUMN
+from scalerl_jax.scaling.load import PROMPTS_COLUMN
 from scalerl_jax.scaling.records import TOKENS_X
 from scalerl_jax.scaling.resumed import settle
+from scalerl_jax.scaling.run_settings import NOT_RECIPE
 from scalerl_jax.scaling.tables import LEDGER_NAME, STUDY_CURVES, read_table
 from scalerl_jax.study.design import Study, interleaved
 from scalerl_jax.study.report import Row, to_csv

@@ -15,6 +15,7 @@ from scalerl_jax.scaling import CurveError, fit_curve, load_curves, report, sigm
 from scalerl_jax.scaling.__main__ import main
 
 X = np.linspace(0.0, 16000.0, 25)
+DATA_PARTS = ("training", "evaluation")  # of data.json
 RECIPES = {"best": (0.61, 1.9), "slow": (0.60, 1.3), "low": (0.52, 1.9)}
 
 
@@ -427,6 +428,56 @@ def test_recipes_that_are_asked_other_prompts_get_no_winner(
     if differs:
         assert f"evaluated on different prompts: {differs}" in pair["reason"]
         assert any(differs in each for each in found["runs"]["warnings"])
+
+
+def with_files_of_its_own(folder, name, *, score="1", rows="a", **settings):
+    """Seeds of a run whose prompts and reward function are files of each run."""
+    runs = seeds_of_a_run(folder, name, **settings)
+    for own in runs:
+        at, prompts = Path(own), f"jsonl:{own}/prompts.jsonl"
+        record = json.loads((at / "config.json").read_text())
+        record["config"] |= {
+            "environment": f"{own}/reward.py:score",
+            "data": {"tasks": [prompts]},
+        }
+        (at / "config.json").write_text(json.dumps(record))
+        (at / "environment.py").write_text(f"def score(*_): return {score}")
+        file = {"origin": f"{own}/prompts.jsonl", "sha256": f"file of {rows}"}
+        data = {prompts: {"prepared": {"files": [file]}, "sha256": rows}}
+        (at / "data.json").write_text(json.dumps(dict.fromkeys(DATA_PARTS, data)))
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("other", "reason", "warning"),
+    [
+        pytest.param({"aggregation": "token"}, "is higher", None, id="a setting"),
+        pytest.param(
+            {"score": "2"}, "is higher", "environment = 'reward.py", id="text"
+        ),
+        pytest.param(
+            {"reward": {"passed_at": 0.5}},
+            "is higher",
+            "reward.passed_at = 1.0 and 0.5",
+            id="what passes",
+        ),
+        pytest.param(
+            {"rows": "b"}, "evaluated on different prompts: data.tasks", None, id="rows"
+        ),
+    ],
+)
+def test_files_of_a_user_are_known_by_their_content(
+    tmp_path, capsys, other, reason, warning
+):
+    """Each run has a copy under a path of its own, as in `notebook.run`."""
+    common = {"reward": {"passed_at": 1.0}, "eval": {"num_prompts": 9, "sets": []}}
+    ours = with_files_of_its_own(tmp_path, "ours", asymptote=0.8, **common)
+    others = with_files_of_its_own(tmp_path, "other", asymptote=0.6, **common | other)
+    assert main(["compare", *ours, *others, "--json", "--x=generated_tokens"]) == 0
+    (pair,) = json.loads(capsys.readouterr().out)["pairs"]
+    assert pair["num_runs"] == [3, 3] and reason in pair["reason"]
+    said = [each for each in pair["warnings"] if "evaluated differently" in each]
+    assert len(said) == bool(warning) and all(warning in each for each in said)
 
 
 @pytest.mark.usefixtures("short_reports")

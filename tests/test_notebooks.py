@@ -105,6 +105,7 @@ def test_the_training_notebook_trains_fits_and_forecasts(tmp_path):
         ),
     )
     assert "evaluation at step 24: pass rate" in said
+    starts_where_the_run_did(said)
     before, after = (
         re.findall(rf"^  step +{step}: (.+): \w+$", said, re.M) for step in (0, 24)
     )
@@ -116,6 +117,17 @@ def test_the_training_notebook_trains_fits_and_forecasts(tmp_path):
     kept = tmp_path / "runs" / "mine"
     assert len((kept / "prompts.jsonl").read_text().splitlines()) == 500
     assert (kept / "reward.py").read_text().startswith("def score(")
+
+
+def starts_where_the_run_did(said):
+    """The pass rate before the first step: the curve's first point comes later."""
+    run = re.search(r"held-out prompts (\S+) before, (\S+) at step", said)
+    assert run and f"pass rate {run[1]} before, {run[2]} after" in said
+
+
+def test_the_training_notebook_keeps_its_outputs():
+    said, _ = said_and_shown(nbformat.read(TRAINER, as_version=4))
+    starts_where_the_run_did(said)
 
 
 @BOTH

@@ -17,8 +17,9 @@ import ml_collections
 from scalerl_jax import config as config_lib
 from scalerl_jax import main
 from scalerl_jax.environments.function_text import text_of
-from scalerl_jax.formats.bounded import read_lines
+from scalerl_jax.formats.bounded import read_lines, read_text
 from scalerl_jax.formats.reading import is_remote, parse_json
+from scalerl_jax.process.printing import shown
 from scalerl_jax.run.directory import EVALS_FILE
 from scalerl_jax.run.writing import replace_file
 from scalerl_jax.scaling.fit import fit_curve
@@ -72,7 +73,14 @@ def run(
         settings["environment"] = reward
     if prompts is not None:
         file = directory / "prompts.jsonl"
-        _write(file, "".join(json.dumps(dict(row)) + "\n" for row in prompts))
+        text = "".join(_line(place, row) for place, row in enumerate(prompts))
+        begun = (directory / EVALS_FILE).exists() and file.exists()
+        if begun and not _holds(file, text):  # it is all that a resume has
+            raise ValueError(
+                f"prompts: the run in {directory} was started with other rows, those "
+                f"of {file.name}; give the same, or choose another workdir"
+            )
+        _write(file, text)
         settings |= {"data.tasks": (f"jsonl:{file}",), "data.train_prompts": 0}
     config = ml_collections.ConfigDict(config.to_dict())
     config.update_from_flattened_dict(settings)
@@ -83,6 +91,22 @@ def run(
     except ValueError as error:  # usually too few points
         fit, why_not = None, str(error)
     return Result(outcome=outcome, evaluations=evaluations, fit=fit, why_no_fit=why_not)
+
+
+def _line(place: int, row: Mapping[str, Any]) -> str:
+    """Return a row as a line of JSON."""
+    try:
+        return json.dumps(dict(row)) + "\n"
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"prompts[{place}] = {shown(str(row))} cannot be written as JSON: {error}; "
+            f"of NumPy's values give .item() or .tolist()"
+        ) from error
+
+
+def _holds(file: Path, text: str) -> bool:
+    size = len(text.encode())
+    return file.stat().st_size == size and read_text(file, most=size) == text
 
 
 def _write(file: Path, text: str) -> None:

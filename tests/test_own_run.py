@@ -3,6 +3,7 @@
 import json
 import runpy
 
+import numpy as np
 import pytest
 import small_run
 
@@ -11,6 +12,7 @@ from scalerl_jax.notebook import run
 
 ROWS = [{"prompt": f"{n} + {n}", "reference": {"sum": 2 * n}} for n in range(60)]
 MOST = 20
+N = np.int64(3)
 
 
 def score(prompt, completion, reference):
@@ -74,3 +76,15 @@ def test_a_config_of_the_package_is_taken_by_its_name(tmp_path):
         run("tinny", tmp_path / "x", prompts=ROWS, reward=score)
     with pytest.raises(ValueError, match="field .question. or"):
         run("tiny", tmp_path / "y", prompts=[{"no": "prompt"}], reward=score)
+
+
+def test_rows_that_a_run_cannot_go_on_with_leave_its_own(tmp_path):
+    """A resume has no other copy of its prompts."""
+    own = tmp_path / "prompts.jsonl"
+    own.write_text("the rows of before\n")
+    (tmp_path / "evals.jsonl").touch()
+    with pytest.raises(ValueError, match="prompts: the run in .* other rows"):
+        run(make_config(), tmp_path, prompts=ROWS, reward=score)
+    assert own.read_text() == "the rows of before\n"
+    with pytest.raises(ValueError, match=r"prompts\[1\] = .*int64.*JSON"):
+        run("tiny", tmp_path / "x", prompts=[{}, {"prompt": "a", "reference": N}])

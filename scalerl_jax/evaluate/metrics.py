@@ -156,7 +156,8 @@ def figures(outcomes: Sequence[PromptOutcome]) -> dict[str, Any]:
 
     Every value (mean@n, each pass@k and maj@k, the shares and lengths) is the mean over
     prompts of each prompt's own mean, with the standard error over prompts
-    (`standard_error`).  maj@k is null where answers are programs.
+    (`standard_error`).  maj@k is null where answers cannot be compared
+    (`results.can_vote`).
 
     Unjudged samples are left out of mean@n, pass@k and maj@k.  These are means over the
     prompts that have a judged sample, or k of them; null if no prompt has.

@@ -18,6 +18,7 @@ from typing import Any, TextIO
 import scalerl_jax
 from scalerl_jax.config import MathAnswer
 from scalerl_jax.environments.judges.code import find_solution
+from scalerl_jax.environments.own_file import TOOLS
 from scalerl_jax.evaluate.policy import Described
 from scalerl_jax.formats.bounded import read_lines
 from scalerl_jax.formats.reading import parse_json
@@ -135,6 +136,16 @@ def final_answer(
     return found, maths.normalized(found) or None if found else None
 
 
+def can_vote(reference: dict[str, Any], environment: str) -> bool:
+    """Return whether equal answers to a prompt are known to be equally right.
+
+    They are not for programs, nor for the user's own functions and environments, which
+    read of a completion what they like.
+    """
+    own = environment not in ("", TOOLS)
+    return not own and reference.get("verifier") != "code"
+
+
 def row_of(
     group: JudgedPrompt, described: Described, *, name: str
 ) -> tuple[dict[str, Any], list[str | None] | None]:
@@ -142,8 +153,8 @@ def row_of(
 
     `logprobs` are nats, at the temperature of sampling and without top-k, top-p and
     min-p; null where a token was forced.  `answer_start` is the offset in the
-    completion after the last end of thinking; null if thinking never ends.  Programs
-    have no votes.
+    completion after the last end of thinking; null if thinking never ends.  No votes:
+    the answers cannot be compared (`can_vote`).
     """
     config, tokenizer, prompt = described.config, described.tokenizer, group.prompt
     answers = [
@@ -188,8 +199,8 @@ def row_of(
         "detail": group.detail,
         "samples": samples,
     }
-    program = prompt.reference.get("verifier") == "code"
-    return row, None if program else [vote for _, vote in answers]
+    votes = can_vote(prompt.reference, config.environment)
+    return row, [vote for _, vote in answers] if votes else None
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:

@@ -177,6 +177,7 @@ class FollowedRun:
         )
         steps = training.get("step", np.zeros(1))  # if there are any, one is finite
         step = int(steps[np.isfinite(steps)][-1])
+        rollouts = read_rollouts(folder / ROLLOUTS_FILE, notes)
         last = {name: float(training[name][-1]) for name in FAILURES & training.keys()}
         return {
             "name": self.name,
@@ -199,7 +200,8 @@ class FollowedRun:
                     name: cut(getattr(each, name), _MOST_SHOWN)
                     for name in ("prompt", "completion", "reference")
                 }
-                for each in read_rollouts(folder / ROLLOUTS_FILE, notes)[-4:]
+                for each in rollouts
+                if each.step == rollouts[-1].step
             ],
             "notes": notes,
         } | (_fitted(status) if status else {"waiting": self._waiting})

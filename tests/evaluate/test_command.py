@@ -15,7 +15,7 @@ from small_evaluation import BASE, FLAGS, SETS, command_line
 from scalerl_jax.data.tokenizer import load_tokenizer
 from scalerl_jax.evaluate import __main__ as command
 from scalerl_jax.evaluate.policy import Meter, describe
-from scalerl_jax.evaluate.results import SAMPLES_FILE, final_answer
+from scalerl_jax.evaluate.results import SAMPLES_FILE, can_vote, final_answer
 from scalerl_jax.wiring.prompts import evaluation_set
 
 # ml_collections loads config files in a way that Python means to drop.
@@ -253,3 +253,18 @@ def test_tokens_inside_of_a_character_are_put_together():
 def test_the_final_answer_and_its_vote(given, verifier, text, vote):
     reference = {"verifier": verifier} if verifier else {}
     assert final_answer(given, reference, math_answer="boxed") == (text, vote)
+
+
+@pytest.mark.parametrize(
+    ("verifier", "environment", "votes"),
+    [
+        ("math", "", True),
+        ("math", "tools", True),
+        ("code", "", False),
+        ("math", "/mine/guess.py:Guess", False),
+        ("own", "env:my_words", False),
+    ],
+)
+def test_only_answers_that_can_be_compared_have_votes(verifier, environment, votes):
+    """A reward function may read more than the final answer: no box is no wrong one."""
+    assert can_vote({"verifier": verifier}, environment) == votes

@@ -92,7 +92,8 @@ def test_a_page_follows_a_run_as_it_grows(served):
     law = 0.2 + 0.6 / (1 + (4 / x) ** 2)
     np.testing.assert_allclose(middle, law, atol=0.002)
     assert np.all((low <= middle) & (middle <= high))
-    assert run["rollouts"][-1]["prompt"] == SPITEFUL  # as text, which the page keeps so
+    (rollout,) = run["rollouts"]  # of the last evaluation, though it has no more
+    assert rollout["prompt"] == SPITEFUL  # as text, which the page keeps so
 
 
 def test_rows_of_no_use_and_a_fit_that_fails_leave_a_page_that_goes_on(

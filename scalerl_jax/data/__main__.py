@@ -154,7 +154,7 @@ def _add_view(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--template",
-        default="{question}",
+        default=DataConfig().template,
         help=f"'chat', or a text with {{question}}, as data.template {shown}",
     )
     add("--system-prompt", default="", help="as data.system_prompt")

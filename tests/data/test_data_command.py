@@ -50,7 +50,6 @@ def test_a_data_set_is_prepared_listed_and_looked_at(capsys, tmp_path, gsm8k):
         "inspect",
         *which,
         f"--tokenizer={TOKENIZER}",
-        "--template={question}<think>",
         "--rows=1",
         "--start=2",
         "--ids",

@@ -516,7 +516,14 @@ def _make(
         prompt_rates=None if by_prompt is None else by_prompt[-curve.x.size :],
         r0_prompt_rates=zero,
         y_name=y_name.replace(y, DEFAULT_Y, 1) if wide else y_name,
-        warnings=(*told, *gaps, *order, *read, *wall),
+        warnings=(
+            *told,
+            *gaps,
+            *order,
+            *read,
+            *_errors_left_out(part, y, columns),
+            *wall,
+        ),
         is_wall_time=is_wall_time,
         chip=part.table.chip or "",
         **(evaluated(folder) if folder else {}),
@@ -624,6 +631,18 @@ def _errors(
             "not finite; mend them, or name another column with --se"
         )
     return errors / (high - low)
+
+
+def _errors_left_out(part: _Rows, y: str, columns: _Columns) -> Notes:
+    """Return a note if y has standard errors, but not in every row: none are used."""
+    column = y + ERRORS_ENDING
+    given = [is_number(cell) for cell in part.cells(column)]
+    if columns.se or columns.samples or all(given) or not any(given):
+        return ()
+    return (
+        f"{part.title}: {column} has no number in {len(given) - sum(given)} of "
+        f"{len(given)} points, and is left out; --se {column} says in which",
+    )
 
 
 def when_enough(folder: Path, missing: int) -> str:

@@ -42,6 +42,8 @@ def test_an_evaluation_without_a_standard_error_is_a_point_like_the_others(tmp_p
         curve = load_curve(tmp_path)
         assert curve.x.size == 12 and curve.r0 == 0.2
         assert curve.y_se is None and curve.r0_se is None
+        (said,) = curve.warnings
+        assert "pass_rate_se has no number in 1 of 13 points" in said
         write_rows(tmp_path / "evals.jsonl", rows)
         whole = fit_curve(load_curve(tmp_path))
         found = fit_curve(curve)

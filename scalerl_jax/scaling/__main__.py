@@ -477,6 +477,12 @@ def compare(flags: Flags) -> Answer:
     fits = {fit.curve.name: fit for _, fit in fitted}
     others = set(_each_run(flags.vs or ()))
     second = {fit.curve.name for path, fit in fitted if path in others}
+    if flags.vs and len(second) in (0, len(fits)):
+        side = "before" if second else "behind"
+        raise CurveError(
+            f"no run {side} --vs can be used, and the others are of one recipe: "
+            f"{', '.join(fits)}; mend or replace what is left out"
+        )
     recipes = group_runs(fits, second=second)
     if len(recipes) < 2:
         raise CurveError(

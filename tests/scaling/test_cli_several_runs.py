@@ -430,6 +430,19 @@ def test_recipes_that_are_asked_other_prompts_get_no_winner(
         assert any(differs in each for each in found["runs"]["warnings"])
 
 
+def test_runs_of_one_side_are_not_compared_with_each_other(tmp_path, capsys):
+    """As they would be if the other side, which has no curve, were forgotten."""
+    ours = seeds_of_a_run(tmp_path, "prompt", asymptote=0.8)
+    other = tmp_path / "other.csv"
+    other.write_text("hours,pass_rate\n1,0.2\n2,0.3\n")
+    for side, given in (
+        ("behind", [*ours, "--vs", str(other)]),
+        ("before", [str(other), "--vs", *ours]),
+    ):
+        assert main(["compare", *given]) == 2
+        assert f"no run {side} --vs can be used" in capsys.readouterr().err
+
+
 def with_files_of_its_own(folder, name, *, score="1", rows="a", **settings):
     """Seeds of a run whose prompts and reward function are files of each run."""
     runs = seeds_of_a_run(folder, name, **settings)

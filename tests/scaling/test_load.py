@@ -22,7 +22,7 @@ def summary_writer(path):
     return SummaryWriter(str(path))
 
 
-def test_event_files_are_read_by_tag_and_joined_on_the_step(tmp_path):
+def test_event_files_are_read_by_tag_and_joined_on_the_step(tmp_path, monkeypatch):
     with summary_writer(tmp_path) as writer:
         for i, rate in enumerate(RATES):
             writer.add_scalar("val/pass_rate", rate, global_step=100 * i)
@@ -37,6 +37,8 @@ def test_event_files_are_read_by_tag_and_joined_on_the_step(tmp_path):
     np.testing.assert_allclose(hours.x, [3.5, 6.0, 8.5])
     with pytest.raises(CurveError, match="--y from: step, run, .*val/pa"):
         load_curve(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert load_curve(".", y="val/pass_rate").name == by_step.name == tmp_path.name
 
 
 def test_each_directory_with_event_files_is_a_run(tmp_path):

@@ -13,7 +13,8 @@ import sys
 from scalerl_jax import __version__
 from scalerl_jax.process.common_flags import be_quiet, rewritten
 from scalerl_jax.process.completion import SHELLS, script, words_of
-from scalerl_jax.process.preemption import INTERRUPTED, end_at_signals
+from scalerl_jax.process.ending import INTERRUPTED, MISTAKE
+from scalerl_jax.process.preemption import end_at_signals
 from scalerl_jax.process.printing import to_stderr, to_stdout
 
 _SCALING = "scalerl_jax.scaling"
@@ -60,7 +61,6 @@ GROUPS = {
 }
 COMMANDS = {name: row for group in GROUPS.values() for name, row in group.items()}
 _SEVERAL = (_SCALING, "scalerl_jax.environments")
-_MISTAKE = 2  # exit status
 _USAGE = """usage: scalerl COMMAND [flags]
        scalerl help COMMAND, scalerl COMMAND --help
        scalerl completion bash|zsh|fish
@@ -90,7 +90,7 @@ def main() -> None:
         to_stderr(
             f"error: scalerl has no command {name!r}{meant}; scalerl --help lists all\n"
         )
-        sys.exit(_MISTAKE)
+        sys.exit(MISTAKE)
     module, _ = COMMANDS[name]
     rest, quiet = _words(name, rest)
     if quiet:
@@ -115,7 +115,7 @@ def _words(name: str, given: list[str]) -> tuple[list[str], bool]:
         return rewritten(name, given)
     except ValueError as error:
         to_stderr(f"error: {error}\n")
-        sys.exit(_MISTAKE)
+        sys.exit(MISTAKE)
 
 
 def _group_text(group: str) -> str:
@@ -129,7 +129,7 @@ def _complete(words: list[str]) -> None:
         to_stderr(
             f"error: scalerl completion {' '.join(words)}: name one of {SHELLS}\n"
         )
-        sys.exit(_MISTAKE)
+        sys.exit(MISTAKE)
     from scalerl_jax.config.names import names  # ml_collections takes a while
 
     says = {name: text for name, (_, text) in COMMANDS.items()}

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from scalerl_jax.process.preemption import INTERRUPTED, PREEMPTED, end_at_signals
+from scalerl_jax.process.preemption import PREEMPTED, end_at_signals
 
 if __name__ == "__main__":
     end_at_signals()  # before the imports below, which take seconds
@@ -31,7 +31,7 @@ from scalerl_jax.machines import ray_access
 from scalerl_jax.objective.describe import describe
 from scalerl_jax.parallel import rendezvous
 from scalerl_jax.parallel.xla import exact_products, keep_programs
-from scalerl_jax.process.ending import FAILURE, MISTAKE, answer, tell
+from scalerl_jax.process.ending import FAILURE, INTERRUPTED, MISTAKE, answer, tell
 from scalerl_jax.process.printing import (
     Stderr,
     guard_terminal,

@@ -43,8 +43,8 @@ from scalerl_jax.parallel.xla import (
     keep_freed_memory,
     keep_programs,
 )
-from scalerl_jax.process.ending import answer
-from scalerl_jax.process.preemption import INTERRUPTED, PREEMPTED, Preemption
+from scalerl_jax.process.ending import INTERRUPTED, answer
+from scalerl_jax.process.preemption import PREEMPTED, Preemption
 from scalerl_jax.process.printing import log_to_stderr, to_stdout
 from scalerl_jax.run import lost_work
 from scalerl_jax.run.directory import (

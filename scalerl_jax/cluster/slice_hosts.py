@@ -22,7 +22,8 @@ from scalerl_jax.cluster.parent_watch import watching_parent
 from scalerl_jax.cluster.placement import HostNode
 from scalerl_jax.machines.discovery import FoundSlice, discover
 from scalerl_jax.process.child_environment import own_python
-from scalerl_jax.process.preemption import INTERRUPTED, PREEMPTED, Preemption
+from scalerl_jax.process.ending import INTERRUPTED
+from scalerl_jax.process.preemption import PREEMPTED, Preemption
 
 _log = logging.getLogger(__name__)
 PORT = 6379  # of Ray's head on worker 0; Ray's own default

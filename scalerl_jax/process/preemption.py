@@ -20,8 +20,9 @@ import threading
 from collections.abc import Callable
 from typing import Any, Self
 
+from scalerl_jax.process.ending import INTERRUPTED
+
 PREEMPTED = 75  # exit status, EX_TEMPFAIL of sysexits.h
-INTERRUPTED = 130  # a shell's status for Ctrl-C
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _ENDED = {
     signal.SIGTERM: (PREEMPTED, b"stopped by SIGTERM with nothing to save\n"),

@@ -22,8 +22,8 @@ from scalerl_jax.formats.reading import require_local
 from scalerl_jax.launch import estimate
 from scalerl_jax.launch.job import read_file
 from scalerl_jax.machines import ray_access
-from scalerl_jax.process.ending import Parser, answer
-from scalerl_jax.process.preemption import INTERRUPTED, PREEMPTED, Preemption
+from scalerl_jax.process.ending import FAILURE, INTERRUPTED, Parser, answer
+from scalerl_jax.process.preemption import PREEMPTED, Preemption
 from scalerl_jax.process.printing import to_stderr, to_stdout
 from scalerl_jax.run.directory import lock_directory
 from scalerl_jax.run.progress import Progress
@@ -178,7 +178,7 @@ def _run(study: Study, root: Path, flags: argparse.Namespace) -> int:
         said = [f"{len(failed)} runs failed: {', '.join(failed)}"] if failed else []
         said += [f"{name}: {left}" for name, left in runner.left.items()]
         to_stderr("".join(f"error: {line}\n" for line in said))
-        return 1
+        return FAILURE
     states = _states(study, root)
     cut = [s.planned.name for s in states if not (s.finished or s.behind)]
     if cut:  # by signals that the study itself did not get

@@ -27,8 +27,8 @@ from scalerl_jax.formats.reading import read_json
 from scalerl_jax.launch.outcome import read_outcome
 from scalerl_jax.process.child_environment import own_python
 from scalerl_jax.process.common_flags import QUIET
-from scalerl_jax.process.ending import MISTAKE
-from scalerl_jax.process.preemption import INTERRUPTED, PREEMPTED
+from scalerl_jax.process.ending import INTERRUPTED, MISTAKE
+from scalerl_jax.process.preemption import PREEMPTED
 from scalerl_jax.run.directory import (
     ENDED_FILE,
     EVALS_FILE,

@@ -425,7 +425,9 @@ class TrainStep:
         state, frozen = dataclasses.replace(state, frozen=None), state.frozen
         shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
         batch = jax.tree.map(lambda leaf: abstract(leaf, self._put_to), batch)
-        self._rows = _by_rows(batch, short_rows)
+        rows = _by_rows(batch, short_rows)
+        # Tokens of a microbatch's rows -> the name of its program.
+        self._name_of = {each.segment_ids.shape[1]: name for name, each in rows.items()}
         given = (batch, frozen)
         sums = jax.eval_shape(
             lambda params, *rest: accumulate(params, None, *rest), state.params, *given
@@ -451,7 +453,7 @@ class TrainStep:
             "start": (jit(start, out_shardings=layout_apart), ()),
             **{
                 name: (of_rows, (state.params, apart, each, frozen))
-                for name, each in self._rows.items()
+                for name, each in rows.items()
             },
             **({"combine": combine} if num_slices > 1 else {}),
             "update": (
@@ -520,17 +522,12 @@ class TrainStep:
         so_far = self._programs["start"]()
         yield so_far
         for microbatch in self.microbatches(batch):
-            program = self._programs[self._name_of(microbatch)]
+            name = self._name_of[microbatch.segment_ids.shape[1]]
+            program = self._programs[name]
             so_far = program(params, so_far, microbatch, frozen)
             yield so_far
             if self._on_cpus:
                 _wait_for_memory(so_far)
-
-    def _name_of(self, microbatch: PackedBatch) -> str:
-        """Return the name of the program for a microbatch of these rows."""
-        tokens = microbatch.segment_ids.shape[1]
-        whole = tokens == self._rows["accumulate"].segment_ids.shape[1]
-        return "accumulate" if whole else f"accumulate_{tokens}"
 
     def microbatches(self, batch: PackedBatch) -> Iterator[PackedBatch]:
         """Yield the microbatches of a batch [M, R, S], each put on the devices."""

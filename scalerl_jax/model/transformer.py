@@ -50,6 +50,7 @@ from scalerl_jax.model.quantized import Quantized, quantize
 from scalerl_jax.model.rope import Rope, rope_frequencies, rotate, rotations
 from scalerl_jax.parallel.mesh import ROWS, constrain
 from scalerl_jax.types import AnyArray, PyTree, Sharing
+from scalerl_jax.weights.publication import outside_layers
 
 _saveable = jax.checkpoint_policies
 # Name of a remat policy -> the values of a layer that are saved; None: all.  The others
@@ -113,7 +114,7 @@ def make_lay_out(
         (lambda others: others, lambda layer: layer),
         dtype=dtype,
         weights_dtype=weights_dtype,
-        shardings=shardings and (_others(shardings), shardings["layers"][0]),
+        shardings=shardings and (outside_layers(shardings), shardings["layers"][0]),
     )
 
     def lay_out(params: PyTree) -> PyTree:
@@ -151,7 +152,7 @@ def make_lay_out_parts(
 
     # The number of the next layer stays on the devices.
     def of_others(others: PyTree, *more: Any) -> tuple[Any, Array]:
-        cast_others = jax.tree.map(cast, _others(table), others)
+        cast_others = jax.tree.map(cast, outside_layers(table), others)
         return finish[0](cast_others, *more), jnp.int32(0)
 
     def of_layer(layers: PyTree, index: Array, *more: Any) -> tuple[Any, Array]:
@@ -164,7 +165,7 @@ def make_lay_out_parts(
     layer_program = jax.jit(of_layer, out_shardings=(each, None))
 
     def by_parts(params: PyTree, *more: Any) -> list[Any]:
-        part, index = others_program(_others(params), *more)
+        part, index = others_program(outside_layers(params), *more)
         parts = [part]
         for _ in range(arch.num_layers):
             part, index = layer_program(params["layers"], index, *more)
@@ -172,11 +173,6 @@ def make_lay_out_parts(
         return parts
 
     return by_parts
-
-
-def _others(params: PyTree) -> PyTree:
-    """Return the parameters that no layer has."""
-    return {name: leaf for name, leaf in params.items() if name != "layers"}
 
 
 # (queries, keys, values) of a layer's new tokens -> attention's output.

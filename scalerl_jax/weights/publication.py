@@ -45,10 +45,14 @@ class PublishedToEach:
         return self.copies[number]
 
 
+def outside_layers(params: PyTree) -> PyTree:
+    """Return the parameters that no layer has."""
+    return {name: leaf for name, leaf in params.items() if name != "layers"}
+
+
 def parts_of(params: PyTree) -> list[PyTree]:
     """Return what no layer has, then each layer's params."""
-    others = {name: leaf for name, leaf in params.items() if name != "layers"}
-    return [others, *params.get("layers", ())]
+    return [outside_layers(params), *params.get("layers", ())]
 
 
 def checksums(

@@ -9,11 +9,11 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from scalerl_jax.parallel.multihost import Box, OwnPart
 from scalerl_jax.types import PackedBatch, Scores, Sharing
+from scalerl_jax.weights.shards import named_leaves
 
 # The arrays of a batch by name: tokens, scores.reference, sharing.place.
 Arrays = dict[str, Any]
@@ -35,11 +35,7 @@ class BatchParts(NamedTuple):
 
 def arrays_of(batch: PackedBatch) -> Arrays:
     """Return the arrays of a batch, or of a microbatch, by name."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(batch)
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="."): leaf
-        for path, leaf in leaves
-    }
+    return named_leaves(batch, separator=".")
 
 
 def batch_of(arrays: Arrays) -> PackedBatch:

@@ -19,7 +19,6 @@ import re
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 from etils import epath
 
@@ -29,6 +28,7 @@ from scalerl_jax.formats.reading import read_value
 from scalerl_jax.learner.places import Folder
 from scalerl_jax.parallel import multihost
 from scalerl_jax.types import Group, Prompt, PyTree, Rollout, Turn, rollouts_of
+from scalerl_jax.weights.shards import named_leaves
 
 STATE, HOST = "state", "host.json"  # the arrays' folder, the host's state
 _FILES = ("groups.npz", "groups.json")
@@ -114,22 +114,14 @@ def describe(tree: PyTree) -> dict[str, list[Any]]:
     """Return dtype and shape of every array by its name, as JSON values."""
     return {
         name: [str(leaf.dtype), list(leaf.shape)]
-        for name, leaf in _named_leaves(tree).items()
-    }
-
-
-def _named_leaves(tree: PyTree) -> dict[str, Any]:
-    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="."): leaf
-        for path, leaf in leaves
+        for name, leaf in named_leaves(tree, separator=".").items()
     }
 
 
 def check_processes(state: PyTree) -> None:
     """Refuse arrays that live on only one of several processes."""
     count = multihost.process_count()
-    for name, leaf in _named_leaves(state).items():
+    for name, leaf in named_leaves(state, separator=".").items():
         if count > 1 and leaf.is_fully_addressable:
             raise ValueError(
                 f"{name} is on the devices of one process, which a checkpoint of "

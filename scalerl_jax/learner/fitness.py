@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from scalerl_jax.types import PyTree
+from scalerl_jax.weights.shards import named_leaves
 
 # Params are published in bfloat16, in which float32's largest numbers are infinite.
 _LARGEST_PARAM = float(jnp.finfo(jnp.bfloat16).max)
@@ -58,9 +59,8 @@ def _floating(tree: PyTree) -> list[Array]:
 
 def _named(tree: PyTree, *, prefix: str = "") -> dict[str, Array]:
     """Return the floating-point leaves by name: others cannot be NaN or infinite."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {
-        f"{prefix}{jax.tree_util.keystr(path, simple=True, separator='.')}": leaf
-        for path, leaf in leaves
+        f"{prefix}{name}": leaf
+        for name, leaf in named_leaves(tree, separator=".").items()
         if jnp.issubdtype(leaf.dtype, jnp.inexact)
     }

@@ -25,8 +25,9 @@ from scalerl_jax.model.architecture import (
     learner_sharding,
     parameter_table,
 )
-from scalerl_jax.model.trainable import matching, named
+from scalerl_jax.model.trainable import matching
 from scalerl_jax.types import PyTree
+from scalerl_jax.weights.shards import named_leaves
 
 # Adaptable weights of a layer, with or without experts; the router is excluded.
 _LINEAR = re.compile(
@@ -73,7 +74,7 @@ def factor_table(arch: Architecture, lora: LoraConfig) -> PyTree:
         ValueError: a target matches no parameter, or one that is no matrix of a layer,
             or the rank is above a matrix's dimensions.
     """
-    specs = named(parameter_table(arch))
+    specs = named_leaves(parameter_table(arch))
     if lora.targets:
         targets = matching(list(specs), lora.targets, setting="model.lora.targets")
     else:
@@ -173,7 +174,7 @@ def sizes(model: ModelConfig, arch: Architecture, *, products: bool = False) -> 
     With `products` only those count by which a token is multiplied, including the head;
     of the experts only the share that a token uses.
     """
-    specs = named(parameter_table(arch))
+    specs = named_leaves(parameter_table(arch))
     own = dict(specs)
     if products and not arch.tied_embeddings:
         del own["embedding"]  # it is looked up

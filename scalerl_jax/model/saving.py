@@ -25,6 +25,7 @@ from scalerl_jax.model.hugging_face import CONFIG_FILE, config_values
 from scalerl_jax.model.weights import DTYPES, INDEX, SINGLE, StoredParameter, parameters
 from scalerl_jax.process.full_disk import why_full
 from scalerl_jax.types import PyTree
+from scalerl_jax.weights.shards import named_leaves
 
 # Files of the tokenizer, its templates and its EOS tokens.
 TOKENIZER_FILES = (
@@ -162,10 +163,7 @@ def _check_replaceable(directory: Path) -> None:
 
 def _check_params(params: PyTree, found: list[StoredParameter]) -> list[jax.Array]:
     """Return the leaves of `params`, in the order of `found`, or refuse them."""
-    leaves = {
-        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-    }
+    leaves = named_leaves(params)
     shapes = {parameter.name: parameter.spec.shape for parameter in found}
     for name in sorted(leaves.keys() | shapes.keys()):
         shape = leaves[name].shape if name in leaves else None

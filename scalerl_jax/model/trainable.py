@@ -6,11 +6,11 @@ their digest.
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 
 from scalerl_jax.types import PyTree
+from scalerl_jax.weights.shards import named_leaves
 
 
 def frozen_params(params: PyTree, patterns: Sequence[str]) -> PyTree:
@@ -23,7 +23,7 @@ def frozen_params(params: PyTree, patterns: Sequence[str]) -> PyTree:
         ValueError: a pattern is no regular expression or matches no name, or the
             patterns together match every parameter.
     """
-    names = list(named(params))
+    names = list(named_leaves(params))
     frozen = matching(names, patterns, setting="model.frozen")
     if len(frozen) == len(names):
         raise ValueError(
@@ -57,14 +57,6 @@ def matching(
             )
         found |= matches
     return found
-
-
-def named(tree: PyTree) -> dict[str, Any]:
-    """Return the leaves by the names of parameters: "embedding", "layers/query"."""
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    }
 
 
 def split(params: PyTree, frozen: PyTree) -> tuple[PyTree, PyTree]:

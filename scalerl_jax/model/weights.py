@@ -30,6 +30,7 @@ from scalerl_jax.model.mixture_files import check_experts
 from scalerl_jax.model.mxfp4 import join_packed
 from scalerl_jax.parallel.mesh import Device
 from scalerl_jax.types import PyTree
+from scalerl_jax.weights.shards import named_leaves
 
 # Bytes (as float32) of a tensor that are read at a time: few enough rows to transpose
 # from [out, in] to [in, out] within a processor's cache.
@@ -85,8 +86,7 @@ class StoredParameter:
 def parameters(arch: Architecture) -> list[StoredParameter]:
     """Return all parameters, in the order of `parameter_table`'s leaves."""
     found, family = [], find_family(arch.family)
-    for path, spec in jax.tree_util.tree_leaves_with_path(parameter_table(arch)):
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
+    for name, spec in named_leaves(parameter_table(arch)).items():
         pattern = family.tensors[name]
         if spec.axes[0] != "layers":
             whole = (None,) * len(spec.shape)

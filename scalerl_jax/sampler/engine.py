@@ -38,6 +38,7 @@ from scalerl_jax.sampler.decoding import (
 )
 from scalerl_jax.sampler.sizes import ProgramSizes, ladder
 from scalerl_jax.types import PyTree
+from scalerl_jax.weights.shards import named_leaves
 
 MAX_SEQUENCES = 32  # prompts in one prefill chunk
 
@@ -258,11 +259,8 @@ def check_params(params: PyTree, settings: EngineSettings) -> bool:
 def _table_of(params: PyTree) -> dict[str, tuple[tuple[int, ...], str]]:
     """Return shape and dtype of every parameter, by its path."""
     return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): (
-            tuple(leaf.shape),
-            str(leaf.dtype),
-        )
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+        name: (tuple(leaf.shape), str(leaf.dtype))
+        for name, leaf in named_leaves(params).items()
     }
 
 

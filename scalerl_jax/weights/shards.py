@@ -81,10 +81,10 @@ def checksum(values: NDArray) -> int:
     return xxhash.xxh3_64_intdigest(values.view(np.uint8).data)
 
 
-def named_leaves(tree: PyTree) -> dict[str, Any]:
-    """Return the leaves by path, in the order of the tree."""
+def named_leaves(tree: PyTree, *, separator: str = "/") -> dict[str, Any]:
+    """Return the leaves by path ("embedding", "layers/query"), in the tree's order."""
     return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
+        jax.tree_util.keystr(path, simple=True, separator=separator): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
 

@@ -28,7 +28,8 @@ from scalerl_jax.learner.step import (
 )
 from scalerl_jax.model.architecture import param_shardings
 from scalerl_jax.model.lora import join
-from scalerl_jax.model.trainable import frozen_params, named, split
+from scalerl_jax.model.trainable import frozen_params, split
+from scalerl_jax.weights.shards import named_leaves
 
 PARAMS = {
     "embedding": jnp.array([[1.0, 2.0]]),
@@ -110,8 +111,8 @@ def test_a_step_over_a_mesh_trains_the_others_as_the_slow_loss_says():
 
 def test_two_trees_are_one_again_and_the_frozen_has_no_moments():
     trained, frozen = parts_of(start_params())
-    names = {*named(trained), *named(frozen)}
-    assert sorted(names) == list(named(start_params()))
+    names = {*named_leaves(trained), *named_leaves(frozen)}
+    assert sorted(names) == list(named_leaves(start_params()))
     assert_trees_equal(join(trained, frozen), start_params())
     moments = optax.tree.get(ADAMW.init(trained), "mu")
-    assert list(named(moments)) == list(named(trained))
+    assert list(named_leaves(moments)) == list(named_leaves(trained))

@@ -10,19 +10,14 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from scalerl_jax.model.attention import capped_slope
 from scalerl_jax.model.products import float32_einsum
 from scalerl_jax.model.transformer import head_logits
-from scalerl_jax.parallel.mesh import ROWS, SHARDS, largest_divisor, num_shards
-
-# Cuts of the hidden states, of a value per token, and of the head.
-HIDDEN = PartitionSpec(ROWS, "context", None)
-TOKENS = PartitionSpec(ROWS, "context")
-HEAD = PartitionSpec("tensor", SHARDS)
+from scalerl_jax.parallel.mesh import SHARDS, largest_divisor, num_shards
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

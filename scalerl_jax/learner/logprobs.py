@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from scalerl_jax.learner.head import HEAD, HIDDEN, TOKENS, Head
+from scalerl_jax.learner.head import Head
+from scalerl_jax.model.layers import HIDDEN, TABLE, TOKENS
 from scalerl_jax.parallel.mesh import largest_divisor, over_mesh
 from scalerl_jax.types import PyTree
 
@@ -44,7 +45,7 @@ def _forward(
     logprobs, entropy, log_z = over_mesh(
         head.mesh,
         functools.partial(_forward_tiles, head),
-        in_specs=(HIDDEN, HEAD, TOKENS),
+        in_specs=(HIDDEN, TABLE, TOKENS),
         out_specs=(TOKENS,) * 3,
     )(hidden, weights, targets)
     return (logprobs, entropy), (hidden, weights, targets, entropy, log_z)
@@ -120,8 +121,8 @@ def _gradient(
     return over_mesh(
         head.mesh,
         functools.partial(_backward_tiles, head),
-        in_specs=(HIDDEN, HEAD, *tokens),
-        out_specs=(HIDDEN, HEAD),
+        in_specs=(HIDDEN, TABLE, *tokens),
+        out_specs=(HIDDEN, TABLE),
     )(*saved, *cotangents)  # type: ignore[call-arg]
 
 
@@ -240,8 +241,8 @@ def _pointwise_forward(
     losses, logprobs, entropy, *gradients = over_mesh(
         head.mesh,
         functools.partial(_pointwise_tiles, head, pointwise),
-        in_specs=(HIDDEN, HEAD, TOKENS, jax.tree.map(lambda _: TOKENS, fields)),
-        out_specs=(TOKENS, TOKENS, TOKENS, HIDDEN, HEAD),
+        in_specs=(HIDDEN, TABLE, TOKENS, jax.tree.map(lambda _: TOKENS, fields)),
+        out_specs=(TOKENS, TOKENS, TOKENS, HIDDEN, TABLE),
     )(hidden, weights, targets, fields)
     return (losses.sum(), logprobs, entropy), tuple(gradients)
 

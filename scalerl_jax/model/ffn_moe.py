@@ -45,6 +45,7 @@ from scalerl_jax.model.expert_rows import (
 )
 from scalerl_jax.model.layers import (
     CHOSEN,
+    HIDDEN,
     ROUTER,
     clamped_gated,
     gated,
@@ -52,7 +53,7 @@ from scalerl_jax.model.layers import (
     norm,
 )
 from scalerl_jax.model.lora import merged
-from scalerl_jax.parallel.mesh import ROWS, over_mesh
+from scalerl_jax.parallel.mesh import over_mesh
 from scalerl_jax.types import PyTree
 
 # Bounds on the tokens decoded together: "gathered" below the first, "dense" up to the
@@ -158,7 +159,7 @@ def expert_feed_forward(
     normed = x if arch.norms == "after" else norm(x, layer["ffn_norm"], arch)
     cuts, cut = _SAMPLER_CUT, PartitionSpec()
     if not decoding:
-        cuts, cut = _LEARNER_CUT, PartitionSpec(ROWS, "context", None)
+        cuts, cut = _LEARNER_CUT, HIDDEN
     if experts.bias:
         cuts = cuts | {"router_bias": PartitionSpec()}
     if experts.biased:

@@ -26,10 +26,11 @@ CHOSEN, GROUPED = "chosen experts", "grouped"
 # Scope of a router's products, to find them in a compiled program.
 ROUTER = "router"
 CLAMPED_GAIN = 1.702
-# Shardings of the embedding's table, of tokens and of their embeddings.
-_TABLE = PartitionSpec("tensor", SHARDS)
-_TOKENS = PartitionSpec(ROWS, "context")
-_FOUND = PartitionSpec(ROWS, "context", None)
+# Shardings of the embedding's table and of the head, of a value per token, and of the
+# embeddings and hidden states.
+TABLE = PartitionSpec("tensor", SHARDS)
+TOKENS = PartitionSpec(ROWS, "context")
+HIDDEN = PartitionSpec(ROWS, "context", None)
 
 
 def linear(
@@ -198,7 +199,7 @@ def _embed(mesh: Mesh, dtype: DTypeLike, table: Array, tokens: Array) -> Array:
         found = jax.lax.psum(found, "tensor")
         return jax.lax.all_to_all(found, SHARDS, 0, 2, tiled=True)
 
-    return over_mesh(mesh, local, (_TABLE, _TOKENS), _FOUND)(table, tokens)
+    return over_mesh(mesh, local, (TABLE, TOKENS), HIDDEN)(table, tokens)
 
 
 def _places(table: Array, tokens: Array) -> tuple[Array, Array]:
@@ -227,9 +228,7 @@ def _embed_backward(
         summed = jnp.zeros_like(table).at[places].add(columns)
         return jax.lax.psum(summed, ("data", "context"))
 
-    gradient = over_mesh(mesh, local, (_TABLE, _TOKENS, _FOUND), _TABLE)(
-        *saved, cotangent
-    )
+    gradient = over_mesh(mesh, local, (TABLE, TOKENS, HIDDEN), TABLE)(*saved, cotangent)
     return gradient, None
 
 

@@ -79,7 +79,6 @@ _AFTER = _WHOLE | _ATTENTION | _GATED | _NORMS_AFTER
 _BOTH = _WHOLE | _ATTENTION | _GATED | _NORMS_BOTH
 
 Values = Mapping[str, Any]
-_NO_VALUES: Values = {}
 
 
 @dataclasses.dataclass(frozen=True)

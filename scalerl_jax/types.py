@@ -74,6 +74,15 @@ class Rollout:
     experts: np.ndarray | None = None
 
 
+# The arrays of a rollout that have a value per token of its completion.
+TOKEN_ARRAYS = {
+    "completion_tokens": np.dtype(np.int32),
+    "completion_mask": np.dtype(np.bool_),
+    "behavior_logprobs": np.dtype(np.float32),
+    "policy_versions": np.dtype(np.int32),
+}
+
+
 def count_turns(turns: tuple[Turn, ...]) -> int:
     """Return the number of sampled turns of a completion."""
     return sum(turn.sampled for turn in turns) or 1

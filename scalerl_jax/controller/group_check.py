@@ -15,18 +15,12 @@ import numpy as np
 from scalerl_jax.contract import Order
 from scalerl_jax.environments.verdict import Status
 from scalerl_jax.model.architecture import Architecture
-from scalerl_jax.types import Group, Prompt, Rollout, Turn
+from scalerl_jax.types import TOKEN_ARRAYS, Group, Prompt, Rollout, Turn
 
 MOST_BAD = 3  # bad groups of one replica, after which it is replaced
 
 _STATUSES = frozenset(typing.get_args(Status))
 _MOST_LOGPROB = 1e-3  # nats; largest log-probability above 0 by rounding
-_ARRAYS = {
-    "completion_tokens": np.dtype(np.int32),
-    "completion_mask": np.dtype(np.bool_),
-    "behavior_logprobs": np.dtype(np.float32),
-    "policy_versions": np.dtype(np.int32),
-}
 _TURN = [int, int, bool]
 _FLAGS = ("cut_off", "interrupted", "passed", "judged")
 
@@ -83,7 +77,7 @@ class GroupCheck:
     ) -> Iterator[str]:
         if type(rollout) is not Rollout:
             yield f"it is a {type(rollout).__name__}"
-        for name, dtype in _ARRAYS.items():
+        for name, dtype in TOKEN_ARRAYS.items():
             array = getattr(rollout, name)
             if type(array) is not np.ndarray or array.ndim != 1:
                 yield f"{name} is no array [T]"
@@ -125,7 +119,7 @@ class GroupCheck:
         """Check the arrays of all rollouts laid end to end, in few passes."""
         tokens, _, logprobs, versions = (
             np.concatenate([getattr(each, name) for each in rollouts])
-            for name in _ARRAYS
+            for name in TOKEN_ARRAYS
         )
         vocabulary = self.arch.vocab_size
         if tokens.min() < 0 or tokens.max() >= vocabulary:

@@ -27,18 +27,20 @@ from scalerl_jax.formats.bounded import MOST_WHOLE
 from scalerl_jax.formats.reading import read_value
 from scalerl_jax.learner.places import Folder
 from scalerl_jax.parallel import multihost
-from scalerl_jax.types import Group, Prompt, PyTree, Rollout, Turn, rollouts_of
+from scalerl_jax.types import (
+    TOKEN_ARRAYS,
+    Group,
+    Prompt,
+    PyTree,
+    Rollout,
+    Turn,
+    rollouts_of,
+)
 from scalerl_jax.weights.shards import named_leaves
 
 STATE, HOST = "state", "host.json"  # the arrays' folder, the host's state
 _FILES = ("groups.npz", "groups.json")
 _OTHERS_S = 60.0  # for the other arrays, once one of them cannot be written
-_ROLLOUT_ARRAYS = {
-    "completion_tokens": np.dtype(np.int32),
-    "completion_mask": np.dtype(np.bool_),
-    "behavior_logprobs": np.dtype(np.float32),
-    "policy_versions": np.dtype(np.int32),
-}
 
 # A value that a JSON file can hold; no type says so, hence `check_json`.
 Json = Any
@@ -141,7 +143,7 @@ def flatten(
         "prompt_offsets": _offsets(prompts),
         "completion_offsets": _offsets(completions),
     }
-    for name, dtype in _ROLLOUT_ARRAYS.items():
+    for name, dtype in TOKEN_ARRAYS.items():
         parts = [getattr(rollout, name) for rollout in rollouts]
         arrays[name] = _join(parts, completions, name, dtype)
     if any(rollout.experts is not None for rollout in rollouts):
@@ -174,7 +176,7 @@ def _group_row(group: Group) -> dict[str, Any]:
     return _row(group, "prompt", "rollouts") | {
         "prompt": _row(prompt, "tokens"),
         "rollouts": [
-            _row(rollout, "experts", *_ROLLOUT_ARRAYS) for rollout in group.rollouts
+            _row(rollout, "experts", *TOKEN_ARRAYS) for rollout in group.rollouts
         ],
     }
 
@@ -195,7 +197,7 @@ def unflatten(
     """Return the groups that `flatten` was given."""
     prompts = iter(np.split(arrays["prompt_tokens"], arrays["prompt_offsets"][1:-1]))
     cuts = arrays["completion_offsets"][1:-1]
-    parts = {name: iter(np.split(arrays[name], cuts)) for name in _ROLLOUT_ARRAYS}
+    parts = {name: iter(np.split(arrays[name], cuts)) for name in TOKEN_ARRAYS}
     experts: Iterator[np.ndarray | None] = itertools.repeat(None)
     if "experts" in arrays:
         experts = iter(split_experts(arrays))

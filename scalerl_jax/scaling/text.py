@@ -98,10 +98,10 @@ def _written(value: float, form: str) -> str:
     return amount(value) if form == AMOUNT else f"{value:{form}}"
 
 
-def show(interval: Interval | None, form: str = AMOUNT, *, none: str = "") -> str:
+def show(interval: Interval | None, form: str = AMOUNT) -> str:
     """Return [low, high]; an open side says so."""
     if interval is None:
-        return none
+        return ""
     low = "no limit" if interval.low is None else _written(interval.low, form)
     high = "no limit" if interval.high is None else _written(interval.high, form)
     return f"[{low}, {high}]"

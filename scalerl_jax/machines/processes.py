@@ -46,7 +46,7 @@ class SliceOfSeveral:
         slice 0 first.
         """
         return {
-            "MEGASCALE_COORDINATOR_ADDRESS": _at(self.first, MEGASCALE_PORT),
+            "MEGASCALE_COORDINATOR_ADDRESS": join_address(self.first, MEGASCALE_PORT),
             "MEGASCALE_PORT": str(MEGASCALE_PORT),
             "MEGASCALE_NUM_SLICES": str(self.count),
             "MEGASCALE_SLICE_ID": str(self.number),
@@ -77,7 +77,7 @@ class Process:
     @property
     def coordinator(self) -> str:
         """HOST:PORT for `rendezvous.initialize`, the same for all of a job."""
-        return _at(self.addresses[0], COORDINATOR_PORT + self.visible[0])
+        return join_address(self.addresses[0], COORDINATOR_PORT + self.visible[0])
 
     def own_environment(self) -> dict[str, str]:
         """Return the variables that give this process its part of the slice."""
@@ -89,7 +89,7 @@ class Process:
             "TPU_CHIPS_PER_HOST_BOUNDS": chips,
             "TPU_VISIBLE_CHIPS": _comma(self.visible),
             "TPU_PROCESS_ADDRESSES": _comma(
-                _at(address, self.port) for address in self.addresses
+                join_address(address, self.port) for address in self.addresses
             ),
             "TPU_PROCESS_PORT": str(self.port),
             "CLOUD_TPU_TASK_ID": str(self.rank),
@@ -269,5 +269,6 @@ def _comma(values: Iterable[object]) -> str:
     return ",".join(map(str, values))
 
 
-def _at(address: str, port: int) -> str:
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+def join_address(host: str, port: int) -> str:
+    """Return HOST:PORT, with an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

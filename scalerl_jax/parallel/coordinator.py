@@ -16,6 +16,8 @@ import socket
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 
+from scalerl_jax.machines.processes import join_address
+
 # JAX's own variable: the address at which process 0 listens, if its machine does not
 # have the address of --coordinator (behind a Service of Kubernetes).
 BIND_ADDRESS = "JAX_COORDINATOR_BIND_ADDRESS"
@@ -75,11 +77,6 @@ def split_address(text: str, *, setting: str) -> tuple[str, int]:
             f"host of process 0 and a free port of it, e.g. 10.0.0.1:8476"
         )
     return host.strip("[]"), int(port)
-
-
-def join_address(host: str, port: int) -> str:
-    """Return HOST:PORT, with an IPv6 address in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class HeldPort:

@@ -28,6 +28,7 @@ from scalerl_jax.data.chat import (
     read_chat_template,
 )
 from scalerl_jax.data.detokenizer import Detokenizer
+from scalerl_jax.machines.processes import join_address
 from scalerl_jax.model.architecture import (
     Architecture,
     param_shardings,
@@ -328,7 +329,7 @@ class _Server(uvicorn.Server):
             # asyncio has one number for connections accepted together and the queue.
             each.listen(_QUEUE)
             host, port = each.getsockname()[:2]
-            where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            where = join_address(host, port)
             _log.info("serving %s on http://%s", self._service.served.name, where)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

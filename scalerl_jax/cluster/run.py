@@ -6,7 +6,6 @@ actors of a Ray cluster behind the same contract.
 
 import contextlib
 import dataclasses
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -48,7 +47,6 @@ from scalerl_jax.types import Prompt
 from scalerl_jax.wiring.devices import generator_pools, ledger_pools
 from scalerl_jax.wiring.replicas import make_fleet
 
-_log = logging.getLogger(__name__)
 _LAST_STATUS_S = 10.0  # that the last one may take to be written
 
 

@@ -174,7 +174,6 @@ def test_the_splits_of_mbpp_go_by_number():
     assert counts == {"prompt": 10, "test": 500, "validation": 90, "train": 374}
 
 
-EITHER = "Solution().f if 'Solution' in globals() else f"
 CHECK = "def check(c):\n    assert c(1) == 1\ncheck(f)"
 STDIN = {"kind": "stdin", "inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7\n"]}
 

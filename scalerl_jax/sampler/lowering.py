@@ -41,21 +41,18 @@ def page_bytes(engine: Engine) -> int:
     return held // engine.settings.num_pages
 
 
-def lower_prefill(engine: Engine, *, tokens: int | None = None) -> Any:
-    """Lower the prefill of a chunk of `tokens` tokens; None: the largest chunk."""
-    chunk = empty_chunk(engine.settings, tokens or engine.chunk_sizes.largest[0])
+def lower_prefill(engine: Engine) -> Any:
+    """Lower the prefill of the largest chunk."""
+    chunk = empty_chunk(engine.settings, engine.chunk_sizes.largest[0])
     chunk = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), chunk)
     return engine.programs.prefill.lower(
         sampler_params(engine), decode_state(engine), chunk
     )
 
 
-def lower_generate(
-    engine: Engine, *, rows: int | None = None, width: int | None = None
-) -> Any:
-    """Lower the call that decodes `rows` slots of `width` pages; None: the largest."""
-    most_rows, most_pages = engine.decode_sizes.largest
-    rows, width = rows or most_rows, width or most_pages
+def lower_generate(engine: Engine) -> Any:
+    """Lower the call that decodes the most slots, each of the most pages."""
+    rows, width = engine.decode_sizes.largest
     marker = engine.settings.end_of_thinking
     next_states = None
     if marker is not None:

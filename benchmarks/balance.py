@@ -28,7 +28,7 @@ from scalerl_jax.simulate.run import Simulation
 from scalerl_jax.simulate.scenario import Failures, Scenario, scenario_of
 
 matplotlib.use("Agg")
-from matplotlib import pyplot  # noqa: E402  after the backend is chosen
+from matplotlib import pyplot  # after the backend is chosen
 
 ROOT = Path(__file__).parents[1]
 CHIPS_IN_ALL, REPLICA_CHIPS, SLOTS, CACHE = 64, 4, 128, 1_000_000

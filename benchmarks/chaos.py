@@ -87,7 +87,7 @@ _PORT = 6397
 
 def say(text: str) -> None:
     """Print a line at once."""
-    print(text, flush=True)  # noqa: T201
+    print(text, flush=True)
 
 
 def rows(path: Path) -> list[Any]:

@@ -71,7 +71,7 @@ def main() -> int:
         wait_for(process, directory, int(steps * share))
         if process.poll() is None:
             killed.append(kill(directory, role))
-            print(f"killed {killed[-1]}", flush=True)  # noqa: T201
+            print(f"killed {killed[-1]}", flush=True)
     status = process.wait(_LIMIT_S)
     return tell(directory, status, steps, killed, time.monotonic() - began)
 
@@ -83,7 +83,7 @@ def tell(
     done, evals = rows(directory, "metrics.jsonl"), rows(directory, "evals.jsonl")
     last = done[-1]
     made = [row["step"] for row in done] == list(range(1, steps + 1))
-    print(  # noqa: T201
+    print(
         f"\n{len(killed)} processes killed ({'; '.join(killed)}); {len(done)} steps in "
         f"{seconds:.0f} s; replicas lost {last['replicas/lost']}, groups begun again "
         f"{last['replicas/reissued']}, dropped {last['queue/dropped']}, learner "
@@ -94,7 +94,7 @@ def tell(
     fit = [sys.executable, "-m", "scalerl_jax.scaling", "fit", str(directory)]
     fitted = subprocess.run([*fit, "--x=generated_tokens"]).returncode
     well = status == 0 and made and not last["queue/dropped"] and fitted == 0
-    print("the run got through it" if well else "NOT as it should be")  # noqa: T201
+    print("the run got through it" if well else "NOT as it should be")
     return 0 if well else 1
 
 

@@ -19,7 +19,7 @@ from bench import OURS, Line, Section, print_disturbance, print_ratio, spread
 from peers import work
 
 matplotlib.use("Agg")
-from matplotlib import pyplot  # noqa: E402  after the backend is chosen
+from matplotlib import pyplot  # after the backend is chosen
 
 # Name -> its environment's folder and its script.
 PEERS = {"tunix": ("tunix", "train_tunix.py"), "trl": ("torch", "train_trl.py")}

@@ -21,29 +21,29 @@ from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-import jax  # noqa: E402  after the environment is set
-import jax.numpy as jnp  # noqa: E402
-import numpy as np  # noqa: E402
-import ours  # noqa: E402
-from peers import work  # noqa: E402
+import jax  # after the environment is set
+import jax.numpy as jnp
+import numpy as np
+import ours
+from peers import work
 
-from scalerl_jax.model.architecture import Architecture  # noqa: E402
-from scalerl_jax.model.transformer import init_params  # noqa: E402
-from scalerl_jax.model.weights import load_params  # noqa: E402
-from scalerl_jax.parallel.mesh import make_mesh  # noqa: E402
-from scalerl_jax.parallel.xla import keep_freed_memory  # noqa: E402
+from scalerl_jax.model.architecture import Architecture
+from scalerl_jax.model.transformer import init_params
+from scalerl_jax.model.weights import load_params
+from scalerl_jax.parallel.mesh import make_mesh
+from scalerl_jax.parallel.xla import keep_freed_memory
 from scalerl_jax.sampler.decoding import (
-    NEVER,  # noqa: E402
-    EngineSettings,  # noqa: E402
+    NEVER,
+    EngineSettings,
 )
-from scalerl_jax.sampler.engine import Engine  # noqa: E402
-from scalerl_jax.sampler.lowering import page_bytes  # noqa: E402
-from scalerl_jax.sampler.pool import PagePool  # noqa: E402
-from scalerl_jax.sampler.requests import Request, Samples  # noqa: E402
-from scalerl_jax.sampler.sampling import sample_keys  # noqa: E402
-from scalerl_jax.sampler.scheduler import Scheduler  # noqa: E402
-from scalerl_jax.sampler.warming import warm_up  # noqa: E402
-from scalerl_jax.types import PyTree  # noqa: E402
+from scalerl_jax.sampler.engine import Engine
+from scalerl_jax.sampler.lowering import page_bytes
+from scalerl_jax.sampler.pool import PagePool
+from scalerl_jax.sampler.requests import Request, Samples
+from scalerl_jax.sampler.sampling import sample_keys
+from scalerl_jax.sampler.scheduler import Scheduler
+from scalerl_jax.sampler.warming import warm_up
+from scalerl_jax.types import PyTree
 
 HEAD_NEW_TOKENS = 64  # of each sequence in `head`; four engines take their turns
 HEAD_WORKLOAD = "W2"  # the larger vocabulary: the head is a third of the matmuls

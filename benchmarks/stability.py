@@ -21,7 +21,7 @@ import matplotlib
 from seeds import processor
 
 matplotlib.use("Agg")
-from matplotlib import pyplot  # noqa: E402  after the backend is chosen
+from matplotlib import pyplot  # after the backend is chosen
 
 OFF_POLICY_STEPS = 8
 # Loss -> the setting of its bound, the bounds, and its other settings.

@@ -19,7 +19,7 @@ import numpy as np
 from seeds import processor
 
 matplotlib.use("Agg")
-from matplotlib import pyplot  # noqa: E402  after the backend is chosen
+from matplotlib import pyplot  # after the backend is chosen
 
 FIRST_STEP = 10  # the queue has filled by then
 X_AXES = {

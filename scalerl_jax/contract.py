@@ -27,7 +27,7 @@ from scalerl_jax.weights.manifest import Manifest
 from scalerl_jax.weights.publication import Published
 
 
-class QueueClosed(Exception):  # noqa: N818  an end, not an error
+class QueueClosed(Exception):  # an end, not an error
     """The run is over: a thread that asked or waited should return."""
 
 

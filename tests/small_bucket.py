@@ -170,7 +170,7 @@ class Handler(BaseHTTPRequestHandler):
         else:
             getattr(self, f"on_{self.command.lower()}")(url.path, name, query)
 
-    do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = handle_any  # noqa: N815
+    do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = handle_any
 
     def on_get(self, path, name, query):
         if not name:

@@ -4,9 +4,9 @@ import os
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
-import torch  # noqa: E402  after the environment is set
-import transformers  # noqa: E402
-import work  # noqa: E402
+import torch  # after the environment is set
+import transformers
+import work
 
 transformers.logging.set_verbosity_error()
 

@@ -5,12 +5,12 @@ import pathlib
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-import jax.numpy as jnp  # noqa: E402  after the environment is set
-import work  # noqa: E402
-from tunix.models.qwen3 import model as qwen3  # noqa: E402
-from tunix.models.qwen3 import params as qwen3_params  # noqa: E402
-from tunix.rl.rollout import base_rollout  # noqa: E402
-from tunix.rl.rollout.vanilla_rollout import VanillaRollout  # noqa: E402
+import jax.numpy as jnp  # after the environment is set
+import work
+from tunix.models.qwen3 import model as qwen3
+from tunix.models.qwen3 import params as qwen3_params
+from tunix.rl.rollout import base_rollout
+from tunix.rl.rollout.vanilla_rollout import VanillaRollout
 
 CACHE_LENGTH = work.PROMPT_TOKENS + work.MAX_NEW_TOKENS  # tokens
 

@@ -340,7 +340,7 @@ class LearnerRank(RoleProcess):
         return restored.step, restored.host, restored.groups
 
 
-class FollowerLost(Exception):  # noqa: N818  what happened to it, in one line
+class FollowerLost(Exception):  # what happened to it, in one line
     """A process without which the replica cannot go on."""
 
 

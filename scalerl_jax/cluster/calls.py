@@ -13,7 +13,7 @@ from scalerl_jax.process.ending import first_line
 _log = logging.getLogger(__name__)
 
 
-class RoleLost(Exception):  # noqa: N818  what happened to it, in one line
+class RoleLost(Exception):  # what happened to it, in one line
     """A process is gone, or its answer is."""
 
 

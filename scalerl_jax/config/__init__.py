@@ -171,7 +171,7 @@ def read_flags(
     logging.set_verbosity(logging.ERROR)  # a warning would repeat the error
     try:
         return values(list(argv))
-    except (Exception, SystemExit) as error:  # noqa: BLE001  a config runs any code
+    except (Exception, SystemExit) as error:  # a config runs any code
         if (reason := faults.explain(error, argv, settings)) is None:
             raise
         raise ValueError(reason) from error

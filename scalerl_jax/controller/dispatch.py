@@ -39,7 +39,7 @@ from scalerl_jax.run.work_log import RemoteLedger
 _MOST_REFUSALS = 3  # publications that a replica may refuse in a row
 
 
-class ReplicaLost(Exception):  # noqa: N818  the message is the cause, in one line
+class ReplicaLost(Exception):  # the message is the cause, in one line
     """A replica has ended, or must be replaced."""
 
 

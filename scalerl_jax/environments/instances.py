@@ -77,7 +77,7 @@ class Environments:
         self._instances: dict[Any, tuple[Environment, int]] = {}  # and turns taken
         try:
             made = self._new(lambda completion: Verdict("no_answer"))
-        except BaseException as error:  # noqa: BLE001  whatever a program does
+        except BaseException as error:  # whatever a program does
             raise ValueError(file.said(error)) from error
         for name, arguments in (("begin", ("", None)), ("step", ("",))):
             method = getattr(made, name, None)

@@ -123,7 +123,7 @@ class OwnFile:
                 self._module = importlib.import_module(own.file)
             else:
                 self._module = self._execute(own.text)
-        except BaseException as error:  # noqa: BLE001  whatever a program does
+        except BaseException as error:  # whatever a program does
             raise ValueError(self.said(error)) from error
 
     def _execute(self, text: str) -> types.ModuleType:
@@ -131,7 +131,7 @@ class OwnFile:
         module.__file__ = self._own.file
         sys.modules[MODULE] = module
         sys.path.insert(0, str(Path(self._own.file).absolute().parent))
-        exec(compile(text, self._own.file, "exec"), module.__dict__)  # noqa: S102
+        exec(compile(text, self._own.file, "exec"), module.__dict__)
         return module
 
     def find(self, name: str) -> Callable[..., Any]:

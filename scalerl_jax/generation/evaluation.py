@@ -37,7 +37,7 @@ from scalerl_jax.types import Prompt, PyTree, Turn, count_turns
 _POLL_S = 1.0  # between two checks of `stopped`
 
 
-class Abandoned(Exception):  # noqa: N818  an end, not an error
+class Abandoned(Exception):  # an end, not an error
     """The caller's `stopped` has ended the sampling."""
 
 

@@ -63,7 +63,7 @@ class Topology:
                 num_slices=self.slices,
                 **options,
             )
-        except Exception as error:  # noqa: BLE001  its type is not public
+        except Exception as error:  # its type is not public
             raise ValueError(
                 f"--topology={self.name}: the compiler refuses it: "
                 f"{' '.join(str(error).split())[:300]}"

@@ -79,7 +79,7 @@ def guard_terminal() -> None:
 
 
 class _Record(logging.LogRecord):
-    def getMessage(self) -> str:  # noqa: N802  as `logging` calls it
+    def getMessage(self) -> str:  # as `logging` calls it
         return shown(super().getMessage())
 
 

@@ -331,7 +331,7 @@ class Handler(BaseHTTPRequestHandler):
     timeout = _TIMEOUT_S
     protocol_version = "HTTP/1.1"
 
-    def do_GET(self) -> None:  # noqa: N802  as the library calls it
+    def do_GET(self) -> None:  # as the library calls it
         """Answer one request."""
         if not _OWN_NAMES.fullmatch(self.headers.get("Host", "")):
             # A page elsewhere whose name was bent to this address (DNS rebinding).

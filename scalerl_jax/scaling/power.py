@@ -58,7 +58,7 @@ def power_of(
     """
     from scipy.special import ndtr
 
-    if not (run_sd >= 0.0 and math.isfinite(run_sd)) or runs < 2:  # noqa: PLR2004
+    if not (run_sd >= 0.0 and math.isfinite(run_sd)) or runs < 2:
         raise CurveError(
             f"run_sd = {run_sd:g}, runs = {runs}: give a spread of 0 or more, and two "
             f"runs or more of each recipe"

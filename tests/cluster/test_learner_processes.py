@@ -12,9 +12,9 @@ from scalerl_jax.weights.receiving import Receiver
 from scalerl_jax.weights.sending import Sender
 
 pytest.importorskip("ray")
-from scalerl_jax.cluster.calls import RoleLost  # noqa: E402
-from scalerl_jax.cluster.kept_batches import KeptBatches  # noqa: E402
-from scalerl_jax.cluster.learner_processes import (  # noqa: E402
+from scalerl_jax.cluster.calls import RoleLost
+from scalerl_jax.cluster.kept_batches import KeptBatches
+from scalerl_jax.cluster.learner_processes import (
     LearnerProcesses,
     WeightsOf,
 )

@@ -10,7 +10,7 @@ from scalerl_jax.data.chat import read_chat_template
 from scalerl_jax.data.tokenizer import load_tokenizer
 
 pytest.importorskip("gguf")
-from small_gguf import tokenizer_fields, write_gguf  # noqa: E402
+from small_gguf import tokenizer_fields, write_gguf
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TEMPLATE = "{{ messages[0]['content'] }}"

@@ -35,6 +35,7 @@ from scalerl_jax.machines.discovery import NotOnTpu, discover
 from scalerl_jax.process.ending import FAILURE, MISTAKE
 from scalerl_jax.process.preemption import PREEMPTED
 from scalerl_jax.process.printing import to_stderr
+from scalerl_jax.run.files import CHECKPOINTS_FOLDER
 
 DONE = 0  # exit status
 _LONGEST_PAUSE_S = 600.0
@@ -265,7 +266,7 @@ def save_seconds(workdir: str) -> float | None:
 
 def _times_here(workdir: str) -> dict[str, float]:
     """Return when each file of the checkpoints was written, in seconds."""
-    directory = Path(workdir).expanduser() / "checkpoints"
+    directory = Path(workdir).expanduser() / CHECKPOINTS_FOLDER
     return {
         file.relative_to(directory).as_posix(): file.stat().st_mtime
         for file in directory.rglob("*")
@@ -274,8 +275,8 @@ def _times_here(workdir: str) -> dict[str, float]:
 
 
 def _times_in_bucket(workdir: str) -> dict[str, float]:
-    path = remote.open_path(workdir, setting="--workdir=", in_run=True) / "checkpoints"
-    found = remote.entries(path)
+    path = remote.open_path(workdir, setting="--workdir=", in_run=True)
+    found = remote.entries(path / CHECKPOINTS_FOLDER)
     return {name: each["mtime"].timestamp() for name, each in found.items()}
 
 

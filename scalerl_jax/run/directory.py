@@ -22,7 +22,8 @@ from scalerl_jax.formats.bounded import read_text
 from scalerl_jax.formats.reading import is_remote, read_json
 from scalerl_jax.formats.remote import copy_of
 from scalerl_jax.process.ending import first_line
-from scalerl_jax.run.files import RunFiles, called
+from scalerl_jax.run.files import CHECKPOINTS_FOLDER, RunFiles, called
+from scalerl_jax.run.ledger import LEDGER_FILE
 from scalerl_jax.run.record import new_record
 from scalerl_jax.run.resume import check_record, check_report
 from scalerl_jax.run.writing import open_to_append, replace_file, write_json
@@ -37,8 +38,8 @@ RUN_FILES = (
     EVALS_FILE,
     ROLLOUTS_FILE,
     TRAIN_ROLLOUTS_FILE,
-    "ledger.json",
-    "checkpoints",
+    LEDGER_FILE,
+    CHECKPOINTS_FOLDER,
 )
 ENVIRONMENT_FILE = "environment.py"  # copy of the user's reward functions
 STATUS_FILE = "status.json"  # state of the run's processes

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 UPLOAD_S = 30.0
 _PACE = 20.0  # pause of a file after an upload, in multiples of its duration
 _LAST_S = 600.0  # for an upload in progress at the end
-_CHECKPOINTS = "checkpoints"
+CHECKPOINTS_FOLDER = "checkpoints"
 WEIGHTS_FOLDER = "weights"  # what a learner of several processes publishes
-_DIRECT = (_CHECKPOINTS, WEIGHTS_FOLDER)  # written to the bucket directly
+_DIRECT = (CHECKPOINTS_FOLDER, WEIGHTS_FOLDER)  # written to the bucket directly
 LOCK_FILE = ".lock"
 SPEAK_EVERY_S = 60.0
 STALE_S = 300.0
@@ -79,7 +79,7 @@ class RunFiles(contextlib.AbstractContextManager["RunFiles"]):
     @property
     def checkpoints(self) -> "epath.Path":
         """The directory of the checkpoints."""
-        return self.remote / _CHECKPOINTS
+        return self.remote / CHECKPOINTS_FOLDER
 
     def flush(self) -> None:
         """Upload every changed file.

@@ -24,6 +24,7 @@ from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.lora import join, merged
 from scalerl_jax.model.weights import load_params
 from scalerl_jax.parallel.mesh import make_mesh
+from scalerl_jax.run.files import CHECKPOINTS_FOLDER
 from scalerl_jax.run.record import with_own_assets
 from scalerl_jax.run.resume import find_settings
 from scalerl_jax.types import PyTree
@@ -35,7 +36,6 @@ from scalerl_jax.wiring.learning import (
 )
 from scalerl_jax.wiring.sampling import make_tokenizer
 
-_CHECKPOINTS = "checkpoints"  # folder of a run directory
 # A sharding per parameter of an architecture; None: the first device.
 Placement = Callable[[Architecture], PyTree] | None
 
@@ -139,7 +139,7 @@ def load_adapter(directory: str | Path) -> Adapter:
 def _local(name: str | Path, *, weights: bool = False) -> Directory:
     """Return the local path of a checkpoint; from a bucket, a copy without arrays."""
     if is_remote(name):
-        run, found, _ = str(name).partition(f"/{_CHECKPOINTS}")
+        run, found, _ = str(name).partition(f"/{CHECKPOINTS_FOLDER}")
         if found:  # the settings are in the directory above
             local_file(f"{run}/config.json")
     return local_path(name, weights=weights).absolute()
@@ -219,9 +219,10 @@ def _run_of(path: Directory) -> Path | None:
     if not isinstance(path, Path) or not path.is_dir():
         return None
     for run in (path.parent, path.parent.parent):
-        if path.relative_to(run).parts[0] == _CHECKPOINTS and _holds_settings(run):
+        folder = path.relative_to(run).parts[0]
+        if folder == CHECKPOINTS_FOLDER and _holds_settings(run):
             return run
-    if (path / _CHECKPOINTS).is_dir() or _holds_settings(path):
+    if (path / CHECKPOINTS_FOLDER).is_dir() or _holds_settings(path):
         return path
     return None
 
@@ -300,11 +301,11 @@ def _restore(
     run: Path, path: Path, abstract: PyTree, *, base: str = ""
 ) -> tuple[int, PyTree]:
     """Return step and params of the checkpoint at `path`, or of the run's newest."""
-    name = path.name if path.parent == run / _CHECKPOINTS else ""
+    name = path.name if path.parent == run / CHECKPOINTS_FOLDER else ""
     if origin := origin_of(run):
-        place = BucketPlace(f"{origin}/{_CHECKPOINTS}")
+        place = BucketPlace(f"{origin}/{CHECKPOINTS_FOLDER}")
     else:
-        place = CheckpointPlace(run.absolute() / _CHECKPOINTS)
+        place = CheckpointPlace(run.absolute() / CHECKPOINTS_FOLDER)
     restored = CheckpointReader(place).restore_params(abstract, name=name, base=base)
     if restored is None:
         raise ValueError(

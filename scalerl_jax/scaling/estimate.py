@@ -10,6 +10,7 @@ import numpy as np
 
 from scalerl_jax.scaling.bins import bin_points
 from scalerl_jax.scaling.identifiability import (
+    MAD_TO_SIGMA,
     FitVerdict,
     climb_p_value,
     durbin_watson,
@@ -44,7 +45,6 @@ from scalerl_jax.scaling.uncertainty import SIGMA_FLOOR, Noise, profile, surface
 # Huber's loss is linear past this many standard deviations: 95 % efficient on
 # normal noise (Huber and Ronchetti, Robust Statistics, 2nd ed., section 4.5).
 HUBER_TUNING = 1.345
-MAD_TO_SIGMA = 1.4826
 # Known errors are scaled up if chance explains the misfit with less probability.
 OVERDISPERSED = 0.01
 LARGEST_CORRELATION = 0.9

@@ -20,6 +20,8 @@ from scalerl_jax.scaling.result import Fit
 from scalerl_jax.scaling.search import R0, SHAPE_U, SHAPE_V, A, Problem
 from scalerl_jax.scaling.uncertainty import SIGMA_FLOOR, Profiles
 
+# Median of the absolute value of normal noise -> its standard deviation.
+MAD_TO_SIGMA = 1.4826
 AT_ONE = 1e-6  # a fitted A this close to 1 was stopped by that limit
 DOUBTFUL_ERRORS = 2.0  # standard errors of step 0, beyond R0's interval without it
 # The paper's margin between equal recipes, from three runs of one of them.
@@ -255,8 +257,8 @@ def point_noise(y: Array) -> float:
     It uses their median, which a jump does not move.  It is at least the least step
     between two values: rates of few completions are often equal in spite of noise.
     """
-    # 1.4826: median to standard deviation; 6: variance of a second difference.
-    noise = 1.4826 * float(np.median(np.abs(np.diff(y, 2)))) / np.sqrt(6.0)
+    # The variance of a second difference is 6.
+    noise = MAD_TO_SIGMA * float(np.median(np.abs(np.diff(y, 2)))) / np.sqrt(6.0)
     steps = np.diff(np.unique(y))
     return max(noise, float(steps.min()) if steps.size else 0.0)
 

@@ -46,6 +46,7 @@ from scalerl_jax.data.program_tests import (
 )
 from scalerl_jax.data.rows import read_checked, read_mbpp
 from scalerl_jax.data.turns import (
+    HAS_PICTURE,
     check_no_pictures,
     has_picture,
     listed_tools,
@@ -193,7 +194,7 @@ def _question(row: Row) -> tuple[str, str, Any]:
             return turns
     text = field(row, "question", "problem", "prompt")
     if has_picture(text):
-        raise Unusable("the question has a picture, sound or film")
+        raise Unusable(HAS_PICTURE)
     system = row.get("system") or ""
     if not isinstance(system, str):
         raise Malformed("field 'system' is no text")

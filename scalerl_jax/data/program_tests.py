@@ -8,6 +8,9 @@ from typing import Any
 from scalerl_jax.data.drafts import Malformed, Unusable, from_json, from_text
 
 TESTS = ("tests", "test_cases", "input_output")  # columns of them
+# Reasons for rows that are left out, which are counted by their texts.
+NOT_PYTHON = "the code or its tests are not Python 3"
+_NEEDS_PYTEST = "the tests need pytest or the module 'solution'"
 _KINDS = ("stdin", "calls", "asserts")
 _IS_TEST = re.compile(r"^[ \t]*(?:def test|assert\b)", re.MULTILINE)
 
@@ -47,7 +50,7 @@ def read_pytest(text: str) -> tuple[dict[str, Any], list[str]]:
     try:
         module = ast.parse(text)
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        raise Unusable("the code or its tests are not Python 3") from error
+        raise Unusable(NOT_PYTHON) from error
     names: list[str] = []
     kept: list[ast.stmt] = []
     called: list[str] = []
@@ -60,21 +63,21 @@ def read_pytest(text: str) -> tuple[dict[str, Any], list[str]]:
                 any(each.name.startswith(("pytest", "solution")) for each in found)
                 or getattr(node, "module", "") == "pytest"
             ):
-                raise Unusable("the tests need pytest or the module 'solution'")
+                raise Unusable(_NEEDS_PYTEST)
             case ast.ClassDef(name=name) if name.startswith("Test"):
-                raise Unusable("the tests need pytest or the module 'solution'")
+                raise Unusable(_NEEDS_PYTEST)
             case ast.FunctionDef(name=name) if name.startswith("test"):
                 if node.decorator_list or node.args.args:
-                    raise Unusable("the tests need pytest or the module 'solution'")
+                    raise Unusable(_NEEDS_PYTEST)
                 called.append(f"{name}()")
         kept.append(node)
     module.body = kept
     if "*" in names:
-        raise Unusable("the tests need pytest or the module 'solution'")
+        raise Unusable(_NEEDS_PYTEST)
     try:
         tests = "\n".join([ast.unparse(module), *called])
     except RecursionError as error:
-        raise Unusable("the code or its tests are not Python 3") from error
+        raise Unusable(NOT_PYTHON) from error
     return {"kind": "asserts", "tests": tests}, names
 
 

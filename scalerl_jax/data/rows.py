@@ -16,7 +16,7 @@ from scalerl_jax.data.drafts import (
     worked_answer,
 )
 from scalerl_jax.data.files import Row
-from scalerl_jax.data.program_tests import read_tests
+from scalerl_jax.data.program_tests import NOT_PYTHON, read_tests
 from scalerl_jax.environments.judges.finding import last_boxed
 
 # Columns that state a problem whose `prompt` is code, first what states the most.
@@ -137,7 +137,7 @@ def _tested_function(code: str, asserts: str) -> str:
     try:
         solution, tests = ast.walk(ast.parse(code)), ast.walk(ast.parse(asserts))
     except (SyntaxError, ValueError) as error:
-        raise Unusable("the code or its tests are not Python 3") from error
+        raise Unusable(NOT_PYTHON) from error
     calls = [node.func for node in tests if isinstance(node, ast.Call)]
     called = {each.id for each in calls if isinstance(each, ast.Name)}
     defined = [node.name for node in solution if isinstance(node, ast.FunctionDef)]

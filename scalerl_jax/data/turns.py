@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 from scalerl_jax.data.drafts import Malformed, Unusable, from_text, is_filled
 from scalerl_jax.data.files import Row
 
+# Reasons for rows that are left out, which are counted by their texts.
+HAS_PICTURE = "the question has a picture, sound or film"
+_NO_CONTENT = "a message has no text 'content'"
 # Columns of pictures, films and sounds, and their placeholders in texts (verl, LLaVA).
 PICTURES = ("image", "images", "decoded_image", "video", "videos", "audio", "audios")
 _PICTURE = re.compile(r"<(?:image|video|audio)(?:[_ ]?\d+)?>")
@@ -49,7 +52,7 @@ def has_picture(text: str) -> bool:
 def check_no_pictures(row: Row) -> None:
     """Raise Unusable for a row that has a column of pictures, sounds or films."""
     if any(is_filled(row.get(name)) for name in PICTURES):
-        raise Unusable("the question has a picture, sound or film")
+        raise Unusable(HAS_PICTURE)
 
 
 def listed_tools(row: Row) -> list[Any]:
@@ -90,7 +93,7 @@ def read_turns(
         case _:
             raise Unusable("the prompt is not one turn of a user")
     if has_picture(text):
-        raise Unusable("the question has a picture, sound or film")
+        raise Unusable(HAS_PICTURE)
     return Turns(text, system, answer)
 
 
@@ -108,7 +111,7 @@ def read_conversation(given: Any) -> list[Turn] | None:
 def _turn(each: Any) -> Turn:
     """Read a turn; raise Unusable for a role that templates leave out in silence."""
     if not isinstance(each, dict):
-        raise Malformed("a message has no text 'content'")
+        raise Malformed(_NO_CONTENT)
     role = each.get("role") or each.get("from")
     calls = each.get("tool_calls") or each.get("function_call")
     if calls or role in ("tool", "function"):
@@ -120,7 +123,7 @@ def _turn(each: Any) -> Turn:
     if isinstance(content, list) and content:
         content = "\n".join(map(_part, content))
     if not isinstance(content, str):
-        raise Malformed("a message has no text 'content'")
+        raise Malformed(_NO_CONTENT)
     if not role:
         raise Unusable("a turn has no role")
     return Turn(_ROLES[str(role)], content, each)
@@ -132,5 +135,5 @@ def _part(part: Any) -> str:
         case {"type": "text", "text": str(text)}:
             return text
         case {"type": str(kind)} if re.match("image|video|audio|input_", kind):
-            raise Unusable("the question has a picture, sound or film")
-    raise Malformed("a message has no text 'content'")
+            raise Unusable(HAS_PICTURE)
+    raise Malformed(_NO_CONTENT)

@@ -38,6 +38,7 @@ from scalerl_jax.scaling.flags import (
     FITTING,
     INPUT,
     LAW,
+    LEVEL,
     LOSS_LAWS,
     NAME,
     PATH,
@@ -672,7 +673,7 @@ def _plan_one(curve: Curve, flags: Flags) -> scaling.Plan:
         "evaluations in a row outside the band that make an alarm (%(default)s)",
         default=DEFAULT_PATIENCE,
     ),
-    Flag("--level", SHARE, "level of the intervals (%(default)s)", default=0.9),
+    LEVEL,
     Flag(
         "--alarm-level",
         SHARE,

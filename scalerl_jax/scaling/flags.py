@@ -182,6 +182,7 @@ INPUT: Table = (
     ),
     Flag("--x-name", NAME, "what x is called in the output"),
 )
+LEVEL = Flag("--level", SHARE, "level of the intervals (%(default)s)", default=0.9)
 FITTING: Table = (
     Heading("fitting"),
     Flag(
@@ -205,7 +206,7 @@ FITTING: Table = (
         SWITCH,
         "take the standard errors as exact; implies --weighted",
     ),
-    Flag("--level", SHARE, "level of the intervals (%(default)s)", default=0.9),
+    LEVEL,
     Flag("--json", SWITCH, "print JSON"),
 )
 

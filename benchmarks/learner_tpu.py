@@ -28,8 +28,9 @@ from routing import Bench
 from scalerl_jax import config as config_lib
 from scalerl_jax.controller.mismatch import MismatchCheck
 from scalerl_jax.learner.forward import plain_scorer
-from scalerl_jax.learner.head import HEAD, HIDDEN, TOKENS, Head
+from scalerl_jax.learner.head import Head
 from scalerl_jax.learner.logprobs import token_logprobs
+from scalerl_jax.model.layers import HIDDEN, TABLE, TOKENS
 from scalerl_jax.model.sizes import ARCHITECTURES
 from scalerl_jax.model.transformer import head_weights
 from scalerl_jax.parallel.mesh import make_mesh
@@ -118,7 +119,7 @@ def _compiled_head(devices: list[Any], weights_dtype: str) -> str:
 
     arguments = (
         array((*rows, arch.hidden_size), jnp.bfloat16, HIDDEN),
-        array((arch.vocab_size, arch.hidden_size), jnp.float32, HEAD),
+        array((arch.vocab_size, arch.hidden_size), jnp.float32, TABLE),
         array(rows, jnp.int32, TOKENS),
         array(rows, jnp.float32, TOKENS),
     )

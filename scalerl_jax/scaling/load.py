@@ -455,8 +455,10 @@ def _cell_is(table: Table, cell: object, value: str) -> bool:
 
 def _split(table: Table, rows: list[Row], columns: _Columns) -> dict[str, list[Row]]:
     """Return the rows of each run that logs x and y."""
-    path = table.path
-    name = path.resolve().parent.name if path.stem in _PLAIN_NAMES else path.stem
+    path = table.path.absolute()  # "." has no name
+    name = path.name if path.is_dir() else path.stem
+    if name in _PLAIN_NAMES:
+        name = path.resolve().parent.name
     if not columns.group:
         return {name: rows}
     runs: dict[str, list[Row]] = {}

@@ -622,7 +622,7 @@ def _read_events(path: Path) -> Table:
     notes: dict[tuple[str, str], tuple[str, ...]] = {}
     damaged: list[str] = []
     for folder in folders:
-        run = str(folder.relative_to(path)) if folder != path else path.resolve().name
+        run = str(folder.relative_to(path)) if folder != path else path.absolute().name
         tags, found = read_series(folder)
         damaged += found
         # The notes on a run without scalars are shown with all other runs.

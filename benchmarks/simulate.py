@@ -42,6 +42,7 @@ from scalerl_jax.contract import Instructions, QueueClosed, ReplicaReport
 from scalerl_jax.controller.queue import Pacing
 from scalerl_jax.generation.replica_orders import ReplicaOrders
 from scalerl_jax.run.progress import Progress
+from scalerl_jax.sampler.warming import warm_up
 from scalerl_jax.simulate.lengths import Drawn, SimulatedLengths
 from scalerl_jax.simulate.outcome import SimulationOutcome
 from scalerl_jax.simulate.rates import Rates
@@ -623,13 +624,14 @@ def tiny_run(
     directory.mkdir(parents=True)
     run = wiring.make_run(config, directory, ledger, Progress())
     watch = Watch(run)
+    compile_first(run.generators)
     try:
         train(config, run, directory)
     finally:
         run.close()
     lines = (directory / "metrics.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
-    first = num_steps // 3  # compiled by then, and the queue is full
+    first = num_steps // 3  # the queue is full by then
     late, since, until = rows[first:], watch.applied[first - 1], watch.applied[-1]
     count = len(late)
     calls = [each for each in watch.calls if since <= each[0] < until]
@@ -666,6 +668,22 @@ def tiny_run(
     lengths = SimulatedLengths(limit=64, measured=measured)
     found = Simulation(scenario, rates, lengths).run().figures(first_step=first)
     return real, found
+
+
+def compile_first(generators: Any) -> None:
+    """Make the sampler compile all its programs before it starts.
+
+    Else a run compiles one when it pays, which may be in the steps that count: sampling
+    then stands still for a second or more, in which the learner uses up its groups.
+    """
+    start = generators.start
+
+    def start_compiled() -> None:
+        params, _ = generators._published
+        warm_up(generators._driver.sampler._pool, params)
+        start()
+
+    generators.start = start_compiled
 
 
 def main() -> None:

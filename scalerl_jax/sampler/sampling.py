@@ -165,7 +165,8 @@ def _rank_bound(scaled: Array, sampling: SamplingRows) -> Float[Array, " rows"]:
     masses = jnp.exp(scaled - scaled.max(axis=-1, keepdims=True))
     masses = jnp.where(keys >= kth[:, None], masses, 0.0)
     nucleus = _highest_bound(keys, masses, sampling.top_p * masses.sum(axis=-1))
-    bound = jnp.where(sampling.top_p < 1.0, nucleus, kth)
+    # The maximum is kth only if sums of all masses are rounded differently.
+    bound = jnp.where(sampling.top_p < 1.0, jnp.maximum(nucleus, kth), kth)
     sign = jnp.uint32(1 << 31)
     bits = jnp.where(bound >= sign, bound ^ sign, ~bound)
     return jax.lax.bitcast_convert_type(bits, jnp.float32)

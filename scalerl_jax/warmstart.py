@@ -60,7 +60,7 @@ from scalerl_jax.run.record import flatten
 from scalerl_jax.wiring import loading
 from scalerl_jax.wiring.devices import learner_pool, make_meshes
 from scalerl_jax.wiring.learning import check_trained, make_flops, make_learning_rates
-from scalerl_jax.wiring.sampling import make_tokenizer
+from scalerl_jax.wiring.sampling import constant_positions, make_tokenizer
 from scalerl_jax.wiring.supervision import (
     AnswerRows,
     RowOrder,
@@ -191,13 +191,11 @@ def _prepared(
     """Return the rows, with the settings for these devices, and seats on a cluster."""
     arch = wiring.make_architecture(config)
     check_trained(config, arch)
-    sequences = load_sequences(config, make_tokenizer(config, arch))
+    tokenizer, positions = make_tokenizer(config, arch), constant_positions(arch)
+    sequences = load_sequences(config, tokenizer, positions=positions)
     own = config.warmstart
     order = RowOrder(
-        len(sequences),
-        epochs=own.epochs,
-        batch_rows=own.batch_rows,
-        seed=config.seed,
+        len(sequences), epochs=own.epochs, batch_rows=own.batch_rows, seed=config.seed
     )
     config = supervised(config, num_steps=order.num_steps)
     if cluster is not None:

@@ -362,6 +362,22 @@ def test_what_is_no_answer_is_told(tmp_path, rows, caplog):
         load_sequences(changed(only), tokenizer)
 
 
+def test_rows_beyond_the_positions_of_a_dynamic_rope_are_left_out(tmp_path, rows):
+    """Its frequencies would change with every token there, and are constant here."""
+    base = shutil.copytree(BASE, tmp_path / "base")
+    values = json.loads((base / "config.json").read_text())
+    dynamic = {"rope_type": "dynamic", "factor": 2.0}
+    values |= {"rope_scaling": dynamic, "max_position_embeddings": 16}
+    (base / "config.json").write_text(json.dumps(values))
+    config = changed(rows, **{"model.checkpoint": str(base), "mesh.fsdp": 1})
+    _, found, _ = warmstart._prepared(config, None)
+    whole = load_sequences(config, load_tokenizer(BASE))
+    lengths = [len(each.tokens) for each in whole]
+    assert max(lengths) > 17 and min(lengths) <= 17
+    fitting = [length for length in lengths if length <= 17]
+    assert [len(each.tokens) for each in found.sequences] == fitting
+
+
 def test_answers_that_a_template_changes_later_are_sequences_of_one_row(
     tmp_path, caplog
 ):

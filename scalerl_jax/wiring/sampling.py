@@ -95,14 +95,20 @@ def check_positions(
 
     `of` names the model in the message.
     """
-    sampler = config.sampler
+    sampler, most = config.sampler, constant_positions(arch)
     longest = sampler.max_prompt_tokens + sampler.max_completion_tokens
-    if isinstance(arch.rope_scaling, DynamicScaling) and longest > arch.max_positions:
+    if most and longest > most:
         raise ValueError(
             f"sampler.max_prompt_tokens + sampler.max_completion_tokens = {longest} is "
-            f"more than the {arch.max_positions} positions of {of}, beyond which its "
-            f"rope of type 'dynamic' would change with every token; lower one of them"
+            f"more than the {most} positions of {of}, beyond which its rope of type "
+            f"'dynamic' would change with every token; lower one of them"
         )
+
+
+def constant_positions(arch: Architecture) -> int:
+    """Return the positions up to which a dynamic rope is constant; 0: no limit."""
+    dynamic = isinstance(arch.rope_scaling, DynamicScaling)
+    return arch.max_positions if dynamic else 0
 
 
 def _check_room(config: Config, phrase: int) -> None:

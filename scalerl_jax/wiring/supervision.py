@@ -136,8 +136,12 @@ def name_rows(given: ml_collections.ConfigDict, names: Sequence[str]) -> None:
     )
 
 
-def load_sequences(config: Config, tokenizer: Tokenizer) -> list[TrainSequence]:
+def load_sequences(
+    config: Config, tokenizer: Tokenizer, *, positions: int = 0
+) -> list[TrainSequence]:
     """Return what the rows of warmstart.rows have to teach, in their order.
+
+    What is longer than batch.row_tokens is left out, or than `positions` (0: no limit).
 
     Raises:
         ValueError: a file cannot be read, is of another tokenizer, has too many broken
@@ -145,7 +149,8 @@ def load_sequences(config: Config, tokenizer: Tokenizer) -> list[TrainSequence]:
     """
     found: list[TrainSequence] = []
     left_out, broken, without = Tally(), Tally(), Tally()
-    rows, longest = 0, config.batch.row_tokens + 1
+    rows, row_tokens = 0, config.batch.row_tokens
+    longest = min(row_tokens, positions or row_tokens) + 1
     for name in config.warmstart.rows:
         with naming("warmstart.rows"):
             for row in _answers(name, config, tokenizer, left_out, broken):

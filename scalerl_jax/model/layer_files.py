@@ -172,9 +172,8 @@ def read_windows(fields: Fields, family: Family, num_layers: int) -> tuple[int, 
         return (fields.integer("sliding_window"),) * num_layers
     assert isinstance(family.windows, int)
     if given is None:
-        named = ("sliding_window_pattern", "_sliding_window_pattern")
-        name = next((each for each in named if fields.values.get(each)), named[0])
-        every = fields.integer(name, family.windows)
+        # Of two names transformers reads this one, and writes the other.
+        every = fields.integer("sliding_window_pattern", family.windows)
         given = [_NEAR if each % every else _FULL for each in range(1, num_layers + 1)]
     if (
         not isinstance(given, list)

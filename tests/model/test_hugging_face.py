@@ -311,6 +311,17 @@ def test_a_field_that_is_left_out_has_transformers_default(tmp_path, name):
     assert len(compared) > 10
 
 
+def test_a_pattern_of_windows_is_read_by_the_name_that_transformers_reads(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    for name in ("sliding_window_pattern", "_sliding_window_pattern"):
+        values = PUBLISHED["gemma3-1b"] | {"sliding_window_pattern": None, name: 2}
+        values = {key: each for key, each in values.items() if each is not None}
+        (tmp_path / "config.json").write_text(json.dumps(values))
+        theirs = transformers.Gemma3TextConfig(**values).layer_types
+        windows = read_architecture(tmp_path).windows
+        assert [each == "sliding_attention" for each in theirs] == [*map(bool, windows)]
+
+
 def test_transformers_reads_a_gpt_oss_without_a_scaling_as_it_was_written():
     transformers = pytest.importorskip("transformers")
     arch = dataclasses.replace(ARCHITECTURES["gpt-oss-20b"], rope_scaling=None)

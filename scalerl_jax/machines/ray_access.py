@@ -166,7 +166,7 @@ def own_directory() -> Iterator[Path]:
     """
     given = os.environ.get(_PLACE) or tempfile.gettempdir()
     fits = len(given) + len(f"/{_PREFIX}12345678") <= _LONGEST_PLACE
-    beside = Path(given if fits else "/tmp")  # noqa: S108
+    beside = Path(given if fits else "/tmp")
     for left in beside.glob(f"{_PREFIX}????????/{_TOKEN_FILE}"):
         with contextlib.suppress(OSError), _locked(left.parent):
             shutil.rmtree(left.parent, ignore_errors=True)

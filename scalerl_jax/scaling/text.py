@@ -316,7 +316,7 @@ def ranking_text(runs: RunTable) -> str:
         return "not ranked: chip-hours of a CPU are wall time"
     return (
         "ranked by A; runs share a rank (=) where A differs by no more than their "
-        f"noise and a spread of {runs.run_sd:g} between runs of one recipe allow, or "
+        f"noise and a spread of {runs.run_sd:.2g} between runs of one recipe allow, or "
         f"by {runs.margin:g} at most. B at the shared A = "
         f"{runs.shared_asymptote:.4f} is of runs whose interval of A overlaps that of "
         "the highest"

@@ -39,7 +39,8 @@ def refuse_mixture(rows: list[Row], keys: list[float], key: str, y: str) -> None
         for i in range(1, len(keys))
         if keys[i] == keys[i - 1] and rows[i][1].get(y) != rows[i - 1][1].get(y)
     ]
-    if len(doubled) < 2 or 2 * len(doubled) < len(set(keys)):
+    steps = len({keys[i] for i in doubled})  # one that a run repeated often is one
+    if steps < 2 or 2 * steps < len(set(keys)):
         return
     told = [
         c

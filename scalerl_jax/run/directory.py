@@ -41,6 +41,8 @@ RUN_FILES = (
     LEDGER_FILE,
     CHECKPOINTS_FOLDER,
 )
+CONFIG_FILE = "config.json"  # settings and versions
+DATA_FILE = "data.json"  # what `keep_data_report` writes
 ENVIRONMENT_FILE = "environment.py"  # copy of the user's reward functions
 STATUS_FILE = "status.json"  # state of the run's processes
 ENDED_FILE = "ended.json"  # why a run ended before its last step; "": it goes on
@@ -96,7 +98,7 @@ def open_run_directory(
         else:
             path = local_directory(workdir)
             lock = held.enter_context(lock_directory(path))
-        config_file = path / "config.json"
+        config_file = path / CONFIG_FILE
         with _usable(config_file):
             record = new_record(json.loads(json.dumps(settings)))
             if config_file.exists():
@@ -234,7 +236,7 @@ def keep_data_report(directory: Path, report: dict[str, dict[str, Any]]) -> None
         ValueError: the run in the directory was started with other prompts.
         RuntimeError: the file cannot be written.
     """
-    file = directory / "data.json"
+    file = directory / DATA_FILE
     with _usable(file):
         if file.exists() and _run_files(directory):
             check_report(file, report)

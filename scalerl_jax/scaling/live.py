@@ -15,7 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from scalerl_jax.formats.reading import read_json
 from scalerl_jax.formats.remote import files_of_run
 from scalerl_jax.process.printing import clear_terminal, to_stdout
 from scalerl_jax.run.directory import why_ended
@@ -30,6 +29,7 @@ from scalerl_jax.scaling.checking import (
 from scalerl_jax.scaling.load import Selection, load_curve
 from scalerl_jax.scaling.plots import draw_status, to_png
 from scalerl_jax.scaling.records import CurveError, amount
+from scalerl_jax.scaling.run_settings import read_settings
 from scalerl_jax.scaling.text import show
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class Watch:
 def num_steps_of(path: Path) -> int | None:
     """Read the number of optimizer steps that a run will make; None: unknown."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        found = read_json(path / "config.json")["config"]["train"]["num_steps"]
+        found = read_settings(path)["train"]["num_steps"]
         if type(found) is int and 0 < found <= _MOST_STEPS:
             return found
     return None

@@ -28,12 +28,11 @@ import numpy as np
 from scalerl_jax.formats.reading import read_json
 from scalerl_jax.formats.remote import files_of_run
 from scalerl_jax.process.printing import to_stdout
-from scalerl_jax.run.directory import METRICS_FILE, ROLLOUTS_FILE
+from scalerl_jax.run.directory import CONFIG_FILE, METRICS_FILE, ROLLOUTS_FILE
 from scalerl_jax.scaling.checking import Status
 from scalerl_jax.scaling.live import Watch, num_steps_of
 from scalerl_jax.scaling.records import CurveError, amount
 from scalerl_jax.scaling.run_details import (
-    CONFIG_FILE,
     read_rollouts,
     read_training,
     training_x,

@@ -32,7 +32,7 @@ from scalerl_jax.scaling.records import (
     make_curve,
 )
 from scalerl_jax.scaling.resumed import settle
-from scalerl_jax.scaling.run_settings import evaluated, read_settings, recipe_of
+from scalerl_jax.scaling.run_settings import RunSettings, read_settings
 from scalerl_jax.scaling.tables import (
     EVALS_NAME,
     RUN_COLUMN,
@@ -281,6 +281,8 @@ def load_curves(
     runs = _split(table, _rows_asked(table, chosen), found)
     wide = chosen.wide or len(found.ys) > 1
     several = len(runs) > 1 or wide
+    directory = _directory_of(table)
+    evaluated = directory.evaluated() if directory else {}
     curves, unusable = [], []
     for (run, rows), y in itertools.product(runs.items(), found.ys):
         name = run
@@ -295,8 +297,12 @@ def load_curves(
             unusable.append(failure)
             continue
         values = [str(rows[0][1].get(column)) for column in found.group]
-        recipe, seed = ("", "") if wide else _recipe(table, values, found.group)
-        curve = dataclasses.replace(curve, name=shown(name), recipe=recipe, seed=seed)
+        recipe, seed = "", ""
+        if not wide:
+            recipe, seed = _recipe(table, values, found.group, directory)
+        curve = dataclasses.replace(
+            curve, name=shown(name), recipe=recipe, seed=seed, **evaluated
+        )
         curves.append(curve)
     if not curves:
         raise unusable[0]
@@ -374,7 +380,12 @@ def _on_a_cpu(table: Table, x: str) -> bool:
     return x.endswith(DEFAULT_X) and table.chip == "cpu"
 
 
-def _recipe(table: Table, run: Sequence[str], group: Sequence[str]) -> tuple[str, str]:
+def _recipe(
+    table: Table,
+    run: Sequence[str],
+    group: Sequence[str],
+    directory: RunSettings | None,
+) -> tuple[str, str]:
     """Return a text that is equal for runs that differ only in seed, and the seed.
 
     The text has the settings of a run directory without the seed, or the values of
@@ -386,16 +397,16 @@ def _recipe(table: Table, run: Sequence[str], group: Sequence[str]) -> tuple[str
     if seeds:  # a column of numbers with gaps has 0.0 for 0
         seed = ", ".join(value.removesuffix(".0") for value in seeds)
         return f"{table.path}: {', '.join(others)}", seed
-    folder = None if group else _folder_of(table)
-    return recipe_of(folder) if folder else ("", "")
+    return directory.recipe() if directory and not group else ("", "")
 
 
-def _folder_of(table: Table) -> Path | None:
-    """Return the run directory of a table; None for other files.
+def _directory_of(table: Table) -> RunSettings | None:
+    """Return the settings of a run directory; None for other files.
 
     Settings beside other files may not be those of each run in them.
     """
-    return table.path.parent if table.path.name == EVALS_NAME else None
+    own = table.path.name == EVALS_NAME
+    return RunSettings(table.path.parent) if own else None
 
 
 def _wide_columns(table: Table, chosen: Selection, found: _Columns) -> list[str]:
@@ -501,7 +512,6 @@ def _make(
     rates, y_name, read = _rates(part, y, chosen)
     is_wall_time = _on_a_cpu(part.table, x)
     wall = (WALL_TIME,) if is_wall_time else ()
-    folder = _folder_of(part.table)
     curve = make_curve(
         compute,
         rates,
@@ -528,7 +538,6 @@ def _make(
         ),
         is_wall_time=is_wall_time,
         chip=part.table.chip or "",
-        **(evaluated(folder) if folder else {}),
         last_step=last_step,
         samples_per_prompt=part.rows[-1][1].get(SAMPLES_COLUMN),
         constants={n: part.constant(c) for n, c in columns.constants.items()},

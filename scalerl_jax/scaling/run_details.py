@@ -15,13 +15,12 @@ import numpy as np
 
 from scalerl_jax.formats.bounded import check_regular, last_lines, open_regular
 from scalerl_jax.formats.reading import parse_json, read_json
-from scalerl_jax.run.directory import METRICS_FILE, ROLLOUTS_FILE
+from scalerl_jax.run.directory import CONFIG_FILE, METRICS_FILE, ROLLOUTS_FILE
 from scalerl_jax.run.record import flatten
 from scalerl_jax.scaling.records import DEFAULT_X, Array
 from scalerl_jax.scaling.tables import LEDGER_NAME, STEP_COLUMN, is_step
 from scalerl_jax.scaling.text import Cells, Sheet, cut
 
-CONFIG_FILE = "config.json"
 MOST_BYTES = 4 * 2**20  # read of a settings file, a row, and each end of the rollouts
 MOST_ROWS = 2_000  # of metrics.jsonl, at even distances
 LARGEST = 1e30  # value that is drawn

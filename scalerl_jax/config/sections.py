@@ -418,6 +418,11 @@ class SamplerConfig:
         "the dtype of the layers' matrices; model: model.sampler_dtype; int8: "
         "integers, and a scale per output; dense models; model/quantized.py",
     )
+    prefix_cache: bool = setting(
+        True,
+        "prompts that begin alike, and the turns of an episode, share pages of the KV "
+        "cache; never in synchronous runs (queue.max_staleness=0)",
+    )
     kv_on_update: Literal["keep", "recompute"] = setting(
         "keep", "keep or recompute the KV cache of running sequences at new params"
     )

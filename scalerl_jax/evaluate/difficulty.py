@@ -71,6 +71,7 @@ _WITHOUT_EFFECT = frozenset(
         "sampler.cache_tokens",
         "sampler.page_size",
         "sampler.attention",
+        "sampler.prefix_cache",
         "sampler.kv_on_update",
         "sampler.length_stages",
         "sampler.temperature",

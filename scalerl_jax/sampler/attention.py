@@ -35,8 +35,8 @@ _BLOCK_TOKENS = 128  # tokens of each sequence in one step of `over_pages`
 class Chunk:
     """Prompt tokens of one or several sequences, one after the other.
 
-    Only the first sequence may have tokens in the cache already, and only the last
-    may continue in a later chunk.
+    The first sequence may have tokens in the cache already, and others the same ones,
+    in the same pages.  Only the last may continue in a later chunk.
     """
 
     tokens: Int[AnyArray, " C"]
@@ -295,7 +295,10 @@ class CachedAttention(abc.ABC):
         near: Near | None = None,
         sinks: Array | None = None,
     ) -> Float[Array, "C heads dim"]:
-        """Return a chunk's attention to itself and to its first sequence's past."""
+        """Return a chunk's attention to itself and to its first sequence's past.
+
+        Sequences that begin where the first one does share its past.
+        """
         length, heads, dim = q.shape
         grouped = q.reshape(length, new.keys.shape[1], -1, dim)
         order = jnp.arange(length)
@@ -303,6 +306,8 @@ class CachedAttention(abc.ABC):
             order[:, None] >= order
         )
         first, table, past = None, chunk.table[:1], chunk.positions[:1]
+        begins = chunk.positions[chunk.query_starts[jnp.maximum(chunk.segments - 1, 0)]]
+        share = (begins == past) & (chunk.segments > 0)
         if near is not None:
             allowed &= near.sees(chunk.positions)
             first = near.first(chunk.positions)[None]
@@ -332,7 +337,7 @@ class CachedAttention(abc.ABC):
             pages,
             table,
             past,
-            (chunk.segments == 1)[None],
+            share[None],
             (highest[None], shares.sum(axis=-1)[None], mixed[None]),
             first,
             cap=self._cap,

@@ -63,10 +63,17 @@ class _Seat:
 class PagePool:
     """The pages of an engine, on the devices and in the books."""
 
-    def __init__(self, engine: Engine) -> None:
-        """Make the engine's pages, all of them free."""
+    def __init__(self, engine: Engine, *, prefix_cache: bool = True) -> None:
+        """Make the engine's pages, all of them free.
+
+        `prefix_cache`: sequences of a scheduler that begin alike share pages.  Not in
+        rings, nor if experts are reported, which pages do not hold.
+        """
         settings = engine.settings
         self.engine = engine
+        self.prefix_cache = (
+            prefix_cache and not settings.ring_pages and not settings.report_experts
+        )
         self.pages: tuple[Any, ...] = engine.init_pages()
         self._rings = PageLedger(settings.pages_in_rings)
         self._whole = PageLedger(settings.num_pages, first=settings.pages_in_rings)

@@ -146,6 +146,7 @@ class SamplerStats:
     calls: int = 0  # calls of `generate`
     chunks: int = 0  # prefill chunks
     prefilled_tokens: int = 0
+    prefix_hit_tokens: int = 0  # of prompts, found in the cache
     prefill_context: int = 0  # sum of tokens attended to in prefill and recomputation
     prefixes_dropped: int = 0  # because the version changed, or pages ran out
     suspended: int = 0  # sequences that gave up their pages for a while
@@ -208,6 +209,7 @@ class Sample:
     num_tokens: int = 0  # of the completion, in results that the host has read
     in_flight: int = 0  # most tokens that calls not yet read may add
     row: Any = None  # a suspended sample's `SlotRows` row
+    cached_version: int | None = None  # of all its keys and values
     turn: Completion | None = None  # a resumed sample's completion so far
     begun: int = 0  # tokens of the completion that existed when it was queued
     stops: StopWatch | None = None  # set if the request has stop strings

@@ -9,6 +9,9 @@ pages, and later continues from its own tokens, whose keys and values are comput
 again.  The oldest sample is never suspended for another one of its scheduler, so that
 at least one always ends.  Schedulers share the pages of a `pool.PagePool`.
 
+Full pages are found again by the tokens in them, at the same version: those of a prompt
+that begins like another one, and of an earlier turn (`pages`).
+
 The file is above 400 lines: slots, pages and prefill chunks are assigned together.
 """
 
@@ -32,7 +35,7 @@ from scalerl_jax.sampler.decoding import (
     first_row,
 )
 from scalerl_jax.sampler.engine import MAX_SEQUENCES, Engine, empty_chunk
-from scalerl_jax.sampler.pages import Need, Prefix, SequencePages
+from scalerl_jax.sampler.pages import Need, Prefix, SequencePages, page_digests
 from scalerl_jax.sampler.pool import PagePool
 from scalerl_jax.sampler.protocol import check_version
 from scalerl_jax.sampler.requests import (
@@ -183,7 +186,8 @@ class Scheduler:
     ) -> None:
         """Queue a sample again, before new ones; see `protocol.Sampler`.
 
-        It has no slot or pages any more: all its tokens are prefilled again.
+        It has no slot any more.  Those of its tokens whose pages are not found in the
+        cache are prefilled again.
         """
         sample = resume_sample(
             request, turn, appended, self._settings, self._detokenizer
@@ -221,6 +225,7 @@ class Scheduler:
         self._waiting.clear()
         for slot in list(self._running):
             self._leave(slot)
+        self.pages.forget()
         self._ended = []
         self._pool.leave(self)
 
@@ -231,7 +236,9 @@ class Scheduler:
         """
         params = self._engine.load_params(params)
         check_version(version, last=self._version)
-        self._updated |= version != self._version
+        if version != self._version:
+            self._updated = True
+            self.pages.forget()
         self._params, self._version = params, version
 
     def step(self) -> list[Completion]:
@@ -258,6 +265,8 @@ class Scheduler:
         ]
         while self._prefill(params, prefixes, again=True):
             pass
+        for sample in self._running.values():
+            sample.cached_version = self._version
 
     def _prefill(
         self, params: PyTree, prefixes: list[Prefix], *, again: bool = False
@@ -272,6 +281,9 @@ class Scheduler:
                     if prefix.place is not None:
                         prefix.experts.append((experts, prefix.place))
             self._stats.note_prefill(chunk, again=again)
+        for prefix in prefixes:
+            full = prefix.done // self._settings.page_size
+            self.pages.know(prefix.pages, prefix.digests[:full])
         return chunk is not None
 
     # -- from waiting to running ------------------------------------------------------
@@ -284,6 +296,8 @@ class Scheduler:
         """
         while self._waiting and self._free:
             begun = self._begin_prefixes(version)
+            for _, prefix in begun:
+                self._find_again(prefix)
             self._prefill(params, [prefix for _, prefix in begun])
             self._place()
             due = any(entry.at_once and not prefix.ready for entry, prefix in begun)
@@ -303,19 +317,40 @@ class Scheduler:
                 break
             slots -= len(entry.samples)
             if entry.prefix is None:
-                count = self._settings.pages_for(len(entry.tokens))
+                prefix = Prefix(
+                    tokens=entry.tokens,
+                    pages=[],
+                    version=version,
+                    digests=self._digests(entry.tokens),
+                )
+                self._find_again(prefix)
+                held = len(prefix.pages)
+                missing = self._settings.pages_for(len(entry.tokens)) - held
                 # Keep pages for its first sample, and one for each running sample.
                 own = entry.own_pages(self._settings, self.pages)
-                need = self.pages.need(0, count) + own
+                need = self.pages.need(held, missing) + own
                 if not self._find(need, alone=not (self._running or begun)):
+                    self.pages.release(prefix.pages)
                     break
-                entry.prefix = Prefix(
-                    tokens=entry.tokens,
-                    pages=self.pages.take(0, count),
-                    version=version,
-                )
+                prefix.pages += self.pages.take(held, missing)
+                entry.prefix = prefix
             begun.append((entry, entry.prefix))
         return begun
+
+    def _digests(self, tokens: np.ndarray) -> list[bytes]:
+        """Return the digests of pages that may be found again."""
+        size = self._settings.page_size
+        return page_digests(tokens, size) if self._pool.prefix_cache else []
+
+    def _find_again(self, prefix: Prefix) -> None:
+        """Give a prefix that has nothing in the cache yet the pages that are found."""
+        found = [] if prefix.done else self.pages.find(prefix.digests)
+        if found:
+            count, own = len(found), prefix.pages[: len(found)]
+            prefix.pages[:count] = self.pages.share(found)
+            self.pages.release(own)
+            prefix.done = count * self._settings.page_size
+            self._stats.prefix_hit_tokens += prefix.done
 
     def _find(self, own: Need, *, alone: bool, keep: _Waiting | None = None) -> bool:
         """Return whether a new sample's own pages are free; see `PagePool.find`.
@@ -387,6 +422,7 @@ class Scheduler:
             copied.append(whole)  # the partly filled one
         if sample.prompt_experts is None:  # a resumed sample keeps its first ones
             sample.prompt_experts = entry.prefix.experts
+        sample.cached_version = entry.prefix.version
         self._running[slot] = sample
         copies = [(held[place], sample.pages[place]) for place in copied]
         return _Placed(slot=slot, sample=sample, copies=copies)
@@ -515,6 +551,9 @@ class Scheduler:
     def _leave(self, slot: int) -> Sample:
         heapq.heappush(self._free, slot)
         sample = self._running.pop(slot)
+        if sample.cached_version == self._version:
+            # A call writes no keys and values of the last two tokens of an ended one.
+            self.pages.know(sample.pages, self._digests(sample.tokens()[:-2]))
         self.pages.release(sample.pages)
         sample.pages = []
         return sample
@@ -580,21 +619,26 @@ def _insertion(engine: Engine, placed: list[_Placed]) -> dict[str, Any]:
 def fill_chunk(engine: Engine, prefixes: Sequence[Prefix]) -> Chunk | None:
     """Return a chunk of the prefixes' next tokens; None: all are done.
 
-    The tokens are counted as done.  A prefix with cached tokens comes first, since a
-    chunk can attend only to the cached tokens of its first sequence.
+    The tokens are counted as done.  A prefix with cached tokens comes first, and those
+    that share them with it, since a chunk can attend only to the cached tokens of its
+    first sequence; then come prefixes without any.
     """
     for prefix in prefixes:
         prefix.place = None
     open_ones = [prefix for prefix in prefixes if not prefix.ready]
     open_ones.sort(key=lambda prefix: prefix.done == 0)
-    wanted = sum(len(prefix.tokens) - prefix.done for prefix in open_ones)
+    page_size = engine.settings.page_size
+    together = [
+        each for each in open_ones if _go_together(open_ones[0], each, page_size)
+    ]
+    wanted = sum(len(prefix.tokens) - prefix.done for prefix in together)
     if not wanted:
         return None
     (size,) = engine.chunk_sizes.choose(wanted)
     chunk = empty_chunk(engine.settings, size)
     filled, count = 0, 0
-    for prefix in open_ones[:MAX_SEQUENCES]:
-        if filled == size or (prefix.done and count):
+    for prefix in together[:MAX_SEQUENCES]:
+        if filled == size:
             break
         here = min(len(prefix.tokens) - prefix.done, size - filled)
         places = slice(filled, filled + here)
@@ -609,3 +653,13 @@ def fill_chunk(engine: Engine, prefixes: Sequence[Prefix]) -> Chunk | None:
         chunk.query_starts[count:] = filled
     chunk.num_sequences[0] = count
     return chunk
+
+
+def _go_together(first: Prefix, other: Prefix, page_size: int) -> bool:
+    """Return whether a prefix has no cached tokens, or those of the first one."""
+    pages, rest = divmod(other.done, page_size)
+    return other is first or (
+        other.done in (0, first.done)
+        and not rest
+        and other.pages[:pages] == first.pages[:pages]
+    )

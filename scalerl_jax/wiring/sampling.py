@@ -371,7 +371,10 @@ def make_thread(
     ]
     make_samples = make_samples_of(config, "train", config.batch.group_size)
     judging, budget = make_judging(config, tokenizer), make_length_budget(config)
-    pages = PagePool(engine)  # of training, evaluations and the probe
+    # Of training, evaluations and the probe.  What is in the cache when a synchronous
+    # run ends is gone when it resumes, bit for bit, and other programs round otherwise.
+    asynchronous = config.queue.max_staleness > 0
+    pages = PagePool(engine, prefix_cache=config.sampler.prefix_cache and asynchronous)
     evaluator = make_evaluator(
         config, pages, held_out, tokenizer, verifiers[1], parts.progress
     )

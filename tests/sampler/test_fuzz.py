@@ -1,7 +1,7 @@
 """Random schedules on few slots and fewer pages, against the slow sampler.
 
-Requests come in groups, some of them hold a token that is not a number, some are
-cancelled, and the weights change on the way.
+Requests come in groups, some begin like earlier ones, some of them hold a token that is
+not a number, some are cancelled, and the weights change on the way.
 """
 
 import os
@@ -65,6 +65,11 @@ class Schedule:
         rng, number = self.rng, len(self.requests)
         length = int(rng.choice([1, 2, 4, 5, rng.integers(1, 21), 20]))
         tokens = rng.integers(0, BROKEN, length)
+        if number and rng.random() < 0.5:  # it begins like an earlier one
+            earlier = self.requests[rng.integers(number)].tokens
+            same = min(length, rng.integers(len(earlier) + 1))
+            if BROKEN not in earlier[:same] or rng.random() < 0.2:
+                tokens[:same] = earlier[:same]
         if rng.random() < 0.15:
             tokens[rng.integers(length)] = BROKEN
         samples = int(rng.choice([1, 2, 3, 6]))

@@ -187,21 +187,23 @@ def test_decoding_in_int8_equals_plain_attention_on_one_device_and_on_two(monkey
 
 def test_chunks_equal_plain_attention_on_one_device_and_on_two():
     cached = normal(PAGES * SIZE, KV), normal(PAGES * SIZE, KV)
-    # 4 tokens after 9, 20 whole, 10 whose prompt goes on, and padding.
-    counts, past, size = (4, 20, 10), (9, 0, 0), 40
-    segments = np.repeat([1, 2, 3, 0], [*counts, size - sum(counts)])
+    # 4 tokens after 8, 3 after the same 8, 20 whole, 10 that go on, and padding.
+    counts, past, size = (4, 3, 20, 10), (8, 8, 0, 0), 40
+    segments = np.repeat([1, 2, 3, 4, 0], [*counts, size - sum(counts)])
+    table = TABLE.copy()
+    table[1, 0] = table[0, 0]
     order = np.concatenate(
         [np.arange(n) + p for n, p in zip(counts, past, strict=True)]
     )
-    starts = np.cumsum([0, *counts, 0, 0])
+    starts = np.cumsum([0, *counts, 0])
     chunk = Chunk(
         tokens=jnp.zeros(size, jnp.int32),
         positions=jnp.asarray(np.pad(order, (0, size - order.size)), jnp.int32),
         segments=jnp.asarray(segments, jnp.int32),
-        table=jnp.asarray(np.pad(TABLE, ((0, 1), (0, 0)))),
+        table=jnp.asarray(np.pad(table, ((0, 1), (0, 0)))),
         query_starts=jnp.asarray(starts, jnp.int32),
-        lengths=jnp.array([13, 20, 10, 0, 0], jnp.int32),
-        num_sequences=jnp.array([3], jnp.int32),
+        lengths=jnp.array([12, 11, 20, 10, 0], jnp.int32),
+        num_sequences=jnp.array([4], jnp.int32),
     )
     q, k, v = (normal(size, heads) for heads in (HEADS, KV, KV))
 
@@ -209,8 +211,8 @@ def test_chunks_equal_plain_attention_on_one_device_and_on_two():
         return attention.chunk(full_pages(attention, *cached), q, k, v, chunk)
 
     (plain, _), (one, pages), (two, cut), (shared, copied) = four(prefill)
-    np.testing.assert_allclose(one[:34], plain[:34], atol=1e-5)
-    np.testing.assert_array_equal(one[34:], 0.0)
+    np.testing.assert_allclose(one[:37], plain[:37], atol=1e-5)
+    np.testing.assert_array_equal(one[37:], 0.0)
     np.testing.assert_array_equal(two, one)
     np.testing.assert_array_equal(shared, one)
     np.testing.assert_array_equal(cut.heads, pages.heads)

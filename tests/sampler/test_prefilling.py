@@ -50,12 +50,27 @@ def test_a_chunk_takes_one_past_only(bench):
     begun = [prefix(0, 20, [0]), prefix(100, 20, [1]), prefix(200, 2, [2])]
     begun[0].done, begun[1].done = 15, 16
     first = fill_chunk(bench.engine, begun)
-    assert first.num_sequences.tolist() == [1]
-    assert first.tokens[:5].tolist() == [15, 16, 17, 18, 19]
+    assert first.num_sequences.tolist() == [2]
+    assert first.tokens[:7].tolist() == [15, 16, 17, 18, 19, 200, 201]
+    assert first.positions[:7].tolist() == [15, 16, 17, 18, 19, 0, 1]
     second = fill_chunk(bench.engine, begun)
-    assert second.tokens[:6].tolist() == [116, 117, 118, 119, 200, 201]
-    assert second.positions[:6].tolist() == [16, 17, 18, 19, 0, 1]
+    assert second.num_sequences.tolist() == [1]
+    assert second.tokens[:4].tolist() == [116, 117, 118, 119]
     assert fill_chunk(bench.engine, begun) is None
+
+
+def test_prompts_with_the_same_pages_share_a_chunk_by_hand(bench):
+    """Of three with 8 tokens in the cache, the second has them in pages of its own."""
+    pages = [[4, 5, 0], [6, 7, 1], [4, 5, 2], [3]]
+    begun = [prefix(0, 11, pages[0]), prefix(0, 10, pages[1]), prefix(0, 9, pages[2])]
+    for each in begun:
+        each.done = 8
+    first = fill_chunk(bench.engine, [*begun, prefix(50, 2, pages[3])])
+    assert first.tokens[:6].tolist() == [8, 9, 10, 8, 50, 51]
+    assert first.positions[:6].tolist() == [8, 9, 10, 8, 0, 1]
+    assert first.table[:3, :3].tolist() == [[4, 5, 0], [4, 5, 2], [3, 0, 0]]
+    assert first.lengths[:3].tolist() == [11, 9, 2]
+    assert fill_chunk(bench.engine, begun).tokens[:3].tolist() == [8, 9, 0]
 
 
 @pytest.mark.parametrize(

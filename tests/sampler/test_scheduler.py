@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from scalerl_jax.sampler.pool import PagePool
+
 PROMPT = [4, 1, 9, 2]
 RNG = np.random.default_rng(7)
 LONG = RNG.integers(0, 13, 20)
@@ -104,6 +106,35 @@ def test_pages_follow_the_tokens_that_are_held(bench, talkative_params):
             assert least <= len(sample.pages) <= most
             assert len(set(sample.pages)) == len(sample.pages)
     assert steps > 8
+    bench.assert_idle(scheduler)
+
+
+def test_a_prompt_gets_the_pages_of_one_that_begins_alike(bench, random_params):
+    """By hand, with pages of 4 and chunks of 16 tokens; the last one is decoded."""
+    params, other = random_params(0), LONG[::-1]
+    requests = [
+        bench.request(0, LONG),  # 16 in a chunk, then 3
+        bench.request(1, [*LONG[:14], 1, 2, 3, 4]),  # 3 pages and 5 tokens
+        bench.request(2, [*LONG[:4], *other[:2]]),  # 1 page and 1 token
+        bench.request(3, other),
+    ]
+    scheduler = bench.scheduler(*requests)
+    found = bench.finish(scheduler, params)
+    bench.assert_same(found, bench.expected(params, *requests))
+    stats = scheduler.stats
+    assert (stats.prefix_hit_tokens, stats.prefilled_tokens) == (16, 19 + 5 + 1 + 19)
+    # Again: all 4 full pages of the first; nothing of another version, or without.
+    scheduler.submit(bench.request(4, LONG))
+    found = bench.finish(scheduler, params)
+    assert (stats.prefix_hit_tokens, stats.prefilled_tokens) == (32, 44 + 3)
+    scheduler.submit(bench.request(4, LONG))
+    bench.finish(scheduler, params, version=1)
+    assert (stats.prefix_hit_tokens, stats.prefilled_tokens) == (32, 47 + 19)
+    without = bench.scheduler(
+        *requests, pool=PagePool(bench.engine, prefix_cache=False)
+    )
+    bench.assert_same(bench.finish(without, params), bench.expected(params, *requests))
+    assert without.stats.prefix_hit_tokens == 0
     bench.assert_idle(scheduler)
 
 
@@ -299,7 +330,7 @@ def test_a_half_made_prompt_is_made_again_for_new_weights(bench, talkative_param
     old, new = talkative_params(0), talkative_params(2)
     # 18 greedy tokens would do; anything that runs for a few calls.
     running = bench.request(2, LONG[:16], num_samples=1, limits=None, temperature=0.0)
-    late = bench.request(5, LONG, num_samples=3)
+    late = bench.request(5, LONG[::-1], num_samples=3)
     scheduler = bench.scheduler(running)
     found = step(scheduler, old, version=0)
     scheduler.submit(late)

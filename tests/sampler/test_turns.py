@@ -249,15 +249,17 @@ def test_episodes_are_those_of_the_slow_sampler_and_of_the_whole_sequence(
 def test_turns_at_other_versions_see_the_weights_of_their_own(
     any_bench, talkative_params, mode
 ):
-    """Every step has other weights; what is prefilled has those of its resumption."""
+    """Other weights every third step; a turn goes on with those of its resumption."""
     bench, of_version = any_bench, [talkative_params(n) for n in range(3)]
     requests = [
-        bench.request(number, [number, 4, 7], num_samples=2, limits=None, stop=("a",))
+        bench.request(
+            number, [4, 7, 4, 7, 4, 7, number], num_samples=2, limits=None, stop=("a",)
+        )
         for number in range(4)
     ]
     sampler = bench.scheduler(detokenizer=LETTERS, kv_on_update=mode)
     episodes = Episodes(sampler, requests, lambda version: of_version[version % 3])
-    found = episodes.run(range(200))
+    found = episodes.run([step // 3 for step in range(600)])
     bench.assert_idle(sampler)
     turns = [each for each in found.values() if len(set(each.versions.tolist())) > 1]
     assert len(found) == 8 and len(turns) > 3

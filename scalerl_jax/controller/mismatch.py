@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Float
 
-from scalerl_jax.batching.packing import TrainSequence, pack
+from scalerl_jax.batching.assembly import Pack
+from scalerl_jax.batching.packing import TrainSequence
 from scalerl_jax.contract import State
 from scalerl_jax.sampler.requests import Completion
 from scalerl_jax.types import PackedBatch, Prompt
@@ -53,9 +54,7 @@ class MismatchCheck:
     """A comparison of sampled tokens' log-probabilities with the learner's."""
 
     score: Callable[[State, PackedBatch], Float[np.ndarray, "M R S"]]
-    row_tokens: int
-    rows_per_microbatch: int
-    row_segments: int  # the learner's attention may know no more
+    pack: Pack  # as for a train step: a prompt may be computed once for its completions
     max_mismatch_nats: float  # the largest mean difference that `require` accepts
 
     def require(
@@ -92,12 +91,7 @@ class MismatchCheck:
         self, state: State, sampled: Sequence[tuple[Prompt, Completion]]
     ) -> Mismatch:
         """Return the difference; `sampled` was sampled with the params of `state`."""
-        batch = pack(
-            [as_sequence(prompt, completion) for prompt, completion in sampled],
-            row_tokens=self.row_tokens,
-            rows_per_microbatch=self.rows_per_microbatch,
-            row_segments=self.row_segments,
-        ).batch
+        batch = self.pack([as_sequence(*each) for each in sampled]).batch
         mask = np.asarray(batch.mask)
         difference = self.score(state, batch)[mask] - batch.behavior_logprobs[mask]
         difference = difference.astype(np.float64)

@@ -119,7 +119,7 @@ def plain_scorer(
 ) -> Callable[[PyTree, PackedBatch], Float[np.ndarray, "M R S"]]:
     """Return a function (params, batch) -> log-probabilities in nats, [M, R, S].
 
-    It compares samplers with the learner, takes batches of `packing.pack`, and is
+    It compares samplers with the learner, takes the batches of a train step, and is
     compiled at the first call, for the devices of the params.
     """
     # On every device, so that every process can read the whole of it.

@@ -145,9 +145,7 @@ class RunBooks:
         pool = learner_pool(config)
         mismatch = MismatchCheck(
             score=learner.score,
-            row_tokens=config.batch.row_tokens,
-            rows_per_microbatch=config.batch.rows_per_microbatch,
-            row_segments=config.batch.packed_segments,
+            pack=self.assemble.pack,
             max_mismatch_nats=config.train.max_mismatch_nats,
         )
         in_loop = InLoop(

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 import small_run
 
+from scalerl_jax.controller.mismatch import as_sequence
 from scalerl_jax.learner.forward import plain_scorer
 from scalerl_jax.wiring.learning import make_forward
 
@@ -62,6 +63,25 @@ def test_two_programs_on_one_version_agree(run, params):
         "mismatch/tokens": found.tokens,
     }
     assert compare(run, *params, require=True) == found  # always the same prompts
+
+
+def test_prompts_that_are_computed_once_agree_too(tmp_path):
+    """In the layout of the train step, and over two devices."""
+    config = small_run.make_config(
+        {
+            "batch.shared_tokens": 48,
+            "batch.own_tokens": 288,
+            "mesh.data": 2,
+            "train.max_mismatch_nats": LIMIT,
+        }
+    )
+    with small_run.built(config, tmp_path) as run:
+        sampler = run.learner.publish(run.state).params
+        found = compare(run, run.state.params, sampler)
+        sampled = run.generators.probe(sampler)
+        batch = run.mismatch.pack([as_sequence(*each) for each in sampled]).batch
+    assert batch.sharing is not None and batch.mask.sum() == found.tokens > 50
+    assert 0.0 < found.mean_abs < 1e-5
 
 
 def test_two_programs_in_bfloat16_agree_on_average(tmp_path):

@@ -269,9 +269,9 @@ def test_the_check_at_the_start_tells_what_replay_leaves_of_the_difference():
     mesh = make_mesh(jax.devices()[:1])
     check = MismatchCheck(
         score=plain_scorer(forward(mesh)),
-        row_tokens=16,
-        rows_per_microbatch=1,
-        row_segments=1,
+        pack=functools.partial(
+            pack, row_tokens=16, rows_per_microbatch=1, row_segments=1
+        ),
         max_mismatch_nats=1e-4,
     )
     state = jax.device_put(params(), jax.NamedSharding(mesh, jax.P()))

@@ -246,9 +246,7 @@ def test_no_row_has_more_segments_than_attention_is_told_of(packing, segments):
 
     check = MismatchCheck(
         score=score,
-        row_tokens=config.batch.row_tokens,
-        rows_per_microbatch=1,
-        row_segments=config.batch.packed_segments,
+        pack=make_pack(config, ARCH)[0],
         max_mismatch_nats=0.1,
     )
     sampled = [(prompt, completion_of(length)) for length in (3, 4, 5, 6)]

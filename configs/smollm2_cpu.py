@@ -46,8 +46,9 @@ def get_config(checkpoint: str = "") -> ml_collections.ConfigDict:
     config.sampler.max_prompt_tokens = 176
     config.sampler.max_completion_tokens = 6
     config.sampler.tokens_per_call = 3
-    # One page holds a whole sequence, so that there are few programs to compile.
-    config.sampler.page_size = 192
+    # The examples, 82 tokens before each question, fill two pages, which all prompts
+    # share.
+    config.sampler.page_size = 40
     config.sampler.prefill_tokens = 256
     config.sampler.slots = 96
     config.batch.num_prompts = 6

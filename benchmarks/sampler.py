@@ -174,12 +174,39 @@ def memory(bench: Bench) -> Line:
     return line
 
 
+def prefix(bench: Bench) -> Line:
+    """Measure what the prefix cache saves."""
+    lines = {
+        workload: bench.ours("prefix", workload) for workload in bench.options.workloads
+    }
+    print("\n### Prefix cache: prompts that begin alike, turns of conversations\n")
+    print("| | | tokens prefilled, found | seconds without | with | ratio |")
+    print("|---|---|---|---|---|---|")
+    for workload, line in lines.items():
+        of_kind: dict[str, list[Line]] = {}
+        for row in line["rows"]:  # first without
+            of_kind.setdefault(row["kind"], []).append(row)
+        for kind, (without, cached) in of_kind.items():
+            before, after = (
+                statistics.median(timing["seconds"] for timing in row["timings"])
+                for row in (without, cached)
+            )
+            stats = cached["stats"]
+            print(
+                f"| {workload} | {kind} | {stats['prefilled_tokens']:,}, "
+                f"{stats['prefix_hit_tokens']:,} | {before:.2f} | {after:.2f} "
+                f"| {before / after:.2f} |"
+            )
+    return lines
+
+
 SECTIONS: dict[str, Section] = {
     "peers": peers,
     "head": head,
     "update": update,
     "host": host,
     "memory": memory,
+    "prefix": prefix,
 }
 
 

@@ -2,13 +2,14 @@
 
     python benchmarks/sampler_ours.py weights --workload=W1 --weights=DIR
     python benchmarks/sampler_ours.py contender --workload=W1 --weights=DIR
-    python benchmarks/sampler_ours.py head|update|host|memory ...
+    python benchmarks/sampler_ours.py head|update|host|memory|prefix ...
 
 Every command prints one JSON line; `sampler.py` runs them and prints the tables.
 """
 
 import argparse
 import dataclasses
+import functools
 import gzip
 import itertools
 import json
@@ -53,6 +54,10 @@ SETTLING_CALLS = 4  # the first ones prefill all slots at once
 UPDATE_SETTLING, UPDATE_CALLS = 3, 24  # calls of one run
 MEMORY_CONTEXTS = tuple(2**power for power in range(10, 16))  # tokens
 MAX_TRACE_EVENTS = 1_000_000  # the profiler drops further ones
+# Of `prefix`, in tokens: a beginning that prompts share, and what is each one's own;
+# and the turns of a conversation, with as many tokens said between two of them.
+PREFIX_PROMPTS, PREFIX_SHARED, PREFIX_OWN, PREFIX_NEW = 64, 480, 32, 16
+PREFIX_CHATS, PREFIX_TURNS = 16, 8
 
 
 def make_engine(
@@ -371,6 +376,80 @@ def measure_memory(options: argparse.Namespace) -> None:
     ours.show(dict(rows=rows))
 
 
+def measure_prefix(options: argparse.Namespace) -> None:
+    """Measure seconds with and without the prefix cache, in turns."""
+    arch = ours.architecture(options.workload)
+    params = load_params(options.weights, arch, dtype=jnp.float32)
+    engine = make_engine(
+        arch,
+        params,
+        slots=16,
+        max_prompt_tokens=PREFIX_SHARED + PREFIX_OWN,
+        max_completion_tokens=PREFIX_NEW,
+        prefill_tokens=PREFIX_SHARED + PREFIX_OWN,
+        **knobs(options),
+    )
+    stats: dict[tuple[str, bool], Any] = {}
+
+    def run(kind: str, cached: bool) -> int:
+        scheduler = Scheduler(PagePool(engine, prefix_cache=cached))
+        scheduler.load(params, 0)
+        rng = np.random.default_rng(work.SEED)
+        tokens = {"prompts": ask_prompts, "turns": ask_turns}[kind](scheduler, rng)
+        stats[kind, cached] = dataclasses.asdict(scheduler.stats)
+        return tokens
+
+    cases = list(itertools.product(("prompts", "turns"), (False, True)))
+    timings = ours.alternate(
+        [functools.partial(run, *case) for case in cases], rounds=options.rounds
+    )
+    rows = [
+        dict(kind=kind, cached=cached, timings=timing, stats=stats[kind, cached])
+        for (kind, cached), timing in zip(cases, timings, strict=True)
+    ]
+    ours.show(dict(workload=options.workload, rows=rows))
+
+
+def ask_prompts(scheduler: Scheduler, rng: np.random.Generator) -> int:
+    """Complete prompts that begin alike; return tokens decoded."""
+    shared = rng.integers(2, 500, PREFIX_SHARED)
+    for number in range(PREFIX_PROMPTS):
+        own = rng.integers(2, 500, PREFIX_OWN)
+        scheduler.submit(one_sample(number, np.concatenate([shared, own])))
+    count = 0
+    while scheduler.busy:
+        count += sum(len(each.tokens) for each in scheduler.step())
+    return count
+
+
+def ask_turns(scheduler: Scheduler, rng: np.random.Generator) -> int:
+    """Hold conversations whose prompts are all that was said; return tokens decoded."""
+    said = {chat: rng.integers(2, 500, PREFIX_OWN) for chat in range(PREFIX_CHATS)}
+    for chat, prompt in said.items():
+        scheduler.submit(one_sample(chat, prompt))
+    count = 0
+    while scheduler.busy:
+        for each in scheduler.step():
+            number, chat = each.request_id, each.request_id % PREFIX_CHATS
+            count += len(each.tokens)
+            answer = rng.integers(2, 500, PREFIX_OWN)
+            said[chat] = np.concatenate([said[chat], each.tokens, answer])
+            if number < PREFIX_CHATS * (PREFIX_TURNS - 1):
+                scheduler.submit(one_sample(number + PREFIX_CHATS, said[chat]))
+    return count
+
+
+def one_sample(number: int, prompt: np.ndarray) -> Request:
+    """Return a request for one completion of `PREFIX_NEW` tokens."""
+    keys = sample_keys(work.SEED, "train", prompt_id=number, epoch=0, num_samples=1)
+    limits = np.full(1, NEVER, np.int32)
+    return Request(
+        request_id=number,
+        tokens=prompt.astype(np.int32),
+        samples=Samples(keys=keys, thinking_limits=limits),
+    )
+
+
 COMMANDS = {
     "weights": ours.write_weights,
     "contender": contend,
@@ -378,6 +457,7 @@ COMMANDS = {
     "update": measure_update,
     "host": measure_host,
     "memory": measure_memory,
+    "prefix": measure_prefix,
 }
 
 

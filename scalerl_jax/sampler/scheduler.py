@@ -269,10 +269,15 @@ class Scheduler:
             sample.cached_version = self._version
 
     def _prefill(
-        self, params: PyTree, prefixes: list[Prefix], *, again: bool = False
-    ) -> bool:
-        """Prefill one chunk of these prefixes; return whether there was any token."""
-        chunk = fill_chunk(self._engine, prefixes)
+        self,
+        params: PyTree,
+        prefixes: list[Prefix],
+        *,
+        most: int | None = None,
+        again: bool = False,
+    ) -> int:
+        """Prefill one chunk of these prefixes; return the number of its tokens."""
+        chunk = fill_chunk(self._engine, prefixes, most=most)
         if chunk is not None:
             self._state, experts = self._engine.prefill(params, self._state, chunk)
             if experts is not None:  # a mixture that reports them
@@ -284,24 +289,28 @@ class Scheduler:
         for prefix in prefixes:
             full = prefix.done // self._settings.page_size
             self.pages.know(prefix.pages, prefix.digests[:full])
-        return chunk is not None
+        return 0 if chunk is None else int(chunk.query_starts[-1])
 
     # -- from waiting to running ------------------------------------------------------
 
     def _admit(self, params: PyTree, version: int) -> None:
-        """Prefill one chunk, or, if no sample is running, until one can run.
+        """Prefill `prefill_tokens` at most, or, if no sample is running, until one can.
 
-        A prefix of which a weight update dropped a part is completed in this step: one
-        that needs more steps than there are between two updates would never be ready.
+        They may be several chunks, since a chunk has one past.  A prefix of which a
+        weight update dropped a part is completed in this step: one that needs more
+        steps than there are between two updates would never be ready.
         """
+        left = self._settings.prefill_tokens
         while self._waiting and self._free:
             begun = self._begin_prefixes(version)
             for _, prefix in begun:
                 self._find_again(prefix)
-            self._prefill(params, [prefix for _, prefix in begun])
+            prefixes = [prefix for _, prefix in begun]
+            count = self._prefill(params, prefixes, most=left if left > 0 else None)
+            left -= count
             self._place()
             due = any(entry.at_once and not prefix.ready for entry, prefix in begun)
-            if self._running and not due:
+            if self._running and not due and (left <= 0 or not count):
                 return
 
     def _begin_prefixes(self, version: int) -> list[tuple[_Waiting, Prefix]]:
@@ -616,12 +625,14 @@ def _insertion(engine: Engine, placed: list[_Placed]) -> dict[str, Any]:
     return dict(slots=slots, rows=rows, copy_from=copies[0], copy_to=copies[1])
 
 
-def fill_chunk(engine: Engine, prefixes: Sequence[Prefix]) -> Chunk | None:
+def fill_chunk(
+    engine: Engine, prefixes: Sequence[Prefix], *, most: int | None = None
+) -> Chunk | None:
     """Return a chunk of the prefixes' next tokens; None: all are done.
 
-    The tokens are counted as done.  A prefix with cached tokens comes first, and those
-    that share them with it, since a chunk can attend only to the cached tokens of its
-    first sequence; then come prefixes without any.
+    The tokens, `most` at most, are counted as done.  A prefix with cached tokens comes
+    first, and those that share them with it, since a chunk can attend only to the
+    cached tokens of its first sequence; then come prefixes without any.
     """
     for prefix in prefixes:
         prefix.place = None
@@ -634,8 +645,10 @@ def fill_chunk(engine: Engine, prefixes: Sequence[Prefix]) -> Chunk | None:
     wanted = sum(len(prefix.tokens) - prefix.done for prefix in together)
     if not wanted:
         return None
+    wanted = min(wanted, most or wanted)
     (size,) = engine.chunk_sizes.choose(wanted)
     chunk = empty_chunk(engine.settings, size)
+    size = min(size, wanted)
     filled, count = 0, 0
     for prefix in together[:MAX_SEQUENCES]:
         if filled == size:

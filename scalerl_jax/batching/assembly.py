@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
@@ -40,6 +41,9 @@ ShapeRewards = Callable[[Array, Array, Array], Array]
 OfVerdicts = Callable[[Array, Array], Array]
 # A partial `packing.pack` or `stream_packing.pack_shared`.
 Pack = Callable[[Sequence[TrainSequence]], Packed]
+
+# One program; each of its operations by itself would be one.
+_has_reward_variance = jax.jit(has_reward_variance, static_argnames="group_size")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -281,8 +285,7 @@ class Assembler:
         judged = kept = np.array([each.judged for each in rollouts])
         if self.zero_variance_filter:
             rewards = np.array([each.reward for each in rollouts], np.float32)
-            arrays = map(jnp.asarray, (rewards, judged))
-            varied = has_reward_variance(*arrays, group_size=self.group_size)
+            varied = _has_reward_variance(rewards, judged, group_size=self.group_size)
             kept = kept & np.asarray(varied)
         if self.mask_cut_off:
             kept = kept & ~np.array([rollout.cut_off for rollout in rollouts])

@@ -1,9 +1,14 @@
-"""Build the assembler of batches from a Config: advantages, weights, packing."""
+"""Build the assembler of batches from a Config: advantages, weights, packing.
+
+What it computes of a batch is compiled: one program each, where each operation by
+itself would be one.
+"""
 
 import functools
 from collections.abc import Callable
 from typing import Any
 
+import jax
 from jaxtyping import Array
 
 from scalerl_jax.algo.advantages import add_overlong_penalty
@@ -85,7 +90,7 @@ def _of_groups(
         centered = baseline(rewards, judged, group_size=group_size)
         return with_keywords(scale, known)(centered, kept)
 
-    return advantages
+    return advantages if running else jax.jit(advantages)
 
 
 def make_penalty(config: Config) -> KlPenalty | None:
@@ -107,17 +112,22 @@ def make_assembler(config: Config, arch: Architecture) -> Assembler:
     if objective.advantage_normalization == "running":
         running = RunningNormalization(eps=objective.advantage_eps)
     if objective.overlong_cache_tokens:
-        shape_rewards = functools.partial(
-            add_overlong_penalty,
-            max_tokens=objective.overlong_max_tokens or sampler.max_completion_tokens,
-            cache_tokens=objective.overlong_cache_tokens,
-            correct_only=objective.overlong_on == "correct",
+        shape_rewards = jax.jit(
+            functools.partial(
+                add_overlong_penalty,
+                max_tokens=objective.overlong_max_tokens
+                or sampler.max_completion_tokens,
+                cache_tokens=objective.overlong_cache_tokens,
+                correct_only=objective.overlong_on == "correct",
+            )
         )
     return Assembler(
         advantages=make_advantages(config, running),
-        weigh=with_keywords(
-            AGGREGATIONS[objective.aggregation],
-            {"group_size": group_size, "max_tokens": sampler.max_completion_tokens},
+        weigh=jax.jit(
+            with_keywords(
+                AGGREGATIONS[objective.aggregation],
+                {"group_size": group_size, "max_tokens": sampler.max_completion_tokens},
+            )
         ),
         zero_variance_filter=objective.zero_variance_filter,
         mask_cut_off=objective.cut_off_completions == "mask",

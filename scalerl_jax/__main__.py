@@ -11,6 +11,7 @@ import runpy
 import sys
 
 from scalerl_jax import __version__
+from scalerl_jax.process.collecting import collect_rarely
 from scalerl_jax.process.common_flags import be_quiet, rewritten
 from scalerl_jax.process.completion import SHELLS, script, words_of
 from scalerl_jax.process.ending import INTERRUPTED, MISTAKE
@@ -99,6 +100,7 @@ def main() -> None:
         sys.argv = ["scalerl", name, *rest]
     else:
         sys.argv = [f"scalerl {name}", *rest]
+    collect_rarely()
     # Their imports take seconds, and C code does not hear Ctrl-C.
     if name in ("train", "warmstart"):
         end_at_signals()

@@ -12,10 +12,12 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from scalerl_jax.process.collecting import collect_rarely
 from scalerl_jax.process.preemption import PREEMPTED, end_at_signals
 
-if __name__ == "__main__":
-    end_at_signals()  # before the imports below, which take seconds
+if __name__ == "__main__":  # before the imports below, which take seconds
+    end_at_signals()
+    collect_rarely()
 
 import jax
 from absl import app, flags

@@ -74,9 +74,11 @@ HEAVY += ("jax.experimental.pallas",)
 
 
 def test_a_run_imports_no_heavy_library_before_it_asks_for_it():
-    code = "import json, sys, scalerl_jax.main; print(json.dumps([*sys.modules]))"
+    code = "import gc, json, sys; kept = gc.get_threshold(); import scalerl_jax.main; "
+    code += "print(json.dumps([*sys.modules])); assert gc.get_threshold() == kept"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=ROOT)
     assert not set(HEAVY) & set(json.loads(done.stdout))
+    assert done.returncode == 0, "only a command's process may change the collector"
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)

@@ -1,5 +1,6 @@
 """One command for all: `scalerl`, of which `python -m scalerl_jax` is another form."""
 
+import gc
 import json
 import os
 import pty
@@ -46,6 +47,16 @@ def ended(capfd, monkeypatch, *words):
         for number, handler in handlers.items():
             signal.signal(number, handler)
     return status, *capfd.readouterr()
+
+
+def test_a_command_looks_for_garbage_rarely(capfd, monkeypatch):
+    before = gc.get_threshold()
+    gc.set_threshold(700)
+    try:
+        assert ended(capfd, monkeypatch, "status", "--help")[0] == 0
+        assert gc.get_threshold()[0] == 50_000
+    finally:
+        gc.set_threshold(*before)
 
 
 def test_every_command_is_a_module_that_can_be_run():

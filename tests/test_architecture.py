@@ -69,7 +69,7 @@ def test_no_module_imports_itself_by_way_of_others():
 
 
 HEAVY = ("sympy", "scipy", "ray", "wandb", "tensorflow_datasets", "starlette", "torch")
-HEAVY += ("transformers", "matplotlib", "reasoning_gym", "orbax")
+HEAVY += ("transformers", "matplotlib", "reasoning_gym", "orbax", "tensorboard")
 HEAVY += ("jax.experimental.pallas",)
 
 

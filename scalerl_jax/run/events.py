@@ -1,74 +1,28 @@
-"""Append-only files: rows, and events for TensorBoard without TensorFlow."""
+"""Events for TensorBoard, without TensorFlow."""
 
-import contextlib
 import os
 import re
-import threading
+import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from tensorboard.compat.proto import event_pb2
+import numpy as np
+from tensorboard.compat.proto import event_pb2, summary_pb2
+from tensorboard.plugins.histogram.summary_v2 import histogram_pb
+from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from scalerl_jax.run.writing import open_to_append
+from scalerl_jax.run.appending import Appender
 
 # Message classes are created at import, which type checkers cannot see.
 Event = event_pb2.Event  # pyright: ignore[reportAttributeAccessIssue]
+SessionLog = event_pb2.SessionLog  # pyright: ignore[reportAttributeAccessIssue]
+Summary = summary_pb2.Summary  # pyright: ignore[reportAttributeAccessIssue]
 
 _EVENTS = re.compile(r"events\.out\.tfevents\.(\d{1,10})(\..*)?")  # names of files
-
-
-class Appender:
-    """An unbuffered append-only file, whose errors name its path."""
-
-    def __init__(self, path: Path, *, new: bool = False) -> None:
-        """Open the file; with `new` it must not exist yet.
-
-        Raises:
-            RuntimeError: the file cannot be opened, or is a link.
-        """
-        self._path = path
-        self._lock = threading.Lock()
-        self._written = False  # since the last `sync`
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open_to_append(path, new=new)
-        except OSError as error:
-            raise unwritable(path, error) from error
-
-    def write(self, data: bytes) -> None:
-        """Append `data`, in one system call unless the system writes only a part."""
-        rest = memoryview(data)
-        with self._lock, self._naming():
-            self._written = True
-            while rest:
-                rest = rest[self._file.write(rest) :]
-
-    def sync(self) -> None:
-        """Return once a failure of the machine cannot lose what was written.
-
-        The file is opened anew: in a bucket that gcsfuse mounts, what is written is
-        kept, and seen by others, only once the file is closed.
-        """
-        with self._lock, self._naming():
-            if self._written:
-                os.fsync(self._file.fileno())
-                self._file, before = open_to_append(self._path), self._file
-                before.close()
-                self._written = False
-
-    def close(self) -> None:
-        """Close the file."""
-        with self._lock, self._naming():
-            self._file.close()
-
-    @contextlib.contextmanager
-    def _naming(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise unwritable(self._path, error) from error
 
 
 class EventFile:
@@ -101,9 +55,49 @@ class EventFile:
         self._records.write(event.SerializeToString())
 
 
-def unwritable(path: Path, error: OSError) -> RuntimeError:
-    """Return the error of a run whose file cannot be written."""
-    return RuntimeError(
-        f"cannot write {path} ({error.strerror or error}); free space or rights there "
-        f"and start again with the same --workdir to resume"
-    )
+class RunEvents(EventFile):
+    """The events of a run, which may continue those of an earlier start."""
+
+    def __init__(
+        self, directory: Path, settings: Mapping[str, Any], *, after: int
+    ) -> None:
+        """Go on after optimizer step `after` of a run with these settings."""
+        super().__init__(directory)
+        # At a START event readers discard earlier events of this step or later ones.
+        # They ignore the first START that they read, so every file has one.
+        start = SessionLog(status=SessionLog.START)
+        self.write(step=after + 1, session_log=start)
+        plain = {
+            name: value if isinstance(value, bool | int | float | str) else str(value)
+            for name, value in settings.items()
+        }
+        if plain and self.is_first:
+            self.write(step=0, summary=hparams_pb(plain))
+
+    def numbers(self, step: int, values: Mapping[str, float]) -> None:
+        """Append the numbers of a step, by tag."""
+        scalars = [
+            Summary.Value(tag=tag, simple_value=float(value))
+            for tag, value in values.items()
+        ]
+        self.write(step=step, summary=Summary(value=scalars))
+
+    def histogram(self, step: int, tag: str, numbers: np.ndarray) -> None:
+        """Append a histogram of numbers."""
+        self.write(step=step, summary=histogram_pb(tag, numbers))
+
+    def text(self, step: int, tag: str, row: Mapping[str, Any]) -> None:
+        """Append a row as a text."""
+        self.write(step=step, summary=text_pb(tag, _markdown(row)))
+
+
+def _markdown(row: Mapping[str, Any]) -> str:
+    """Return a row as Markdown, with texts unchanged, in indented lines."""
+    parts = [
+        f"{name}: {value}\n"
+        if not isinstance(value, str)
+        else f"{name}:\n\n{textwrap.indent(value, ' ' * 4, lambda _: True)}\n"
+        for name, value in row.items()
+    ]
+    # TensorBoard needs valid UTF-8, but a policy may write lone surrogates.
+    return "\n".join(parts).encode(errors="replace").decode()

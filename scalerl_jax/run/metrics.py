@@ -11,33 +11,24 @@ import contextlib
 import json
 import math
 import os
-import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tensorboard.compat.proto import event_pb2, summary_pb2
-from tensorboard.plugins.histogram.summary_v2 import histogram_pb
-from tensorboard.plugins.hparams.summary_v2 import hparams_pb
-from tensorboard.plugins.text.summary_v2 import text_pb
 
 from scalerl_jax.formats.bounded import read_lines
 from scalerl_jax.process.background import repeated
+from scalerl_jax.run.appending import Appender, unwritable
 from scalerl_jax.run.directory import (
     EVALS_FILE,
     METRICS_FILE,
     ROLLOUTS_FILE,
     TRAIN_ROLLOUTS_FILE,
 )
-from scalerl_jax.run.events import Appender, EventFile, unwritable
 from scalerl_jax.run.resume import rows_until
 from scalerl_jax.run.tracking import Wandb
 from scalerl_jax.run.writing import open_to_append, replace_file
-
-# Message classes are created at import, which type checkers cannot see.
-SessionLog = event_pb2.SessionLog  # pyright: ignore[reportAttributeAccessIssue]
-Summary = summary_pb2.Summary  # pyright: ignore[reportAttributeAccessIssue]
 
 TENSORBOARD_DIRECTORY = "tensorboard"
 SYNC_S = 60.0
@@ -72,6 +63,8 @@ class MetricsWriter(contextlib.AbstractContextManager["MetricsWriter"]):
         hyper-parameters in TensorBoard and W&B.  With `train_rollouts`, a file for
         these is opened, too.
         """
+        from scalerl_jax.run.events import RunEvents  # it brings TensorBoard
+
         self._directory = Path(directory)
         self._files: dict[str, Appender] = {}
         self._wandb = None
@@ -87,7 +80,7 @@ class MetricsWriter(contextlib.AbstractContextManager["MetricsWriter"]):
                     self._evaluated = set(steps)
                 self._files[name] = Appender(self._directory / name)
                 opened.callback(self._files[name].close)
-            self._tensorboard = _TensorBoard(self.tensorboard, settings or {}, after)
+            self._tensorboard = RunEvents(self.tensorboard, settings or {}, after=after)
             opened.callback(self._tensorboard.close)
             opened.enter_context(
                 repeated(
@@ -117,7 +110,7 @@ class MetricsWriter(contextlib.AbstractContextManager["MetricsWriter"]):
         self._write(METRICS_FILE, {"step": step, **values})
         self._show(step, values)
         for tag, numbers in (histograms or {}).items():
-            self._tensorboard.write(step=step, summary=histogram_pb(tag, numbers))
+            self._tensorboard.histogram(step, tag, numbers)
 
     def write_eval(self, row: dict[str, Any]) -> None:
         """Append one evaluation; its numbers go to TensorBoard under `eval/`."""
@@ -138,8 +131,7 @@ class MetricsWriter(contextlib.AbstractContextManager["MetricsWriter"]):
         """Append readable rollouts; each row has a "step"."""
         for number, row in enumerate(rows):
             row = self._write(ROLLOUTS_FILE, {"step": row["step"], **row})
-            text = text_pb(f"rollouts/{number}", _markdown(row))
-            self._tensorboard.write(step=row["step"], summary=text)
+            self._tensorboard.text(row["step"], f"rollouts/{number}", row)
 
     def write_train_rollouts(self, rows: Iterable[dict[str, Any]]) -> None:
         """Append rollouts of token ids, if there is a file of them."""
@@ -165,36 +157,13 @@ class MetricsWriter(contextlib.AbstractContextManager["MetricsWriter"]):
     def _show(self, step: int, values: dict[str, Any]) -> None:
         """Send numbers to TensorBoard, and to W&B if it is enabled."""
         shown = {OVERVIEW[tag]: values[tag] for tag in OVERVIEW if tag in values}
-        scalars = [
-            Summary.Value(tag=tag, simple_value=float(value))
-            for tag, value in {**shown, **values}.items()
-        ]
-        self._tensorboard.write(step=step, summary=Summary(value=scalars))
+        self._tensorboard.numbers(step, {**shown, **values})
         if self._wandb is not None:
             self._wandb.log(step, values)
 
     def __exit__(self, *_: object) -> None:
         """Close the files."""
         self.close()
-
-
-class _TensorBoard(EventFile):
-    """The events of a run, which may continue those of an earlier start."""
-
-    def __init__(
-        self, directory: Path, settings: Mapping[str, Any], after: int
-    ) -> None:
-        super().__init__(directory)
-        # At a START event readers discard earlier events of this step or later ones.
-        # They ignore the first START that they read, so every file has one.
-        start = SessionLog(status=SessionLog.START)
-        self.write(step=after + 1, session_log=start)
-        plain = {
-            name: value if isinstance(value, bool | int | float | str) else str(value)
-            for name, value in settings.items()
-        }
-        if plain and self.is_first:
-            self.write(step=0, summary=hparams_pb(plain))
 
 
 def _json_values(value: Any) -> Any:
@@ -207,18 +176,6 @@ def _json_values(value: Any) -> Any:
         return value
     number = float(value)
     return number if math.isfinite(number) else None
-
-
-def _markdown(row: dict[str, Any]) -> str:
-    """Return a row as Markdown, with texts unchanged, in indented lines."""
-    parts = [
-        f"{name}: {value}\n"
-        if not isinstance(value, str)
-        else f"{name}:\n\n{textwrap.indent(value, ' ' * 4, lambda _: True)}\n"
-        for name, value in row.items()
-    ]
-    # TensorBoard needs valid UTF-8, but a policy may write lone surrogates.
-    return "\n".join(parts).encode(errors="replace").decode()
 
 
 def _drop_after(path: Path, step: int) -> list[int]:

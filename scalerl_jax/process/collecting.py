@@ -1,4 +1,4 @@
-"""How often Python looks for garbage in the process of a command.
+"""The search of Python for garbage, in the process of a command.
 
 Imports, and traces of programs, make millions of small objects that nearly all stay: to
 look for garbage among them after every 700th is a fifth of the time of the imports, and

@@ -1,9 +1,9 @@
 """The search of Python for garbage, in the process of a command.
 
-Imports, and traces of programs, make millions of small objects that nearly all stay: to
-look for garbage among them after every 700th is a fifth of the time of the imports, and
-two seconds of a run of 60 steps.  A user's own program, which imports the library,
-keeps the settings it has.
+Imports, and traces of programs, make many small objects that nearly all stay: to look
+for garbage among them after every 700th is a fifth of the time of the imports, and two
+seconds of a run of 60 steps.  A user's own program, which imports the library, keeps
+the settings it has.
 """
 
 import gc

@@ -34,13 +34,19 @@ _WORD = re.compile(r"[^\W_]+")
 _NUMBER = r"\d+(?:[.:]\d+)*"
 # A number, a letter or both, as 2n: what a factorial or a derivative is of.
 _OPERAND = rf"(?<![^\W_])(?:{_NUMBER}[^\W\d_]?|[^\W\d_])"
-_TOKEN = re.compile(
+_TOKENS = (
     r"[^\W\d_]{2,}(?![^\W_])"  # most words, at once
     rf"|!=|(?:{_OPERAND}|\))!+(?!=)"  # 5!, n!, (n + 1)!
     rf"|(?:(?<!'){_OPERAND}|\))'+(?![^\W\d_])"  # f'(2), but no 'b'
     r"|[^\W_]+(?:(?<=\d)[.:](?=\d)[^\W_]+)*"  # words and numbers
     # Any other sign that is not punctuation: operators and brackets are not.
     r"|[^\w\s.,;:!?'\"`“”‘’«»…–—$\\{}\[\]#&~]"
+)
+_TOKEN = re.compile(_TOKENS)
+_LATEX = re.compile(r"\$|\\(?!boxed\b)")
+_TOKEN_OR_DRAWING = re.compile(
+    r"(?<!\S)(?=\S*[#~_.{}\[\]])(?:[^\w\s]|_)+(?!\S)"  # a row of signs
+    rf"|{_TOKENS}|[#~_&.{{}}\[\]]{{2,}}|[#~_&]"
 )
 _QUOTES = str.maketrans("‘’", "''")
 
@@ -52,8 +58,22 @@ def normalized(text: str) -> str:
     between them, other punctuation left out: "3 + 4" and "3 - 4" stay two questions,
     and so do "5!" and "5", "f'(2)" and "f(2)", "1.5" and "1 5".
     """
+    return " ".join(_TOKEN.findall(_lowered(text)))
+
+
+def drawn(text: str) -> str:
+    """Return a normalised text with what other signs draw, where they typeset nothing.
+
+    Mazes, boards, nested lists and code differ in them: "#..#" and "#.##", "X _" and
+    "_ X", "[[1], 2]" and "[1, [2]]".  With LaTeX in the text it is `normalized`.
+    """
+    tokens = _TOKEN if _LATEX.search(text) else _TOKEN_OR_DRAWING
+    return " ".join(tokens.findall(_lowered(text)))
+
+
+def _lowered(text: str) -> str:
     text = _MATH_MODE.sub(" ", unicodedata.normalize("NFKC", text).lower())
-    return " ".join(_TOKEN.findall(text.translate(_QUOTES)))
+    return text.translate(_QUOTES)
 
 
 def _hash(key: str) -> int:
@@ -63,10 +83,11 @@ def _hash(key: str) -> int:
 
 
 class Asked(NamedTuple):
-    """A question in the two forms that are compared with others."""
+    """A question in the forms that are compared with others."""
 
     whole: str  # normalised, with its system message
     core: str  # without the `Wording` of its data set, and without that message
+    drawn: str  # the whole with what its signs draw
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,10 +117,10 @@ class Wording:
 
     def read(self, text: str, system: str = "") -> Asked:
         """Return a question of the data set in the forms that are compared."""
-        alone = normalized(text)
-        whole = normalized(f"{system}\n{text}") if system else alone
+        alone, with_system = normalized(text), f"{system}\n{text}" if system else text
         core = alone.removeprefix(self.before).removesuffix(self.after)
-        return Asked(whole, core or alone)
+        whole = normalized(with_system) if system else alone
+        return Asked(whole, core or alone, drawn(with_system))
 
 
 class Overlap:
@@ -117,8 +138,10 @@ class Overlap:
         """Index the questions to evaluate on; `ngram` = 0: only equal ones overlap."""
         evaluation = set(asked)
         self._ngram = ngram
+        self._drawn = {_hash(each.drawn) for each in evaluation}
         self._wholes = {_hash(each.whole) for each in evaluation}
-        self._cores = {_hash(each.core) for each in evaluation}
+        others = (each for each in evaluation if each.core != each.whole)
+        self._cores = {_hash(each.core) for each in others}
         self._ngrams: set[str] = set()
         size = min(ngram, _PHRASE_WORDS)
         held = collections.Counter(
@@ -126,16 +149,18 @@ class Overlap:
         )
         limit = max(_PHRASE_PROMPTS, _PHRASE_SHARE * len(evaluation))
         phrases = {each for each, count in held.items() if count > limit}
-        for _, core in evaluation:
-            is_phrase = np.array([each in phrases for each in _ngrams(core, size)])
-            for start, each in enumerate(_ngrams(core, ngram)):
+        for asked in evaluation:
+            words = _ngrams(asked.core, size)
+            is_phrase = np.array([each in phrases for each in words])
+            for start, each in enumerate(_ngrams(asked.core, ngram)):
                 if not is_phrase[start : start + ngram - size + 1].any():
                     self._ngrams.add(each)
 
     def reason(self, asked: Asked) -> str:
         """Return the reason to drop a training prompt; "": it is kept."""
-        whole = _hash(asked.whole)
-        if {whole, _hash(asked.core)} & self._wholes or whole in self._cores:
+        if _hash(asked.drawn) in self._drawn or _hash(asked.whole) in self._cores:
+            return "equals_evaluation"
+        if asked.core != asked.whole and _hash(asked.core) in self._wholes:
             return "equals_evaluation"
         if self._ngrams and not self._ngrams.isdisjoint(
             _ngrams(asked.core, self._ngram)
@@ -203,7 +228,7 @@ class Sieve:
             return "over_long"
         if not tokens:
             return "empty"
-        if self.seen is not None and _hash(asked.whole) in self.seen:
+        if self.seen is not None and _hash(asked.drawn) in self.seen:
             return "duplicate"
         return self.overlap.reason(asked) if self.overlap else ""
 
@@ -229,7 +254,7 @@ class Sieve:
             if reason := self.reason(asked, tokens):
                 dropped[reason] += 1
                 continue
-            hashes[place] = _hash(asked.whole)
+            hashes[place] = _hash(asked.drawn)
             if self.seen is not None:
                 self.seen.add(hashes[place])
             examples.setdefault(str(question.reference.get("verifier")), place)

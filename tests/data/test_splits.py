@@ -13,6 +13,7 @@ from scalerl_jax.data.splits import (
     Sieve,
     Wording,
     draw_order,
+    drawn,
     normalized,
 )
 
@@ -82,6 +83,39 @@ def test_what_makes_another_problem_is_kept(one, other):
 @settings(max_examples=200, deadline=None)
 def test_normalised_text_stays_as_it_is(text):
     assert normalized(normalized(text)) == normalized(text)
+
+
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        ("Solve:\n#..#\n#S.#", "Solve:\n#.##\n#S.#"),
+        ("Solve:\n# . S", "Solve:\n. # S"),
+        ("Solve: #S.#", "Solve: #.S#"),
+        ("X _ O", "_ X O"),
+        ("Flatten [[1],2]", "Flatten [1,[2]]"),
+        ("Is ([)] balanced?", "Is [()] balanced?"),
+        ("Complete: [ { [", "Complete: { [ {"),
+        ("Decode .- -...", "Decode -... .-"),
+        ("x & ~y", "x & y"),
+    ],
+)
+def test_what_signs_draw_tells_questions_apart(one, other):
+    """All rows but one were dropped, as duplicates or as equal to a held-out one."""
+    assert normalized(one) == normalized(other)
+    boxed = "Put the answer in \\boxed{}."
+    texts = [f"{text} {boxed}" for text in (one, other, one)]
+    assert select(texts).dropped == {"duplicate": 1}
+    held_out = select(texts, seen=None, overlap=against(texts[:1], ngram=0))
+    assert held_out.places.tolist() == [1]
+
+
+def test_signs_that_typeset_tell_nothing_apart():
+    """An instruction may have some, and then a data set without it is still found."""
+    texts = [f"{text} Answer after ####." for text in (*ASKED, "Why is $7$ prime?")]
+    wording = Wording.of([words(text) for text in texts])
+    overlap = against(ASKED, ngram=0)
+    assert all(overlap.reason(wording.read(text)) for text in texts[:-1])
+    assert drawn(r"\{1, 2\}") == drawn("$[1,2]$") == drawn("1 2")
 
 
 def test_a_system_message_tells_questions_apart_but_hides_none_of_an_evaluation():

@@ -41,6 +41,7 @@ _NO_SCORE_BEHIND = re.compile(
     r"(?:\b(?:out|max|maximum|scale)\s+of|\d[\s*_`]*(?:\bto\b|[-–—]))[\s*_`]*\Z", re.I
 )
 _LOOKED_AT = 40  # characters before a score
+_TOLD_APART = ("completion", "criterion")  # values by which questions differ
 
 
 class JudgeError(RuntimeError):
@@ -104,9 +105,21 @@ class Judge:
         return score
 
     def _filled(self, values: Mapping[str, Any]) -> str:
-        """Return the template with its places filled, none of them within a value."""
+        """Return the template with its places filled, none of them within a value.
+
+        Raises:
+            ValueError: it does not show what is judged, or by what.
+        """
+        for name in _TOLD_APART:
+            if name in values and f"{{{name}}}" not in self.template:
+                raise ValueError(
+                    f"Judge(template={self.template[:_SHOWN]!r}) has no {{{name}}}, so "
+                    f"that each {name} gets the same score"
+                )
         shown = {
-            f"{{{name}}}": value if isinstance(value, str) else json.dumps(value)
+            f"{{{name}}}": value
+            if isinstance(value, str)
+            else json.dumps(value, ensure_ascii=False)
             for name, value in values.items()
         }
         if not shown:

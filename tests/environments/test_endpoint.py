@@ -94,6 +94,19 @@ def test_a_completion_fills_no_places(server):
     assert body["messages"][0]["content"] == "p: {reference}{prompt} {x}"
 
 
+def test_what_is_judged_is_shown_to_the_judge(server):
+    server.replies = [(200, said("1"))]
+    judge = make_judge(server, template="{reference} or {completion}?")
+    asyncio.run(judge(completion="c", reference=["数", None]))
+    ((_, body, _),) = server.asked
+    assert body["messages"][0]["content"] == '["数", null] or c?'
+    with pytest.raises(ValueError, match="has no {criterion}, so that each criterion"):
+        asyncio.run(rubric(judge, {"short": 1.0}, completion="c"))
+    with pytest.raises(ValueError, match="has no {completion}"):
+        ask(make_judge(server, template="Is {prompt} well answered?"), "c")
+    assert len(server.asked) == 1
+
+
 @pytest.mark.parametrize(
     "reply, score",
     [

@@ -9,7 +9,6 @@ same turns again, and must return the same.  No JAX here.
 """
 
 import asyncio
-import contextlib
 import functools
 import inspect
 import operator
@@ -26,6 +25,7 @@ from scalerl_jax.environments.own import (
     read_result,
     read_verdict,
     takes,
+    takes_in_order,
     told,
 )
 from scalerl_jax.environments.verdict import (
@@ -79,9 +79,12 @@ class Environments:
             made = self._new(lambda completion: Verdict("no_answer"))
         except BaseException as error:  # whatever a program does
             raise ValueError(file.said(error)) from error
-        for name, arguments in (("begin", ("", None)), ("step", ("",))):
+        for name, given in (
+            ("begin", ("prompt", "reference")),
+            ("step", ("completion",)),
+        ):
             method = getattr(made, name, None)
-            if not (callable(method) and takes(method, *arguments)):
+            if not (callable(method) and takes_in_order(method, *given)):
                 raise ValueError(
                     f"{setup.own.file} has {setup.own.functions[0]}(), which makes a "
                     f"{type(made).__name__}; an environment has begin(prompt, "
@@ -374,13 +377,15 @@ def load_own(
     file = OwnFile(own)
     if len(own.functions) == 1:
         make = file.find(own.functions[0])
-        given = {**own.given, "verify": None}
-        with contextlib.suppress(ValueError):  # it has no known signature
+        try:
             known = inspect.signature(make).parameters
-            asked = {name: None for name in known if name in given}
-            is_reward = takes(make, "", "", None) and not _is_environment(make)
-            if takes(make, **asked) and not is_reward:
-                if "verify" in asked:
-                    verify.preload()
-                return Environments(make, file, setup, verify, goes_on)
+        except ValueError:  # it has no known signature
+            return Rewards(file, own, setup, goes_on)
+        given = {**own.given, "verify": None}
+        asked = {name: None for name in known if name in given}
+        is_reward = takes(make, "", "", None) and not _is_environment(make)
+        if takes(make, **asked) and not is_reward:
+            if "verify" in asked:
+                verify.preload()
+            return Environments(make, file, setup, verify, goes_on)
     return Rewards(file, own, setup, goes_on)

@@ -217,6 +217,25 @@ def takes(function: Callable[..., Any], *arguments: Any, **named: Any) -> bool:
     return True
 
 
+def takes_in_order(function: Callable[..., Any], *names: str) -> bool:
+    """Return whether a function takes these arguments, none of them at another's place.
+
+    They are given by their places: score(completion, prompt, reference) would judge the
+    prompt.
+    """
+    if not takes(function, *names):
+        return False
+    try:
+        parameters = enumerate(inspect.signature(function).parameters)
+    except ValueError:  # it has no known signature
+        return True
+    return all(
+        names[place : place + 1] == (name,)
+        for place, name in parameters
+        if name in names
+    )
+
+
 class Rewards:
     """The functions of a user's file, in the verifier process that executes it."""
 
@@ -239,11 +258,11 @@ class Rewards:
         self._call = Calls(file, own, timeout_s=setup.timeout_s)
         self._functions = {name: file.find(name) for name in own.functions}
         for name, function in self._functions.items():
-            if not takes(function, "", "", None):
+            if not takes_in_order(function, "prompt", "completion", "reference"):
                 raise ValueError(
                     f"{own.file} has {name}{inspect.signature(function)}, which must "
-                    f"take (prompt, completion, reference), or as an environment's "
-                    f"maker no arguments"
+                    f"take (prompt, completion, reference) in this order, or as an "
+                    f"environment's maker no arguments"
                 )
 
     def judge(

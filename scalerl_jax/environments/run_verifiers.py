@@ -86,7 +86,8 @@ def check_own(own: OwnReward, reward: RewardConfig) -> bool:
     Return whether it is an environment, which answers turn by turn.
 
     Raises:
-        ValueError: it raises, or lacks a function, or one takes other arguments.
+        ValueError: it raises, or lacks a function, or one takes other arguments, or
+            does not read a setting.
     """
     by_turns = False
     worker = VerifierProcess(
@@ -112,4 +113,14 @@ def check_own(own: OwnReward, reward: RewardConfig) -> bool:
     if why_not:
         name = f"{own.file}:{','.join(own.functions)}"
         raise ValueError(f"environment = {name!r} cannot be used: {why_not}")
+    if by_turns and reward.weights:
+        raise ValueError(
+            f"{reward.weights = } is of reward functions, and an environment of "
+            f"several turns gives one reward; weigh it in its Done, and leave this out"
+        )
+    if reward.per_turn and not by_turns:
+        raise ValueError(
+            f"{reward.per_turn = } is of environments of several turns, and a reward "
+            f"function judges one; leave it out"
+        )
     return by_turns

@@ -1,6 +1,7 @@
 """A user's reward functions: each fault is the status of its own completion."""
 
 import contextlib
+import dataclasses
 import json
 import math
 import sys
@@ -300,6 +301,9 @@ def test_plain_functions_of_many_completions_have_a_time_limit_each(file):
         ("def other(): pass", "has no function 'score'"),
         ("score = 3", "has 'score', which is no function"),
         ("def score(a): pass", r"score\(a\), which must take \(prompt, completion"),
+        ("def score(completion, prompt, reference): pass", "reference.* in this order"),
+        ("def score(): return open('/no/such')", "line 1: FileNotFoundError: "),
+        ("def score(): return 3", r"score\(\), which makes a int; an environment"),
         ("import no_such_module", "line 1: ModuleNotFoundError: No module named 'no_s"),
         ("x = (", "line 1: SyntaxError: '\\(' was never closed"),
         ("import os; os._exit(5)", "ended with exit code 5 while it was imported"),
@@ -312,6 +316,28 @@ def test_a_file_that_cannot_be_used_is_said_before_a_run(tmp_path, source, messa
         check_own(read_own(f"{file}:score", FAST), FAST)
     assert str(error.value).startswith("environment = ")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "takes, name, changes, message",
+    [
+        ("reference, prompt", "Slow", {}, r"has begin\(prompt, reference\)"),
+        ("prompt, reference", "Slow", {"weights": (2.0,)}, "weights = .2.0,. is of"),
+        ("prompt, reference", "score", {"per_turn": True}, "per_turn = True is of env"),
+    ],
+)
+def test_settings_and_arguments_of_the_other_kind_are_refused(
+    tmp_path, takes, name, changes, message
+):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        f"class Slow:\n    def begin(self, {takes}): pass\n"
+        "    def step(self, completion): return 1.0\n"
+        "def score(prompt, completion, reference): return 1.0\n"
+    )
+    reward = dataclasses.replace(FAST, **changes)
+    with pytest.raises(ValueError, match=message):
+        check_own(read_own(f"{file}:{name}", reward), reward)
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,11 @@ def shown(result: str) -> str:
 
 
 def answer(call: Call, tools: Mapping[str, Tool]) -> str:
-    """Return the result of a call, or what is wrong with it: a text for the policy."""
+    """Return the result of a call, or what is wrong with it: a text for the policy.
+
+    Raises:
+        TypeError: the tool returned something else than a text.
+    """
     if wrong := refusal(call, tools):
         return wrong
     tool = tools[call.name]
@@ -123,9 +127,15 @@ def answer(call: Call, tools: Mapping[str, Tool]) -> str:
     if not isinstance(given, str) or len(call.arguments) != 1:
         return f"malformed call: {tool.name} takes one text, {tool.parameter}"
     try:
-        return shown(tool.call(given))
+        result = tool.call(given)
     except ValueError as error:
         return f"error: {error}"
+    if not isinstance(result, str):
+        raise TypeError(
+            f"the tool {tool.name!r} returned a value of type {type(result).__name__}, "
+            f"and must return a text"
+        )
+    return shown(result)
 
 
 class Tools:

@@ -10,6 +10,7 @@ from scalerl_jax.environments.search import Search
 from scalerl_jax.environments.tools import (
     CALCULATOR,
     Call,
+    Tool,
     Tools,
     find_calls,
     find_tool,
@@ -72,6 +73,13 @@ def test_the_turn_without_a_call_is_judged_and_so_is_the_last_one():
     assert environment.step(calls) == More("6\n1", "tool")
     assert environment.cut() == 0.0  # the last turn is still the call
     assert environment.step("6") == 1.0
+
+
+def test_a_tool_that_returns_no_text_is_named():
+    environment = Tools([Tool("size", "text", "Its length.", len)], lambda *_: 1.0)
+    environment.begin("a", None)
+    with pytest.raises(TypeError, match="the tool 'size' returned a value of type int"):
+        environment.step(qwen("size", text="abc"))
 
 
 @pytest.mark.parametrize(

@@ -217,6 +217,7 @@ def _rows_of(path: Path, batches: Iterable[Any]) -> Iterator[FoundRow]:
     number = 0
     for batch in batches:
         _check_names(path, batch.schema.names)
+        classes = _class_names(batch.schema)
         for place in range(batch.num_rows):
             number += 1
             where = f"{path.name}, row {number}"
@@ -225,7 +226,31 @@ def _rows_of(path: Path, batches: Iterable[Any]) -> Iterator[FoundRow]:
             except UnicodeDecodeError:
                 yield FoundRow(where, None, "invalid UTF-8")
             else:
-                yield FoundRow(where, row)
+                named = {
+                    name: _named(row[name], each) for name, each in classes.items()
+                }
+                yield FoundRow(where, row | named)
+
+
+def _class_names(schema: Any) -> dict[str, list[str]]:
+    """Return the names of classes that `datasets` has stored as numbers, by column."""
+    try:
+        said = parse_json((schema.metadata or {}).get(b"huggingface", b"{}"))
+        return {
+            name: [str(each) for each in feature["names"]]
+            for name, feature in said["info"]["features"].items()
+            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
+            if name in schema.names
+        }
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return {}
+
+
+def _named(value: Any, names: list[str]) -> Any:
+    """Return the name of a class; None for a number that is no class's, such as -1."""
+    if type(value) is not int:
+        return value
+    return names[value] if 0 <= value < len(names) else None
 
 
 def _row_of(single: Any) -> Row:

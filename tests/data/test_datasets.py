@@ -333,6 +333,25 @@ def test_rows_of_parquet_that_are_no_utf_8_are_told_apart(tmp_path):
     assert found[1].place == "table.parquet, row 2"
 
 
+@pytest.mark.parametrize("said", ["classes", "{", '{"info": {"features": [1]}}'])
+def test_numbers_of_classes_are_read_as_their_names(tmp_path, said):
+    """As `datasets` stores them: the number is no answer to any question."""
+    features = {
+        "label": {"names": ["no", "yes"], "_type": "ClassLabel"},
+        "gone": {"names": ["no", "yes"], "_type": "ClassLabel"},
+        "others": [{"dtype": "int32", "_type": "Value"}],
+    }
+    classes = said == "classes"
+    said = json.dumps({"info": {"features": features}}) if classes else said
+    table = pyarrow.table({"label": [1, 0, -1, 2, None], "others": [[1]] * 5})
+    path = tmp_path / "table.parquet"
+    pyarrow.parquet.write_table(
+        table.replace_schema_metadata({"huggingface": said}), path
+    )
+    found = [each.row["label"] for each in files.read_rows(path)]
+    assert found == (["yes", "no", *[None] * 3] if classes else [1, 0, -1, 2, None])
+
+
 def test_a_reference_that_could_not_be_read_again_is_dropped(tmp_path, directory):
     deep = "[" * 99 + "]" * 99
     tests = json.dumps({"fn_name": "f", "inputs": [deep], "outputs": ["1"]})

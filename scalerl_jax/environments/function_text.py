@@ -8,7 +8,6 @@ import ast
 import dis
 import inspect
 import sys
-import textwrap
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -41,12 +40,14 @@ def _add(function: Any, parts: dict[str, str], seen: set[str]) -> None:
         )
     seen.add(name)
     try:
-        source = textwrap.dedent(inspect.getsource(function))
+        source = inspect.getsource(function)
     except (OSError, TypeError) as error:
         raise ValueError(
             f"the text of {name} is not known ({error}); define it in a file or cell, "
             f"{way_out}"
         ) from error
+    if source[0].isspace():  # of a block; without its indent its strings would change
+        source = f"if True:\n{source}"
     # The names that pytest puts into functions with an assert are not in the text.
     used = {each for each in _globals_of(function.__code__) if each.isidentifier()}
     used |= {*_names_of_head(source)}
@@ -82,6 +83,8 @@ def _globals_of(code: types.CodeType) -> Iterator[str]:
 def _names_of_head(source: str) -> Iterator[str]:
     """Yield the names in a function's decorators, defaults and annotations."""
     (function,) = ast.parse(source).body
+    if isinstance(function, ast.If):  # around the text of an indented one
+        (function,) = function.body
     assert isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef), source
     for part in (*function.decorator_list, function.args, function.returns):
         for node in ast.walk(part) if part else ():

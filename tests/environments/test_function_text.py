@@ -37,6 +37,20 @@ def test_the_text_alone_gives_the_same_function():
     }
 
 
+if HALF:
+
+    def template(prompt, completion, reference=HALF):
+        return """
+        Judge this,
+but kindly.""" + str(reference)
+
+
+def test_the_text_of_an_indented_function_keeps_its_strings():
+    module = {}
+    exec(text_of(template), module)
+    assert module["template"]("", "") == template("", "")
+
+
 def make(x):
     def inner(prompt, completion, reference):
         return x

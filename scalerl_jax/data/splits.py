@@ -89,6 +89,12 @@ class Asked(NamedTuple):
     core: str  # without the `Wording` of its data set, and without that message
     drawn: str  # the whole with what its signs draw
 
+    @property
+    def plain(self) -> set[str]:
+        """Forms that equal another question's whole, whatever its signs draw."""
+        forms = {self.core} - {self.whole}
+        return forms | {self.whole} if self.drawn == self.whole else forms
+
 
 @dataclasses.dataclass(frozen=True)
 class Wording:
@@ -140,8 +146,7 @@ class Overlap:
         self._ngram = ngram
         self._drawn = {_hash(each.drawn) for each in evaluation}
         self._wholes = {_hash(each.whole) for each in evaluation}
-        others = (each for each in evaluation if each.core != each.whole)
-        self._cores = {_hash(each.core) for each in others}
+        self._plain = {_hash(form) for each in evaluation for form in each.plain}
         self._ngrams: set[str] = set()
         size = min(ngram, _PHRASE_WORDS)
         held = collections.Counter(
@@ -149,18 +154,17 @@ class Overlap:
         )
         limit = max(_PHRASE_PROMPTS, _PHRASE_SHARE * len(evaluation))
         phrases = {each for each, count in held.items() if count > limit}
-        for asked in evaluation:
-            words = _ngrams(asked.core, size)
-            is_phrase = np.array([each in phrases for each in words])
-            for start, each in enumerate(_ngrams(asked.core, ngram)):
+        for _, core, _ in evaluation:
+            is_phrase = np.array([each in phrases for each in _ngrams(core, size)])
+            for start, each in enumerate(_ngrams(core, ngram)):
                 if not is_phrase[start : start + ngram - size + 1].any():
                     self._ngrams.add(each)
 
     def reason(self, asked: Asked) -> str:
         """Return the reason to drop a training prompt; "": it is kept."""
-        if _hash(asked.drawn) in self._drawn or _hash(asked.whole) in self._cores:
+        if _hash(asked.drawn) in self._drawn or _hash(asked.whole) in self._plain:
             return "equals_evaluation"
-        if asked.core != asked.whole and _hash(asked.core) in self._wholes:
+        if not self._wholes.isdisjoint(map(_hash, asked.plain)):
             return "equals_evaluation"
         if self._ngrams and not self._ngrams.isdisjoint(
             _ngrams(asked.core, self._ngram)

@@ -115,10 +115,16 @@ def _up_to(fit: Fit, end: float) -> Fit:
     if fit.x_last <= COMMON_END * end:
         return fit
     whole = fit.whole_curve
+    name, before = whole.name or "a run", whole.x <= COMMON_END * end
+    if not before.any():
+        raise CurveError(
+            f"{name} has no evaluation up to there, its first is at "
+            f"{amount(whole.x[0])}; are both counted in one unit?"
+        )
     try:
-        return quick_fit(whole.part(whole.x <= COMMON_END * end), fit.settings)
+        return quick_fit(whole.part(before), fit.settings)
     except CurveError as failure:
-        raise CurveError(f"{whole.name or 'a run'} up to there: {failure}") from failure
+        raise CurveError(f"{name} up to there: {failure}") from failure
 
 
 def _different_measures(runs: Runs, names: Names) -> tuple[str, ...]:

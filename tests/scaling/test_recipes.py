@@ -584,11 +584,15 @@ def test_equal_recipes_that_end_elsewhere_are_compared_where_both_have_data():
     assert "that end at 9,633 to 16,000 are ranked" in warning
 
 
-def test_nothing_is_decided_where_a_long_run_has_too_few_evaluations():
-    sparse = fit(X[7::6], rate(X[7::6]), initial_reward=0.25)
+@pytest.mark.parametrize(
+    "first, reason",
+    [(7, "a run up to there: 1 point"), (9, "a run has no evaluation up to there")],
+)
+def test_nothing_is_decided_where_a_long_run_has_too_few_evaluations(first, reason):
+    sparse = fit(X[first::6], rate(X[first::6]), initial_reward=0.25)
     short = fit(X[:8], rate(X[:8]), initial_reward=0.25)
     found = compare([short, run(1)], [sparse, run(2)])
-    assert found.winner is None and "a run up to there: 1 point" in found.reason
+    assert found.winner is None and reason in found.reason
 
 
 def test_a_fall_behind_the_end_of_other_runs_counts():

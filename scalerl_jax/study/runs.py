@@ -22,6 +22,7 @@ from typing import Any
 
 import scalerl_jax
 from scalerl_jax.cluster.parent_watch import watching_parent
+from scalerl_jax.config import Config, to_json
 from scalerl_jax.formats.bounded import last_lines
 from scalerl_jax.formats.reading import read_json
 from scalerl_jax.launch.outcome import read_outcome
@@ -37,7 +38,12 @@ from scalerl_jax.run.directory import (
     lock_directory,
 )
 from scalerl_jax.run.progress import Progress
-from scalerl_jax.run.record import git_revision, versions, with_own_assets
+from scalerl_jax.run.record import (
+    flatten,
+    git_revision,
+    versions,
+    with_own_assets,
+)
 from scalerl_jax.run.resume import last_row, sound
 from scalerl_jax.run.writing import open_to_append, write_json
 from scalerl_jax.scaling.load import load_curves
@@ -232,20 +238,25 @@ def _check_machines(
 def _check_settings(
     file: Path, old: Mapping[str, Any], new: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Raise ValueError if an arm's settings are not those that its runs began with."""
+    """Raise ValueError if an arm's settings are not those that its runs began with.
+
+    A setting that the code did not have then counts as its default, as in a run.
+    """
     free = {"seed", "train.num_steps"}
+    defaults = flatten(to_json(Config()))
     for arm in old.keys() & new.keys():
+        was, now = defaults | old[arm], new[arm]
         changed = {
             name
-            for name in old[arm].keys() | new[arm].keys()
-            if name not in free and old[arm].get(name) != new[arm].get(name)
+            for name in was.keys() | now.keys()
+            if name not in free and was.get(name) != now.get(name)
         }
         if changed:
             name = min(changed)
             more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
             raise ValueError(
-                f"{file}: arm {arm} was begun with {name} = {old[arm].get(name)!r}, "
-                f"and is {new[arm].get(name)!r} now{more}; put it back, or choose "
+                f"{file}: arm {arm} was begun with {name} = {was.get(name)!r}, "
+                f"and is {now.get(name)!r} now{more}; put it back, or choose "
                 f"another --root"
             )
 

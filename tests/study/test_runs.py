@@ -217,6 +217,15 @@ def test_a_changed_base_is_refused_by_name(tmp_path):
         keep_record(changed, tmp_path)
     record = json.loads((tmp_path / STUDY_FILE).read_text())
     assert record["arms"]["token"]["objective.aggregation"] == "token"
+    older = json.loads(json.dumps(record))
+    for arm in older["arms"].values():
+        del arm["batch.dynamic_sampling"]  # a setting that is newer
+    (tmp_path / STUDY_FILE).write_text(json.dumps(older))
+    assert keep_record(STUDY, tmp_path) == []
+    (tmp_path / STUDY_FILE).write_text(json.dumps(older))
+    used = {"eval.every": 1, "batch.dynamic_sampling": True}
+    with pytest.raises(ValueError, match=r"dynamic_sampling = False, and is True"):
+        keep_record(dataclasses.replace(STUDY, common=used), tmp_path)
     (tmp_path / STUDY_FILE).write_text(json.dumps(record | {"code": ["other"]}))
     (warning,) = keep_record(STUDY, tmp_path)
     assert "code has changed" in warning

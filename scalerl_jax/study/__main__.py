@@ -179,12 +179,10 @@ def _run(study: Study, root: Path, flags: argparse.Namespace) -> int:
         said += [f"{name}: {left}" for name, left in runner.left.items()]
         to_stderr("".join(f"error: {line}\n" for line in said))
         return FAILURE
-    states = _states(study, root)
-    cut = [s.planned.name for s in states if not (s.finished or s.behind)]
-    if cut:  # by signals that the study itself did not get
+    if runner.cut:  # by signals that the study itself did not get
         to_stderr(
-            f"interrupted: {len(cut)} of {len(states)} runs ({', '.join(cut)}); the "
-            f"same command resumes them\n"
+            f"interrupted: {len(runner.cut)} of {len(interleaved(study))} runs "
+            f"({', '.join(runner.cut)}); the same command resumes them\n"
         )
         return PREEMPTED
     return 0

@@ -64,6 +64,8 @@ PRUNED_FILE = "pruned.json"
 RELEASED_FILE = "released.json"  # of a run whose machines were removed
 LOG_FILE = "train.log"
 _VERSION = 1  # of STUDY_FILE
+# Numbers of an evaluation that say how far its run is.
+_EVALUATION = ("step", "pass_rate", "generated_tokens", "compute_chip_hours")
 _LOOK_S = 1.0  # between two looks at the runs
 _END_S = 60.0  # for a run to save itself and end
 _NOTE_S = 60.0  # between two plain lines of progress
@@ -91,8 +93,8 @@ class State:
 def look(study: Study, root: Path, planned: Planned) -> State:
     """Read the state of a run from the files in its folder."""
     folder = root / planned.name
-    evaluation = _last_row(folder / EVALS_FILE)
-    step = int(_last_row(folder / METRICS_FILE).get("step", 0))
+    evaluation = _last_row(folder / EVALS_FILE, _EVALUATION)
+    step = int(_last_row(folder / METRICS_FILE, ("step",)).get("step", 0))
     failure = behind = ""
     if (folder / PRUNED_FILE).exists():
         behind = str(read_json(folder / PRUNED_FILE).get("behind", "unknown"))
@@ -139,10 +141,15 @@ def unnamed(study: Study, root: Path) -> list[str]:
     ]
 
 
-def _last_row(path: Path) -> dict[str, Any]:
+def _last_row(path: Path, numbers: Sequence[str]) -> dict[str, Any]:
+    """Return the last row of a run's file, which has these numbers; {}: no row."""
     mend = "repair the file, or move the run's folder away"
     with sound(path, else_unknown="the state of the run", way_out=mend):
-        return last_row(path)
+        row = last_row(path)
+        for name in numbers if row else ():
+            if type(row[name]) not in (int, float):
+                raise TypeError(f"{name} = {row[name]!r} in its last line")
+        return row
 
 
 # ---- the record of a study
@@ -370,6 +377,7 @@ class Runner:
         self._failed: dict[str, str] = {}
         self._mistaken: dict[str, str] = {}  # by arm: its run that cannot start
         self.left: dict[str, str] = {}  # by run: what could not be released
+        self.cut: list[str] = []  # runs that a signal has ended
         self._states = {each: look(study, root, each) for each in interleaved(study)}
         self._free: list[tuple[int, ...]] = [()] * jobs
         if on_cores:
@@ -481,7 +489,9 @@ class Runner:
             keep_end(state.folder, hopeless or "the study's budget is used")
         if ended.status == 0 or ended.enough:
             self._progress.note(f"{name}: {_result(self._study, state)}")
-        elif not cut:
+        elif cut:
+            self.cut.append(name)
+        else:
             self._keep_failure(ended, state)
 
     def _keep_failure(self, ended: _Running, state: State) -> None:

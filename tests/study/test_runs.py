@@ -134,7 +134,10 @@ def test_a_run_that_was_cut_goes_on(tmp_path):
 
 
 def test_a_run_that_a_signal_ended_is_told_and_resumed(tmp_path, capsys, monkeypatch):
-    """Only the run got SIGTERM, the study did not: it has not failed, nor finished."""
+    """Only the run got SIGTERM, the study did not: it has not failed, nor finished.
+
+    A run that is done before the study's last step was not interrupted.
+    """
     file = tmp_path / "two.py"
     file.write_text(
         "from scalerl_jax.study.design import Study\n"
@@ -143,11 +146,15 @@ def test_a_run_that_a_signal_ended_is_told_and_resumed(tmp_path, capsys, monkeyp
         f"arms={STUDY.arms!r}, seeds=(0,), steps=4)\n"
     )
     cut = f"import sys\nif 'token' in sys.argv[1]: sys.exit({PREEMPTED})\n"
-    for script, status in ((cut + TRAIN, PREEMPTED), (TRAIN, 0)):
+    for script, last, status in (
+        (cut + TRAIN, 4, PREEMPTED),
+        (TRAIN, 3, 0),
+        (TRAIN, 4, 0),
+    ):
 
-        def command(study, root, planned, script=script):
+        def command(study, root, planned, script=script, last=str(last)):
             folder = str(root / planned.name)
-            return [sys.executable, "-c", script, folder, "4", "0", "nobody"]
+            return [sys.executable, "-c", script, folder, last, "0", "nobody"]
 
         runner = functools.partial(Runner, command=command)
         monkeypatch.setattr(command_line, "Runner", runner)
@@ -155,6 +162,22 @@ def test_a_run_that_a_signal_ended_is_told_and_resumed(tmp_path, capsys, monkeyp
         assert command_line.main(flags) == status
         told = "interrupted: 1 of 2 runs (token/seed0); the same command resumes them"
         assert (told in capsys.readouterr().err) == (status == PREEMPTED)
+
+
+@pytest.mark.parametrize(
+    "name, row",
+    [
+        ("evals.jsonl", {"step": 1, "pass_rate": 0.5}),
+        ("evals.jsonl", {"step": "1"}),
+        ("metrics.jsonl", {"step": None}),
+    ],
+)
+def test_a_row_that_says_nothing_of_its_run_is_named(tmp_path, name, row):
+    file = tmp_path / "prompt/seed0" / name
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps(row) + "\n")
+    with pytest.raises(ValueError, match=rf"{name} is broken"):
+        status_text(STUDY, tmp_path)
 
 
 def test_a_run_ends_with_its_budget_of_tokens(tmp_path):

@@ -1,7 +1,7 @@
 """Scaling laws of reinforcement learning, fitted to evaluation curves.
 
-NumPy and SciPy only: this package imports neither JAX nor the rest of the trainer, so
-that curves of any system can be fitted anywhere.
+NumPy and SciPy do the fits; this package imports neither JAX nor a role of the trainer,
+so that curves of any system can be fitted anywhere.
 
     from scalerl_jax import scaling
 

@@ -10,9 +10,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from scalerl_jax.config import Config, to_json
 from scalerl_jax.formats.bounded import read_text
 from scalerl_jax.formats.reading import read_json
 from scalerl_jax.run.directory import CONFIG_FILE, DATA_FILE, ENVIRONMENT_FILE
+from scalerl_jax.run.record import flatten, with_own_assets
 
 # Settings of a run that are not part of its recipe.
 NOT_RECIPE = ("seed", "tracking", "compile_cache", "checkpoint", "scaling", "debug")
@@ -47,14 +49,19 @@ class RunSettings:
     def recipe(self) -> tuple[str, str]:
         """Return a text that is equal for runs that differ only in seed, and the seed.
 
-        "" stands for what is unknown.
+        "" stands for what is unknown.  A setting that the code of a run did not have
+        counts as its default, and files of the package are those of this one.
         """
         settings = self._settings
         if not settings:
             return "", ""
-        kept = {name: each for name, each in settings.items() if name not in NOT_RECIPE}
-        if "environment" in kept:
-            kept["environment"] = self._environment
+        known = flatten(to_json(Config())) | flatten(with_own_assets(settings))
+        known["environment"] = self._environment or ""
+        kept = {
+            name: each
+            for name, each in known.items()
+            if name.split(".")[0] not in NOT_RECIPE
+        }
         text = json.dumps(kept, sort_keys=True)
         for name, digest in self._own_files().items():
             text = text.replace(json.dumps(name), json.dumps(digest))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from parsed_page import Parsed
 
+from scalerl_jax.run.record import with_own_assets
 from scalerl_jax.scaling import CurveError, fit_curve, load_curves, report, sigmoid
 from scalerl_jax.scaling.__main__ import main
 
@@ -365,9 +366,17 @@ def seeds_of_a_run(folder, name, *, asymptote, first=0, **settings):
 
 @pytest.mark.usefixtures("short_reports")
 def test_runs_that_differ_in_their_seeds_are_one_recipe(tmp_path, capsys):
-    ours = seeds_of_a_run(tmp_path, "prompt", asymptote=0.8)
+    """One was made before a setting existed, and one in another checkout."""
+    base = "/elsewhere/scalerl_jax/assets/tiny_base"
+    model = {"model": {"checkpoint": base}}
+    ours = seeds_of_a_run(tmp_path, "prompt", asymptote=0.8, **model)
+    newer = Path(ours[0]) / "config.json"
+    record = json.loads(newer.read_text())
+    record["config"]["batch"] = {"short_rows": False}
+    record["config"]["model"]["checkpoint"] = with_own_assets(base)
+    newer.write_text(json.dumps(record))
     others = seeds_of_a_run(
-        tmp_path, "token", asymptote=0.7, aggregation="token", chip="TPU v5p"
+        tmp_path, "token", asymptote=0.7, aggregation="token", chip="TPU v5p", **model
     )
     assert main(["compare", *ours, *others, "--json", "--x=generated_tokens"]) == 0
     (pair,) = json.loads(capsys.readouterr().out)["pairs"]

@@ -50,6 +50,7 @@ from scalerl_jax.scaling.tables import (
 ERRORS_ENDING = "_se"  # of the column of y's standard errors
 PROMPTS_COLUMN = "prompt_pass_rates"  # of evals.jsonl: a list
 SAMPLES_COLUMN = "samples_per_prompt"
+_MOST_SAMPLES = 2**31  # of a prompt
 # Names that identify no run; the name of their directory is used instead.
 _PLAIN_NAMES = ("evals", "trainer_state", "tensorboard")
 WALL_TIME = (
@@ -539,7 +540,7 @@ def _make(
         is_wall_time=is_wall_time,
         chip=part.table.chip or "",
         last_step=last_step,
-        samples_per_prompt=part.rows[-1][1].get(SAMPLES_COLUMN),
+        samples_per_prompt=_samples(part),
         constants={n: part.constant(c) for n, c in columns.constants.items()},
     )
 
@@ -602,13 +603,24 @@ def _mapped(rewards: Array, low: float, high: float, what: str) -> Array:
 
 
 def _prompt_rates(part: _Rows) -> Array | None:
-    """Return pass rates of each prompt [n, P], or None if an evaluation lacks them."""
+    """Return pass rates of each prompt [n, P], or None if an evaluation lacks some.
+
+    A prompt that was not judged, whose rate is null, cannot be paired.
+    """
     rates = [cell for cell in part.cells(PROMPTS_COLUMN) if isinstance(cell, list)]
     if len(rates) < len(part.rows) or len({len(each) for each in rates}) != 1:
         return None
-    if any(None in each for each in rates):
-        return None  # a prompt that was not judged cannot be paired
+    for rate in itertools.chain.from_iterable(rates):
+        if not (isinstance(rate, int | float) and 0 <= rate <= 1):
+            return None
     return np.array(rates, np.float64)
+
+
+def _samples(part: _Rows) -> int | None:
+    """Return the completions behind a prompt's pass rate; None if they are unknown."""
+    found = part.rows[-1][1].get(SAMPLES_COLUMN)
+    known = isinstance(found, int | float) and 1 <= found < _MOST_SAMPLES
+    return int(found) if known else None
 
 
 def _errors(

@@ -359,10 +359,16 @@ def _read_delimited(file: Path) -> Table:
     lines = list(io.StringIO(text, newline=""))
     hint = re.fullmatch("sep=(.)", lines[0].rstrip("\r\n")) if lines else None
     skipped = int(hint is not None)  # the line that names the delimiter
-    delimiter = hint[1] if hint else _delimiter(lines[:SNIFFED_LINES])
+    filled = [line for line in lines if line.strip()]
+    delimiter = hint[1] if hint else _delimiter(filled[:SNIFFED_LINES])
     reader = csv.reader(lines[skipped:], delimiter=delimiter, skipinitialspace=True)
     try:
-        cells = [(reader.line_num + skipped, row) for row in reader]
+        # Spreadsheets leave empty rows behind, above the header too.
+        cells = [
+            (reader.line_num + skipped, row)
+            for row in reader
+            if any(cell.strip() for cell in row)
+        ]
     except csv.Error as failure:
         line = max(reader.line_num + skipped, 1)
         raise CurveError(f"{file}:{line}: {failure}; mend the line") from failure
@@ -373,7 +379,6 @@ def _read_delimited(file: Path) -> Table:
     rows = [
         (f"{file}:{line}", _by_column(f"{file}:{line}", header, row, delimiter))
         for line, row in cells[1:]
-        if any(cell.strip() for cell in row)  # spreadsheets leave empty rows behind
     ]
     enveloped = any(name.endswith(WANDB_ENVELOPES) for name in header)
     metrics = len(header) > 1 and all(WANDB_SEPARATOR in name for name in header[1:])

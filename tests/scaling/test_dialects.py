@@ -241,8 +241,10 @@ def test_a_scalar_that_tensorboard_exports_needs_no_flag(tmp_path):
     np.testing.assert_array_equal(curve.y, RATES[1:])
 
 
-def test_a_spreadsheet_says_its_separator_and_leaves_empty_rows(tmp_path):
-    text = "sep=;\nRechenzeit;Quote\n1.000,5;10,5%\n2.000;20,25%\n3.000;30%\n;\n"
+@pytest.mark.parametrize("above", ["sep=;\n", "", "\n;\n"])
+def test_a_spreadsheet_says_its_separator_and_leaves_empty_rows(tmp_path, above):
+    text = "Rechenzeit;Quote\n1.000,5;10,5%\n2.000;20,25%\n3.000;30%\n;\n"
+    text = above + text
     curve = load_curve(write(tmp_path, text), x="Rechenzeit", y="Quote")
     np.testing.assert_array_equal(curve.x, [1000.5, 2000, 3000])
     np.testing.assert_allclose(curve.y, [0.105, 0.2025, 0.3])

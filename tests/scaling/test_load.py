@@ -234,6 +234,13 @@ def test_pass_rates_of_each_prompt_come_with_the_curve(tmp_path, capsys):
     said = capsys.readouterr()
     assert "prompt_bootstrap" not in json.loads(said.out)
     assert "no bootstrap over prompts: its refits are not weighted" in said.err
+    rows = [row | {"samples_per_prompt": "x"} for row in rows]
+    write_lines(tmp_path / "a" / "evals.jsonl", rows)
+    assert load_curve(tmp_path / "a").samples_per_prompt is None
+    for rate in ("x", [0.5], 10**400, 1.5):  # no rate
+        rows[3]["prompt_pass_rates"][2] = rate
+        write_lines(tmp_path / "a" / "evals.jsonl", rows)
+        assert load_curve(tmp_path / "a").prompt_rates is None
 
 
 def write_lines(path, rows):

@@ -11,7 +11,7 @@ set -euo pipefail
 
 config="${1:-configs/tiny.py}"
 shift || true
-name="launch-$(basename "${config%.py}" | tr '_' '-')"
+name="launch-$(basename "${config/.py/}" | tr '[:upper:]_.:' '[:lower:]-')"
 python="${PYTHON:-python}"
 
 if [[ "$config" == *fleet* ]]; then set -- --ray=local "$@"; fi

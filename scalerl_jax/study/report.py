@@ -34,6 +34,7 @@ from scalerl_jax.study.design import Planned, Study, interleaved
 from scalerl_jax.study.runs import EVALS_FILE, look, read_curve
 
 Row = dict[str, Any]
+_LINES_FILE = "linearised.png"  # if an A is identified
 _FORESEEN_FROM = (0.25, 0.5)  # of the compute, to forecast the last evaluation from
 
 
@@ -318,7 +319,9 @@ def write_report(
     }
     runs = rank(fits, group_runs(fits)) if len(fits) > 1 else None
     if runs and runs.shared_asymptote is not None:
-        files["linearised.png"] = to_png(draw_linearised(runs, names=list(fits)))
+        files[_LINES_FILE] = to_png(draw_linearised(runs, names=list(fits)))
+    else:
+        (out / _LINES_FILE).unlink(missing_ok=True)  # of an earlier report
     for name, data in files.items():
         replace_file(out / name, data)
     return [out / name for name in files]

@@ -1,5 +1,6 @@
 """Shell, read by shellcheck: the scripts, and what hosts are told by ssh."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -91,6 +92,21 @@ def test_a_script_says_what_it_makes_what_it_costs_and_how_it_is_stopped(path):
     assert "-m scalerl_jax.launch stop" in head
     assert path.stat().st_mode & 0o111
     assert len(text.splitlines()) < 40  # the logic is Python's
+
+
+@pytest.mark.parametrize(
+    "config, name",
+    [("configs/8b_32k.py", "launch-8b-32k"), ("recipes/dapo:tiny", "launch-dapo-tiny")],
+)
+def test_any_name_of_a_config_gives_a_name_of_a_run(config, name):
+    done = subprocess.run(
+        [small_run.ROOT / "launch" / "local.sh", config],
+        env={**os.environ, "PYTHON": "echo"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert f" --name={name} " in done.stdout and f"={config} " in done.stdout
 
 
 def test_the_archive_is_the_same_bytes_and_has_what_an_installation_needs():

@@ -117,6 +117,13 @@ def test_equal_arms_are_not_decided_and_a_missing_run_is_named(tmp_path):
     assert [pair.winner for pair in findings.pairs] == [None]
     said = describe(STUDY, findings)
     assert "low/seed2: not begun" in said and "high/seed2: not begun" in said
+    out = tmp_path / "report"
+    out.mkdir()
+    (out / "linearised.png").touch()  # of an earlier report
+    one = dict([*findings.fits.items()][:1])
+    alone = dataclasses.replace(findings, fits=one, pairs=())
+    files = write_report(STUDY, alone, tmp_path, out, title="one run")
+    assert sorted(out.iterdir()) == sorted(files)
 
 
 def test_no_seeds_decide_what_seeds_cannot(tmp_path):

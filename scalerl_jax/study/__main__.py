@@ -43,10 +43,10 @@ from scalerl_jax.study.runs import (
     RELEASED_FILE,
     Runner,
     State,
+    changed_arms,
     command,
     look,
     next_record,
-    read_record,
     unnamed,
     write_record,
 )
@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
         return _run(study, root, flags)
     if flags.command == "stop":
         return _stop(study, root)
-    read_record(root)  # is it one that this code can read?
+    to_stderr(text.warned(changed_arms(study, root)))
     if flags.command == "status":
         if flags.json:
             facts = [_facts(study, each) for each in _states(study, root)]

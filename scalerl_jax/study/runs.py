@@ -141,6 +141,16 @@ def unnamed(study: Study, root: Path) -> list[str]:
     ]
 
 
+def changed_arms(study: Study, root: Path) -> list[str]:
+    """Return a warning if an arm has other settings now than its runs began with."""
+    began = with_own_assets(read_record(root).get("arms", {}))
+    try:
+        _check_settings(root / STUDY_FILE, began, check(study))
+    except ValueError as error:
+        return [f"{error}; its runs have the settings that they began with"]
+    return []
+
+
 def _last_row(path: Path, numbers: Sequence[str]) -> dict[str, Any]:
     """Return the last row of a run's file, which has these numbers; {}: no row."""
     mend = "repair the file, or move the run's folder away"

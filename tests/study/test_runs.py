@@ -15,7 +15,7 @@ from scalerl_jax.study import __main__ as command_line
 from scalerl_jax.study.__main__ import status_text
 from scalerl_jax.study.design import Planned, Study, interleaved
 from scalerl_jax.study.report import describe, find
-from scalerl_jax.study.runs import STUDY_FILE, Runner, look
+from scalerl_jax.study.runs import STUDY_FILE, Runner, changed_arms, look
 
 STUDY = Study(
     base="configs/tiny.py",
@@ -238,6 +238,9 @@ def test_a_changed_base_is_refused_by_name(tmp_path):
     )
     with pytest.raises(ValueError, match=r"batch\.group_size = 8, and is 4"):
         keep_record(changed, tmp_path)
+    (warning,) = changed_arms(changed, tmp_path)  # of a report
+    assert "batch.group_size = 8, and is 4" in warning
+    assert changed_arms(STUDY, tmp_path) == []
     record = json.loads((tmp_path / STUDY_FILE).read_text())
     assert record["arms"]["token"]["objective.aggregation"] == "token"
     older = json.loads(json.dumps(record))

@@ -441,7 +441,11 @@ def _over_prompts(result: Fit, *, num_resamples: int) -> scaling.Bootstrap | Non
 
 @command(
     "which recipe scales better",
-    Flag("--vs", PATHS, "runs of the second recipe: those before it are of the first"),
+    Flag(
+        "--vs",
+        PATHS | {"action": "append"},
+        "runs of the second recipe: those before it are of the first",
+    ),
     Flag(
         "--paired",
         SWITCH,
@@ -472,13 +476,18 @@ def compare(flags: Flags) -> Answer:
     it.
     """
     _check_out(flags.out)
-    if flags.vs:
-        flags.paths = [*flags.paths, *flags.vs]
+    behind, *more = flags.vs or [()]
+    if more:
+        raise ValueError(
+            f"--vs is given {1 + len(more)} times, and parts two recipes: compare more "
+            f"by twos, or as the runs of one table with --group"
+        )
+    flags.paths = [*flags.paths, *behind]
     fitted = fit_each(flags)
     fits = {fit.curve.name: fit for _, fit in fitted}
-    others = set(_each_run(flags.vs or ()))
+    others = set(_each_run(behind))
     second = {fit.curve.name for path, fit in fitted if path in others}
-    if flags.vs and len(second) in (0, len(fits)):
+    if behind and len(second) in (0, len(fits)):
         side = "before" if second else "behind"
         raise CurveError(
             f"no run {side} --vs can be used, and the others are of one recipe: "

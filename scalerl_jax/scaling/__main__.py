@@ -36,6 +36,7 @@ from scalerl_jax.scaling.flags import (
     COLUMN,
     FIELDS,
     FITTING,
+    GAIN,
     INPUT,
     LAW,
     LEVEL,
@@ -631,7 +632,7 @@ def _extrapolate_one(curve: Curve, flags: Flags) -> scaling.Extrapolation:
     ),
     Flag(
         "--power",
-        POSITIVE,
+        GAIN,
         "a difference in A: gives the runs of each recipe that would decide it",
     ),
     Flag("--run-sd", WIDTH, "spread of A between runs, instead of the measured one"),

@@ -106,6 +106,11 @@ POSITIVES = POSITIVE | {"action": "append"}
 RATES: Takes = {"metavar": "R", "type": float, "action": "append"}
 SHARE = number("SHARE", "a share in (0, 1), such as 0.9", lambda value: 0 < value < 1)
 SHARES: Takes = {"metavar": "F", "type": float, "nargs": "+"}
+GAIN = number(
+    "GAIN",
+    "a difference of two pass rates, in (0, 1), such as 0.02",
+    lambda value: 0 < value < 1,
+)
 WIDTH = number("WIDTH", "a number of at least 0", lambda value: value >= 0)
 S = number("S", "seconds, a day at most", lambda value: 0 < value <= 86_400)
 K = number(

@@ -619,8 +619,9 @@ def _prompt_rates(part: _Rows) -> Array | None:
 def _samples(part: _Rows) -> int | None:
     """Return the completions behind a prompt's pass rate; None if they are unknown."""
     found = part.rows[-1][1].get(SAMPLES_COLUMN)
-    known = isinstance(found, int | float) and 1 <= found < _MOST_SAMPLES
-    return int(found) if known else None
+    if isinstance(found, int | float) and 1 <= found < _MOST_SAMPLES:
+        return int(found)
+    return None
 
 
 def _errors(

@@ -142,12 +142,9 @@ def mismatch() -> None:
             },
         )
         sampled = sampled or bench.sampled  # the learner alone differs
-        batch = bench.config.batch
         check = MismatchCheck(
             score=plain_scorer(bench.forward),
-            row_tokens=batch.row_tokens,
-            rows_per_microbatch=batch.rows_per_microbatch,
-            row_segments=batch.packed_segments,
+            pack=bench.pack,
             max_mismatch_nats=float("inf"),
         )
         each = check(bench.params, sampled)

@@ -31,7 +31,7 @@ from matplotlib import pyplot
 from seeds import processor, rows
 
 from scalerl_jax import config as config_lib
-from scalerl_jax.batching.packing import pack
+from scalerl_jax.batching.assembly import Pack
 from scalerl_jax.config import Config
 from scalerl_jax.controller.mismatch import Mismatch, MismatchCheck, as_sequence
 from scalerl_jax.generation.evaluation import Probe
@@ -39,6 +39,7 @@ from scalerl_jax.learner.forward import Forward, plain_scorer
 from scalerl_jax.learner.publish import make_snapshot
 from scalerl_jax.model.architecture import param_shardings
 from scalerl_jax.model.weights import load_params
+from scalerl_jax.objective.assembly import make_pack
 from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.sampler.pool import PagePool
 from scalerl_jax.types import PackedBatch, PyTree
@@ -132,27 +133,24 @@ class Bench:
         return self._probe(self._published)
 
     @functools.cached_property
+    def pack(self) -> Pack:
+        """The layout of a train step."""
+        return make_pack(self.config, self.arch)[0]
+
+    @functools.cached_property
     def forward(self) -> Forward:
         """The learner's forward pass."""
         return make_forward(self.config, self.arch, self.mesh)
 
     def batch(self) -> PackedBatch:
         """All completions as the learner reads them."""
-        batch = self.config.batch
-        return pack(
-            [as_sequence(*each) for each in self.sampled],
-            row_tokens=batch.row_tokens,
-            rows_per_microbatch=batch.rows_per_microbatch,
-        ).batch
+        return self.pack([as_sequence(*each) for each in self.sampled]).batch
 
     def mismatch(self) -> Mismatch:
         """Return how far the log-probabilities of sampler and learner are apart."""
-        batch, score = self.config.batch, plain_scorer(self.forward)
         check = MismatchCheck(
-            score=lambda state, batch: score(state, batch),
-            row_tokens=batch.row_tokens,
-            rows_per_microbatch=batch.rows_per_microbatch,
-            row_segments=batch.packed_segments,
+            score=plain_scorer(self.forward),
+            pack=self.pack,
             max_mismatch_nats=float("inf"),
         )
         return check.require(self.params, self.sampled)

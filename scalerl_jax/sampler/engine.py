@@ -286,14 +286,14 @@ def _compilation_tokens(settings: EngineSettings, mesh: Mesh) -> float:
 
     An accelerator makes some 1e16 useful operations in the minute that it may take.  On
     a CPU it takes a core 2 s for 4 layers and 4 s for 30; in a second that core makes
-    1.5e10 useful operations with rows of 128 numbers, and 7e10 to 1e11 of 576
+    1e10 to 2e10 useful operations with rows of 128 numbers, and 7e10 to 1e11 of 576
     (`benchmarks/README.md`).
     """
     arch = settings.arch
     operations = 1e16
     if mesh.devices.flat[0].platform == "cpu":
         seconds = 1.7 + 0.08 * arch.num_layers
-        operations = seconds * min(1.2e8 * arch.hidden_size, 1e11)
+        operations = seconds * min(1.5e8 * arch.hidden_size, 1e11)
     return operations / (2.0 * arch.num_active_params)
 
 

@@ -26,6 +26,7 @@ class Prefix:
     version: int
     digests: Sequence[bytes] = ()  # of its full pages; empty: its pages stay its own
     done: int = 0  # tokens in the cache
+    found: int = 0  # of them: those that another sequence has put there
     place: slice | None = None  # its tokens in the last chunk; None: it had none there
     # Experts, if reported: the chunks' outputs, and the prefix's tokens in each.
     experts: list[tuple[Any, slice]] = dataclasses.field(default_factory=list)
@@ -180,8 +181,8 @@ class SequencePages:
 
     def reserve(self, held: Iterable[int]) -> Need:
         """Return one page more for each sequence, of the pages that each holds."""
-        each = [self.need(count, 1) for count in held]
-        return Need(sum(one.rings for one in each), sum(one.whole for one in each))
+        in_rings = [count < self._ring for count in held]
+        return Need(sum(in_rings), len(in_rings) - sum(in_rings))
 
     def fit(self, need: Need) -> bool:
         """Return whether the pages of a need are free."""

@@ -318,7 +318,7 @@ class Scheduler:
         for entry in self._waiting:
             prefix = entry.prefix
             if prefix is not None and prefix.version != version:
-                entry.at_once |= 0 < prefix.done < len(prefix.tokens)
+                entry.at_once |= prefix.found < prefix.done < len(prefix.tokens)
                 self._drop_prefix(entry)  # never used across versions
         slots, begun = len(self._free), []
         for entry in self._waiting:
@@ -358,8 +358,8 @@ class Scheduler:
             count, own = len(found), prefix.pages[: len(found)]
             prefix.pages[:count] = self.pages.share(found)
             self.pages.release(own)
-            prefix.done = count * self._settings.page_size
-            self._stats.prefix_hit_tokens += prefix.done
+            prefix.done = prefix.found = count * self._settings.page_size
+            self._stats.prefix_hit_tokens += prefix.found
 
     def _find(self, own: Need, *, alone: bool, keep: _Waiting | None = None) -> bool:
         """Return whether a new sample's own pages are free; see `PagePool.find`.

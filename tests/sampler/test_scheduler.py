@@ -138,6 +138,32 @@ def test_a_prompt_gets_the_pages_of_one_that_begins_alike(bench, random_params):
     bench.assert_idle(scheduler)
 
 
+def test_what_another_prompt_has_cached_is_not_due_at_an_update(
+    bench, talkative_params
+):
+    """By hand: of three that begin alike, a part of the second one's own is lost."""
+    old, new = talkative_params(0), talkative_params(2)
+    running = bench.request(2, LONG[:16], num_samples=1, limits=None, temperature=0.0)
+    scheduler = bench.scheduler(running)
+    found = step(scheduler, old, version=0)
+    assert scheduler.stats.prefilled_tokens == 15
+    others = [
+        bench.request(number, [*LONG[:8], *RNG.permutation(12)], num_samples=1)
+        for number in (5, 6, 7)
+    ]
+    for each in others:
+        scheduler.submit(each)
+    found |= step(scheduler, old, version=0)  # 11 and 5 of 11
+    stats = scheduler.stats
+    assert (stats.prefilled_tokens, stats.prefix_hit_tokens) == (15 + 16, 3 * 8)
+    found |= step(scheduler, new, version=1)  # 16 and 3; the third waits
+    assert stats.prefilled_tokens == 15 + 16 + 19
+    found |= bench.finish(scheduler, new, version=1)
+    late = {place: each for place, each in found.items() if place[0] in (6, 7)}
+    bench.assert_same(late, bench.expected(new, *others[1:]))
+    bench.assert_idle(scheduler)
+
+
 @pytest.mark.parametrize("name, seed", [("tight_bench", 0), ("int8_bench", 2)])
 def test_pages_for_one_sequence_complete_many_requests(
     talkative_params, name, seed, request

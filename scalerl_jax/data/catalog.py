@@ -24,7 +24,7 @@ from scalerl_jax.data.sources import (
 )
 from scalerl_jax.formats.reading import is_hub_id, local_file
 
-VERSION = "1.3.0"  # of the prepared form and of what is dropped; part of its path
+VERSION = "1.4.0"  # of the prepared form and of what is dropped; part of its path
 
 # Columns after a name: "jsonl:FILE?prompt=text&reference=gold".
 _COLUMNS = re.compile(r"\?((?:[a-z]+=[^?&=/@]*)(?:&[a-z]+=[^?&=/@]*)*)(?=@|$)")

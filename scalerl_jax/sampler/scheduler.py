@@ -278,18 +278,19 @@ class Scheduler:
     ) -> int:
         """Prefill one chunk of these prefixes; return the number of its tokens."""
         chunk = fill_chunk(self._engine, prefixes, most=most)
-        if chunk is not None:
-            self._state, experts = self._engine.prefill(params, self._state, chunk)
-            if experts is not None:  # a mixture that reports them
-                experts.copy_to_host_async()
-                for prefix in prefixes:
-                    if prefix.place is not None:
-                        prefix.experts.append((experts, prefix.place))
-            self._stats.note_prefill(chunk, again=again)
+        if chunk is None:
+            return 0
+        self._state, experts = self._engine.prefill(params, self._state, chunk)
+        if experts is not None:  # a mixture that reports them
+            experts.copy_to_host_async()
+        self._stats.note_prefill(chunk, again=again)
         for prefix in prefixes:
-            full = prefix.done // self._settings.page_size
-            self.pages.know(prefix.pages, prefix.digests[:full])
-        return 0 if chunk is None else int(chunk.query_starts[-1])
+            if prefix.place is not None:
+                full = prefix.done // self._settings.page_size
+                self.pages.know(prefix.pages, prefix.digests[:full])
+                if experts is not None:
+                    prefix.experts.append((experts, prefix.place))
+        return int(chunk.query_starts[-1])
 
     # -- from waiting to running ------------------------------------------------------
 
@@ -303,9 +304,9 @@ class Scheduler:
         left = self._settings.prefill_tokens
         while self._waiting and self._free:
             begun = self._begin_prefixes(version)
-            for _, prefix in begun:
-                self._find_again(prefix)
             prefixes = [prefix for _, prefix in begun]
+            for prefix in prefixes:
+                self._stats.prefix_hit_tokens += self._find_again(prefix)
             count = self._prefill(params, prefixes, most=left if left > 0 else None)
             left -= count
             self._place()
@@ -332,7 +333,7 @@ class Scheduler:
                     version=version,
                     digests=self._digests(entry.tokens),
                 )
-                self._find_again(prefix)
+                found = self._find_again(prefix)
                 held = len(prefix.pages)
                 missing = self._settings.pages_for(len(entry.tokens)) - held
                 # Keep pages for its first sample, and one for each running sample.
@@ -343,6 +344,7 @@ class Scheduler:
                     break
                 prefix.pages += self.pages.take(held, missing)
                 entry.prefix = prefix
+                self._stats.prefix_hit_tokens += found
             begun.append((entry, entry.prefix))
         return begun
 
@@ -351,15 +353,19 @@ class Scheduler:
         size = self._settings.page_size
         return page_digests(tokens, size) if self._pool.prefix_cache else []
 
-    def _find_again(self, prefix: Prefix) -> None:
-        """Give a prefix that has nothing in the cache yet the pages that are found."""
+    def _find_again(self, prefix: Prefix) -> int:
+        """Give a prefix without cached tokens the pages that are found.
+
+        Return the number of tokens in them.
+        """
         found = [] if prefix.done else self.pages.find(prefix.digests)
-        if found:
-            count, own = len(found), prefix.pages[: len(found)]
-            prefix.pages[:count] = self.pages.share(found)
-            self.pages.release(own)
-            prefix.done = prefix.found = count * self._settings.page_size
-            self._stats.prefix_hit_tokens += prefix.found
+        if not found:
+            return 0
+        own = prefix.pages[: len(found)]
+        prefix.pages[: len(found)] = self.pages.share(found)
+        self.pages.release(own)
+        prefix.done = prefix.found = len(found) * self._settings.page_size
+        return prefix.found
 
     def _find(self, own: Need, *, alone: bool, keep: _Waiting | None = None) -> bool:
         """Return whether a new sample's own pages are free; see `PagePool.find`.

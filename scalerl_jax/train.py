@@ -19,11 +19,10 @@ from scalerl_jax.parallel.xla import explained
 from scalerl_jax.process.ending import is_explained
 from scalerl_jax.process.preemption import Preemption
 from scalerl_jax.run import lost_work
-from scalerl_jax.run.directory import METRICS_FILE, end_kept
+from scalerl_jax.run.directory import end_kept
 from scalerl_jax.run.ledger import kept_on_disk
 from scalerl_jax.run.metrics import MetricsWriter
 from scalerl_jax.run.record import flatten
-from scalerl_jax.run.resume import check_start
 
 if TYPE_CHECKING:
     from scalerl_jax.scaling.live import LiveFit
@@ -64,7 +63,7 @@ def train(config: Config, run: RunState, directory: Path) -> RunOutcome:
         contextlib.ExitStack() as opened,
     ):
         opened.enter_context(end_kept(directory, lambda: live.stop_reason))
-        step = _resume(config, run, directory)
+        step = _resume(run, directory)
         writer = MetricsWriter(
             directory,
             after=step,
@@ -230,17 +229,13 @@ def save(run: RunState, state: State, version: int) -> None:
         run.learner.save(version, state, host=books, groups=groups)
 
 
-def _resume(config: Config, run: RunState, directory: Path) -> int:
+def _resume(run: RunState, directory: Path) -> int:
     """Restore state, prompts and books from the newest checkpoint, if any.
 
     Compute spent after that checkpoint is added to the ledger, as far as it is on file.
     Return the last step that counts; -1 for a new run.
     """
     restored = run.learner.restore()
-    if restored is None:
-        window = config.steps_per_window
-        second_save = 2 * max(config.checkpoint.every, window) + window - 1
-        check_start(directory / METRICS_FILE, second_save=second_save)
     lost_work.resume(run.ledger, directory, restored and restored.host)
     if restored is None:
         return -1

@@ -15,7 +15,6 @@ _MOST_DIFFERENCES_SHOWN = 5
 _ABSENT = "absent"
 _BEGINNING = b'{"step": '  # of a row; within a text its quotes would be escaped
 _ROW = re.compile(_BEGINNING + rb"(0|[1-9][0-9]{0,17})[,}]")
-_LAST_STEP = 2**63
 _PLACED = "environment"  # FILE.py:FUNCTION, whose file may have moved
 _MEND = "repair the file, or choose another --workdir"
 
@@ -148,24 +147,6 @@ def last_row(path: Path) -> dict[str, Any]:
             raise TypeError("its last line is no JSON object")
         return row
     return {}
-
-
-def check_start(metrics: Path, *, second_save: int) -> None:
-    """Refuse to start a run at step 0 whose checkpoints are gone: its rows would go.
-
-    A save waits for the one before it, so that a run behind its second one, which is
-    made at the step `second_save` at the latest, had a checkpoint.
-
-    Raises:
-        ValueError: the file has such rows, or a line that is no row of a run.
-    """
-    steps = rows_until(_LAST_STEP, metrics)[0] if metrics.is_file() else []
-    if steps and steps[-1] > second_save:
-        raise ValueError(
-            f"{metrics.parent} has no checkpoint, and {metrics.name} has rows up to "
-            f"step {steps[-1]}, which a start at step 0 would remove: put the "
-            f"checkpoints back, move {metrics.name} away, or choose another --workdir"
-        )
 
 
 def rows_until(step: int, path: Path) -> tuple[list[int], list[tuple[int, int]]]:

@@ -63,7 +63,7 @@ VARIANTS: dict[str, Mapping[str, bool | int]] = {
 # Cycles per second at which the peaks of `machines.chips` are whole matrix units.
 CLOCK = {"v5p": 1.75e9, "v5e": 1.5e9, "v6e": 1.75e9}
 PRODUCTS = ("dot", "convolution")
-_EXACT = "operand_precision={highest,highest}"
+_EXACT = "operand_precision={high"  # or the highest
 CONTEXTS = (2_000, 8_000)  # tokens of a sequence, besides the assumed number
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all")
 

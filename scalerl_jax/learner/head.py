@@ -78,10 +78,14 @@ class Head:
             found *= capped_slope(logits * self.temperature, self.cap)
         return found.astype(jnp.float32 if self.float32_head else dtype)
 
-    def product(self) -> Callable[..., Array]:
-        """Return an einsum with float32 results, at the precision of the logits."""
+    def gradient_product(self) -> Callable[..., Array]:
+        """Return an einsum of cotangents of logits, with float32 results.
+
+        Of float32 operands it takes 16 bits: hidden states and their cotangents have 8
+        where compute is in bfloat16.
+        """
         if self.float32_head:
-            return float32_einsum
+            return functools.partial(float32_einsum, terms=2)
         return functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
     def tiles(self, hidden: Array, weights: Array) -> tuple[int, Float[Array, "n v D"]]:

@@ -145,7 +145,7 @@ def _backward_tiles(
     rows = hidden.reshape(-1, chunk, hidden.shape[-1])
     ids = targets.reshape(-1, chunk) - head.first_id(weights)
     tokens = [x.reshape(-1, chunk) for x in (entropy, log_z, of_logprobs, of_entropy)]
-    exact, dtype = head.product(), hidden.dtype
+    product, dtype = head.gradient_product(), hidden.dtype
 
     # Tiles are [v, c] and sums over tiles [D, c], as in `_pointwise_tiles`.
     def one_slab(
@@ -166,8 +166,8 @@ def _backward_tiles(
             chosen = jnp.where(ids == places, of_logprob, 0.0)
             of_logits = chosen - jnp.exp(logprobs) * slope
             of_logits = head.of_product(of_logits, logits, dtype)
-            of_rows = of_rows + exact("dv,vc->dc", columns, of_logits)
-            return of_slab + exact("vc,cd->vd", of_logits, hidden), of_rows
+            of_rows = of_rows + product("dv,vc->dc", columns, of_logits)
+            return of_slab + product("vc,cd->vd", of_logits, hidden), of_rows
 
         of_slab, of_rows = jax.lax.scan(
             one_chunk, jnp.zeros(slab.shape), (of_rows, rows, ids, *tokens)
@@ -275,7 +275,7 @@ def _pointwise_tiles(
     columns = jax.lax.optimization_barrier(slab.T)
     places = jnp.arange(slab.shape[0])[:, None] + head.first_id(weights)
     chunk = largest_divisor(targets.size, head.chunk_tokens)
-    exact, dtype = head.product(), hidden.dtype
+    product, dtype = head.gradient_product(), hidden.dtype
 
     def over_vocab(x: Array) -> Array:
         x = x.sum(axis=0)
@@ -303,8 +303,8 @@ def _pointwise_tiles(
         slope = (of_logprob + of_entropy * (logits - log_z + entropy)) / total
         chosen = jnp.where(ids == places, of_logprob, 0.0)
         of_logits = head.of_product(chosen - shares * slope, logits, dtype)
-        of_rows = exact("dv,vc->dc", columns, of_logits)
-        of_slab = of_slab + exact("vc,cd->vd", of_logits, hidden)
+        of_rows = product("dv,vc->dc", columns, of_logits)
+        of_slab = of_slab + product("vc,cd->vd", of_logits, hidden)
         return of_slab, (losses, logprobs, entropy, of_rows)
 
     rows = jax.tree.map(

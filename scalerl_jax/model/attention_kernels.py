@@ -28,10 +28,13 @@ from scalerl_jax.model.attention import (
     SegmentAttention,
     segment_starts,
 )
+from scalerl_jax.model.splash_gradient import (
+    LANES,
+    following_blocks,
+    held_bytes,
+    splash_gradient,
+)
 from scalerl_jax.parallel.mesh import ROWS, largest_divisor, over_mesh
-
-_LANES = 128  # of a TPU's vector; the kernel's blocks are multiples of it
-_MOST_INT8 = 127
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,11 +43,13 @@ class SplashAttention:
 
     The kernel skips the blocks that a mask leaves empty, and JAX makes its masks from
     static arrays.  Here each row has its own, made from its segment ids: the blocks
-    between the start of a query's segment and the diagonal.
+    between the start of a query's segment and the diagonal.  The backward pass is
+    `splash_gradient`.
     """
 
     mesh: Mesh
     block: int = SPLASH_BLOCK  # queries, and keys, in one block, at most
+    held: int | None = None  # see `splash_gradient`; None: by the kind of device
     interpret: bool = False  # on any device, slowly: for tests
 
     def __call__(
@@ -56,21 +61,21 @@ class SplashAttention:
     ) -> Float[Array, "R S heads dim"]:
         """Return causal attention within each segment; anything finite on padding."""
 
+        held = self.held or held_bytes(self.mesh.devices.flat[0].device_kind)
+
         def local(
             q: Array, k: Array, v: Array, of_queries: Array, of_keys: Array
         ) -> Array:
             queries = q.shape[1]
             # The largest multiple of a vector's lanes that divides a shard.
-            vectors = largest_divisor(queries // _LANES, self.block // _LANES)
+            vectors = largest_divisor(queries // LANES, self.block // LANES)
             first = jax.lax.axis_index("context") * queries
             places = first + jnp.arange(queries)
 
             def one_row(q: Array, k: Array, v: Array, *ids: Array) -> Array:
-                segments = splash.SegmentIds(*ids)
-                needed = needed_blocks(places, segments.kv, size=vectors * _LANES)
-                kernel = _kernel(needed, places, self.interpret)
-                found: Any = kernel(q, k, v, segments)
-                return found
+                needed = needed_blocks(places, ids[1], size=vectors * LANES)
+                options = (self.interpret, held)
+                return _attend(*options, (q, k, v), ids, places, needed)
 
             q, k, v = (x.swapaxes(1, 2) for x in (q * q.shape[-1] ** -0.5, k, v))
             found = jax.vmap(one_row)(q, k, v, of_queries, of_keys)
@@ -101,56 +106,73 @@ def needed_blocks(
     return (oldest[:, None] <= blocks) & (blocks <= (first // size)[:, None])
 
 
-def _kernel(
-    needed: Bool[Array, "Q K"], places: Int[Array, " queries"], interpret: bool
-) -> splash.SplashAttentionKernel:
-    """Return the kernel of a row that computes only the needed blocks.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _attend(
+    interpret: bool,
+    held: int,
+    inputs: tuple[Array, Array, Array],
+    segments: tuple[Int[Array, " Q"], Int[Array, " S"]],
+    places: Int[Array, " Q"],
+    needed: Bool[Array, "q k"],
+) -> Float[Array, "heads Q dim"]:
+    """Return the attention of a row's scaled queries, computed in its needed blocks."""
+    return _attend_forward(interpret, held, inputs, segments, places, needed)[0]
 
-    For each head the grids of forward pass and dq go over blocks of queries, and over
-    the keys of each; that of dk and dv goes over blocks of keys, and over all heads'
-    queries of each.  At a block that is not needed they fetch the next one that is.
-    """
-    blocks: Any = (len(places) // len(needed),) * 8  # of queries and keys, every pass
-    # They are in scalar memory, which is small.
-    number = jnp.int8 if max(needed.shape) <= _MOST_INT8 else jnp.int16
 
-    def mask(following: Array) -> masks.MaskInfo:
-        return masks.MaskInfo(
-            data_next=following.astype(number)[None],
-            mask_next=None,
-            block_mask=needed.astype(jnp.int8)[None],
-            partial_mask_blocks=None,
-            q_sequence=places,  # type: ignore[arg-type]
-        )
-
-    key, query = (each.argmax(axis=1)[:, None] for each in (needed, needed.T))
-    over_keys = mask(_following(needed, key, jnp.roll(key, -1, axis=0)))
-    over_queries = mask(_following(needed.T, query, query).T)
-    return splash.SplashAttentionKernel(
-        over_keys,
-        over_keys,
-        over_queries,
-        block_sizes=splash.BlockSizes(*blocks),
+def _attend_forward(
+    interpret: bool,
+    held: int,
+    inputs: tuple[Array, Array, Array],
+    segments: tuple[Array, Array],
+    places: Array,
+    needed: Array,
+) -> tuple[Array, tuple[Any, ...]]:
+    del held
+    block = len(places) // len(needed)
+    kernel = splash.SplashAttentionKernel(
+        _mask(needed, places),
+        None,
+        None,
+        block_sizes=splash.BlockSizes(block, block, block),
         is_mqa=False,
-        save_residuals=False,
+        save_residuals=True,
         mask_value=splash.DEFAULT_MASK_VALUE,
         attn_logits_soft_cap=None,
         residual_checkpoint_name=SAVED,
         mask_function=_not_later,
         interpret=interpret,
     )
+    result: Any = kernel(*inputs, splash.SegmentIds(*segments))
+    found, (log_sums,) = result
+    return found, (inputs, found, log_sums, segments, places, needed)
 
 
-def _following(
-    needed: Bool[Array, "outer inner"], first: Array, then: Array
-) -> Int[Array, "outer inner"]:
-    """Return the inner number of each block, or of the needed one that comes next.
+def _attend_backward(
+    interpret: bool, held: int, saved: tuple[Any, ...], cotangent: Array
+) -> tuple[Any, ...]:
+    inputs, found, log_sums, *of_row = saved
+    gradients = splash_gradient(
+        inputs, found, log_sums, cotangent, *of_row, held=held, interpret=interpret
+    )
+    return gradients, None, None, None
 
-    Needed blocks of an outer number have no gaps: they begin at `first` [outer, 1], and
-    `then` comes after them.
+
+_attend.defvjp(_attend_forward, _attend_backward)
+
+
+def _mask(needed: Bool[Array, "q k"], places: Int[Array, " Q"]) -> masks.MaskInfo:
+    """Return the needed blocks as JAX's kernel takes them.
+
+    Its grid goes over blocks of queries for each head, and over the keys of each.  At a
+    block that is not needed it fetches the next one that is.
     """
-    inner = jnp.arange(needed.shape[1])
-    return jnp.where(needed, inner, jnp.where(inner < first, first, then))
+    return masks.MaskInfo(
+        data_next=following_blocks(needed)[None],
+        mask_next=None,
+        block_mask=needed.astype(jnp.int8)[None],
+        partial_mask_blocks=None,
+        q_sequence=places,  # type: ignore[arg-type]
+    )
 
 
 def _not_later(queries: Array, keys: Array) -> Array:
@@ -277,13 +299,13 @@ def why_not(
             *narrow,
             (platform != "tpu", f"{platform} devices: it needs TPUs"),
             (
-                bool(dim % _LANES),
-                f"a model of head_dim = {dim}: it must be a multiple of {_LANES}",
+                bool(dim % LANES),
+                f"a model of head_dim = {dim}: it must be a multiple of {LANES}",
             ),
             (
-                bool(row_tokens % (_LANES * shards)),
+                bool(row_tokens % (LANES * shards)),
                 f"batch.row_tokens = {row_tokens} over mesh.context = {shards}: a "
-                f"shard must be a multiple of {_LANES} tokens; change batch.row_tokens",
+                f"shard must be a multiple of {LANES} tokens; change batch.row_tokens",
             ),
         ],
         "cudnn": [

@@ -151,12 +151,12 @@ def cudnn_bytes(config: Config, arch: Architecture) -> int:
 def terms_bytes(config: Config, arch: Architecture) -> float:
     """Return the bytes of the terms of the head's operands on a GPU.
 
-    They are those of a slab and of its transpose, and of the gradient of a tile's
-    logits: three bfloat16 terms for a float32 number (`model/products.py`).
+    They are three of a slab, two of its transpose, and two of the gradient of a tile's
+    logits, each of half the bytes of a float32 number (`model/products.py`).
     """
     tile = logits_tile(config, arch)
-    slab = 0.0 if head_bytes(config) == 2 else 2 * 1.5 * tile["slab of the head"]
-    return slab + 1.5 * tile["logits tile"]
+    slab = 0.0 if head_bytes(config) == 2 else 2.5 * tile["slab of the head"]
+    return slab + tile["logits tile"]
 
 
 def learner_bytes(config: Config, arch: Architecture) -> float:

@@ -173,7 +173,6 @@ def train_seconds(
         devices=chips,
         tensor=tensor,
         remat=remat,
-        attention="cudnn" if chip.platform == "gpu" else "splash",
         float32_head=float32_head,
         param_bytes=param_bytes,
         compute_bytes=compute_bytes,

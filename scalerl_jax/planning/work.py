@@ -15,12 +15,13 @@ from scalerl_jax.model.architecture import Architecture
 HIGHEST_PASSES = 6
 CAST_PASSES = 3
 BOTH_CAST_PASSES = 1
-_PASSES = (HIGHEST_PASSES, CAST_PASSES, BOTH_CAST_PASSES)  # by number of cast operands
+# By number of cast operands.  The gradients take two terms of a float32 operand.
+_PASSES = (HIGHEST_PASSES, CAST_PASSES, BOTH_CAST_PASSES)
+_GRADIENT_PASSES = (3, 2, 1)
 # Matmuls of queries x keys per pass of attention.  The forward pass has two, scores and
-# mixing.  The backward pass has five in a kernel that computes the scores once, and
-# seven in the TPU's two kernels.
+# mixing.  The backward pass has these scores, their cotangents, and three results.
 FORWARD_ATTENTION = 2
-BACKWARD_ATTENTION = {"blockwise": 5, "cudnn": 5, "splash": 7}
+BACKWARD_ATTENTION = 5
 # Remat policy -> (linears are recomputed, attention is recomputed).
 RECOMPUTED = {
     "none": (False, False),
@@ -199,7 +200,6 @@ def microbatch(
     devices: int,
     tensor: int,
     remat: str,
-    attention: str,
     float32_head: bool,
     param_bytes: int,
     compute_bytes: int = 2,
@@ -220,13 +220,12 @@ def microbatch(
     layer = _linears(arch, tokens, copies) * 3
     if again:  # the backward pass does not need the last product
         layer += _linears(arch, tokens, copies, last=False)
-    matmuls = FORWARD_ATTENTION * (1 + attention_again) + BACKWARD_ATTENTION[attention]
+    matmuls = FORWARD_ATTENTION * (1 + attention_again) + BACKWARD_ATTENTION
     layer += _attention(arch, rows, row_tokens, matmuls=matmuls, share=attention_share)
     head = Work()
     hidden, weights = compute_bytes == 2, head_bytes == 2
-    logits = [hidden + weights] * (1 if head_once else 2)
-    for cast in (*logits, hidden, weights):
-        passes = _PASSES[cast]
+    logits = [_PASSES[hidden + weights]] * (1 if head_once else 2)
+    for passes in (*logits, _GRADIENT_PASSES[hidden], _GRADIENT_PASSES[weights]):
         head += _head(arch, tokens, copies, float32_head=float32_head, passes=passes)
     # Params are read; the accumulated gradients are read and written.
     state = Work(bytes=arch.num_params * (param_bytes + 4 + 4))

@@ -189,7 +189,6 @@ def _work(name: str, parts: Parts) -> Work:
     param_bytes = value_bytes(config.model.param_dtype)
     match name.removeprefix("critic_"):
         case "accumulate":
-            attention = type(parts.attention).__name__.removesuffix("Attention")
             return work.microbatch(
                 arch,
                 rows=config.batch.rows_per_microbatch,
@@ -197,7 +196,6 @@ def _work(name: str, parts: Parts) -> Work:
                 devices=parts.learner_mesh.size,
                 tensor=config.mesh.tensor,
                 remat=config.model.remat,
-                attention=attention.lower(),
                 float32_head=config.model.float32_head,
                 param_bytes=param_bytes,
                 compute_bytes=value_bytes(config.model.compute_dtype),
@@ -251,18 +249,20 @@ def _router(compiled: Compiled, parts: Parts) -> HeadMatmuls | None:
 
 
 def head_is_float32(name: str, head: HeadMatmuls | None) -> bool:
-    """Return True if the program's head was found and all its matmuls are float32.
+    """Return True if the program's head was found and its logits are float32.
 
     `prefill` has no head: it samples no token.  The last prompt token is decoded.
     """
-    if head is None:
+    if head is None or head.below_float32(gradients=name == "accumulate"):
         return False
-    return head.float32 and (head.highest > 0 or name == "prefill")
+    return head.highest > 0 or name == "prefill"
 
 
 def router_is_float32(router: HeadMatmuls | None) -> bool | None:
     """Return True if the router was found and is all float32; None: no mixture."""
-    return None if router is None else router.float32 and router.highest > 0
+    if router is None:
+        return None
+    return router.highest > 0 and not router.below_float32()
 
 
 # -- what would fit -------------------------------------------------------------------

@@ -3,6 +3,7 @@
 Instructions come from XLA's text form, sizes from the compiler's statistics.
 """
 
+import collections
 import dataclasses
 import math
 import re
@@ -290,12 +291,12 @@ class HeadMatmuls:
     """Numbers of matmuls, of a head or router, by their precision."""
 
     highest: int  # with a float32 result, at the highest precision
+    high: int  # with a float32 result, of 16 bits of each operand, for gradients
     lower: int  # all others
 
-    @property
-    def float32(self) -> bool:
-        """True if no matmul is below float32; also True without any matmul."""
-        return self.lower == 0
+    def below_float32(self, *, gradients: bool = False) -> int:
+        """Return the matmuls below float32; `gradients` may be of 16 bits."""
+        return self.lower + self.high * (not gradients)
 
 
 def scope_matmuls(program: Program, scope: str) -> HeadMatmuls:
@@ -324,14 +325,22 @@ def _count_matmuls(
 ) -> HeadMatmuls:
     """Count by precision the matmuls for which `wanted(matmul, its computation)`.
 
-    At the highest precision an operand may be bfloat16: the compiler removes a cast to
-    float32 from bfloat16.  So may those of `products.by_terms`, in its scope.
+    At a higher precision an operand may be bfloat16: the compiler removes a cast to
+    float32 from bfloat16.  So may those of `products.by_terms`, in its scope; they
+    count as the highest.
     """
-    exact = [
-        ("operand_precision={highest,highest}" in each.rest or TERMS in each.rest)
-        and each.shape.startswith("f32[")
+    found = collections.Counter(
+        _precision(each)
         for inside in program.computations.values()
         for each in inside.values()
         if each.op in ("dot", "convolution") and wanted(each, inside)
-    ]
-    return HeadMatmuls(highest=sum(exact), lower=len(exact) - sum(exact))
+    )
+    return HeadMatmuls(**{name: found[name] for name in ("highest", "high", "lower")})
+
+
+def _precision(matmul: Instruction) -> str:
+    if not matmul.shape.startswith("f32["):
+        return "lower"
+    if "operand_precision={highest,highest}" in matmul.rest or TERMS in matmul.rest:
+        return "highest"
+    return "high" if "operand_precision={high,high}" in matmul.rest else "lower"

@@ -242,8 +242,11 @@ def _cost_lines(result: CheckedConfig) -> list[str]:
             continue
         cost = each.roofline
         head = "" if each.head is None else "float32, highest precision"
+        if each.head is not None and each.head.high:
+            head = f"float32; {each.head.high} for gradients, of 16 bits"
         if each.head is not None and not head_is_float32(name, each.head):
-            head = f"{each.head.lower} matmuls BELOW float32"
+            below = each.head.below_float32(gradients=name == "accumulate")
+            head = f"{below} matmuls BELOW float32"
         if name == "prefill" and each.head is not None and not each.head.highest:
             head = "none: it samples no token"
         lines.append(
@@ -255,7 +258,7 @@ def _cost_lines(result: CheckedConfig) -> list[str]:
         )
     for name, each in result.programs.items():
         if each.router is not None:
-            exact, lower = each.router.highest, each.router.lower
+            exact, lower = each.router.highest, each.router.below_float32()
             verdict = (
                 f"{lower} BELOW float32" if lower else "float32, highest precision"
             )

@@ -93,7 +93,7 @@ def in_torch(hidden, weights, of_logprob=OF_LOGPROB, of_entropy=OF_ENTROPY, cap=
 
 
 def assert_as_torch(
-    head, of_logprob=OF_LOGPROB, of_entropy=OF_ENTROPY, *, compiled=compiled
+    head, of_logprob=OF_LOGPROB, of_entropy=OF_ENTROPY, *, compiled=compiled, times=1
 ):
     found = compiled(head)(HIDDEN, WEIGHTS, of_logprob, of_entropy)
     expected = in_torch(HIDDEN, WEIGHTS, of_logprob, of_entropy, head.cap)
@@ -102,7 +102,7 @@ def assert_as_torch(
     for ours, theirs in zip(found[1], expected[1], strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-6, atol=1e-5)
     for ours, theirs in zip(found[0], expected[0], strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=2e-5)
+        np.testing.assert_allclose(ours, theirs, rtol=times * 1e-5, atol=times * 2e-5)
 
 
 @settings(deadline=None, max_examples=12)
@@ -150,8 +150,9 @@ def test_products_by_terms_as_on_gpus_give_values_and_gradients_of_torch(
     for module in (head_lib, transformer):
         monkeypatch.setattr(module, "float32_einsum", by_terms)
     head = head_of(mesh=mesh_of(shape))
-    # Not cached: another test's program has other products.
-    assert_as_torch(head, compiled=compiled.__wrapped__)
+    # Not cached: another test's program has other products.  Gradients are of operands
+    # with 16 bits: 2^-17 of each term, of up to 10.
+    assert_as_torch(head, compiled=compiled.__wrapped__, times=8)
 
 
 def test_a_loss_of_single_tokens_is_summed_and_scaled_as_any():

@@ -16,6 +16,12 @@ import small_run
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
+from jax.experimental.pallas.ops.tpu.splash_attention import (
+    splash_attention_kernel as splash,
+)
+from jax.experimental.pallas.ops.tpu.splash_attention import (
+    splash_attention_mask as splash_mask,
+)
 from small_mesh import mesh_of
 from small_model import small_architecture
 
@@ -30,6 +36,7 @@ from scalerl_jax.model.attention_kernels import (
     segment_places,
 )
 from scalerl_jax.model.local_layers import chunked
+from scalerl_jax.model.splash_gradient import following_blocks
 from scalerl_jax.objective.assembly import make_pack
 from scalerl_jax.sampler.requests import Completion
 from scalerl_jax.types import Prompt
@@ -39,20 +46,32 @@ LENGTH, HEADS = 512, 4
 SEGMENTS = 5
 
 
-# Blocks of 128, of which any may be skipped, in the whole row and in halves of it.
-@pytest.mark.parametrize(
-    "shape, kv_heads",
-    [((1, 1, 1, 1), 2), ((1, 1, 1, 1), 4), ((1, 1, 2, 2), 2), ((2, 1, 1, 2), 4)],
-    ids=str,
-)
-def test_splash_gives_values_and_gradients_of_the_dense(shape, kv_heads):
-    attention = SplashAttention(mesh_of(shape), block=128, interpret=True)
-
+def both_passes(attention):
     @jax.jit
     def run(q, k, v, segment_ids, cotangent):
         found, back = jax.vjp(lambda *x: attention(*x, segment_ids), q, k, v)
         return found, back(cotangent)
 
+    return run
+
+
+# Blocks of 128, of which any may be skipped, in the whole row and in halves of it.  The
+# gradients of all four blocks of keys are held at once, or of three and then of one.
+@pytest.mark.parametrize(
+    "shape, kv_heads, held",
+    [
+        ((1, 1, 1, 1), 2, 4),
+        ((1, 1, 1, 1), 4, 3),
+        ((1, 1, 2, 2), 2, 3),
+        ((2, 1, 1, 2), 4, 4),
+    ],
+    ids=str,
+)
+def test_splash_gives_values_and_gradients_of_the_dense(shape, kv_heads, held):
+    attention = SplashAttention(
+        mesh_of(shape), block=128, held=held * 128 * 2 * 4 * 128, interpret=True
+    )
+    run = both_passes(attention)
     for seed in range(2):
         rng = np.random.default_rng(seed)
         q, k, v, cotangent = dense_attention.random_inputs(
@@ -68,6 +87,36 @@ def test_splash_gives_values_and_gradients_of_the_dense(shape, kv_heads):
         np.testing.assert_allclose(found * real, expected * real, rtol=1e-5, atol=1e-5)
         for ours, theirs in zip(gradients, expected_gradients, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=2e-5)
+
+
+def test_bfloat16_gradients_are_no_further_off_than_jaxs_own():
+    """JAX's two backward kernels, on one segment, and the dense softmax in float32."""
+    rng = np.random.default_rng(3)
+    arrays = dense_attention.random_inputs(
+        rng, rows=1, length=256, heads=HEADS, kv_heads=2, dim=128
+    )
+    q, k, v, cotangent = (jnp.asarray(each, jnp.bfloat16) for each in arrays)
+    ids = np.ones((1, 256), np.int32)
+    whole = [np.asarray(each, np.float32) for each in (q, k, v)]
+    _, expected = dense_attention.attend(*whole, ids, np.asarray(cotangent, np.float32))
+    ours = SplashAttention(mesh_of((1, 1, 1, 1)), block=128, interpret=True)
+    _, found = both_passes(ours)(q, k, v, ids, cotangent)
+    theirs = splash.make_splash_mha(
+        splash_mask.MultiHeadMask([splash_mask.CausalMask((256, 256))] * HEADS),
+        block_sizes=splash.BlockSizes(*[128] * 8),
+        head_shards=1,
+        q_seq_shards=1,
+        interpret=True,
+    )
+
+    def alone(q, k, v, _):
+        q, k, v = (x[0].swapaxes(0, 1) for x in (q * 128**-0.5, k, v))
+        return theirs(q, k, v).swapaxes(0, 1)[None]
+
+    _, peers = both_passes(alone)(q, k, v, ids, cotangent)
+    for each, peer, exact in zip(found, peers, expected, strict=True):
+        errors = [np.linalg.norm(np.float32(x) - exact) for x in (each, peer)]
+        assert errors[0] < 1.05 * errors[1] < 0.01 * np.linalg.norm(exact)
 
 
 @settings(deadline=None, max_examples=60)
@@ -88,12 +137,11 @@ def test_needed_blocks_are_those_with_a_pair_that_sees(seed, sizes):
 def test_a_grid_fetches_needed_blocks_only_and_each_before_it_is_due():
     """Along the order in which a grid runs, no fetch is made twice or in vain."""
     needed = jnp.array([[1, 0, 0], [1, 1, 0], [0, 0, 1]], bool)
-    kernel = attention_kernels._kernel(needed, jnp.arange(3), True)
-    forward, backward = kernel.fwd_mask_info, kernel.dkv_mask_info
-    assert forward.block_mask[0].tolist() == needed.astype(int).tolist()
-    assert forward.data_next[0].tolist() == [[0, 0, 0], [0, 1, 2], [2, 2, 2]]
-    # Columns are blocks of keys: after a block's queries those of the next head come.
-    assert backward.data_next[0].T.tolist() == [[0, 1, 0], [1, 1, 1], [2, 2, 2]]
+    mask = attention_kernels._mask(needed, jnp.arange(3))
+    assert mask.block_mask[0].tolist() == needed.astype(int).tolist()
+    assert mask.data_next[0].tolist() == [[0, 0, 0], [0, 1, 2], [2, 2, 2]]
+    # Of the last keys alone no block of the first queries is needed.
+    assert following_blocks(needed[:, 2:]).tolist() == [[0], [0], [0]]
 
 
 def test_places_of_segments_by_hand():

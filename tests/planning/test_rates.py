@@ -111,8 +111,8 @@ def test_training_takes_its_products_in_time():
     quick = dataclasses.replace(SLOW, hbm_bandwidth=1e9)
     arguments = dict(microbatches=2, rows=4, row_tokens=10, chips=2, remat="none")
     linear = 2 * 40 * 3 * WEIGHTS
-    attention = 2 * (2 + 7) * (4 * 55) * 2 * 4
-    head = (3 + 3 + 3 + 6) * 2 * 40 * 8 * 100
+    attention = 2 * (2 + 5) * (4 * 55) * 2 * 4
+    head = (3 + 3 + 2 + 3) * 2 * 40 * 8 * 100
     products = 2 * (3 * (linear + attention) + head) / 2 / 100
     update = SMALL.num_params * (3 * 4 + 3 * 8 + 4 * 4) / 2 / 1e9
     found = train_seconds(SMALL, quick, **arguments, reached=BOUND)

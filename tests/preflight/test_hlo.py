@@ -1,6 +1,8 @@
 """Compiled programs read from text: what runs how often, and what it sends."""
 # ruff: noqa: E501  lines as XLA prints them
 
+import dataclasses
+
 import pytest
 
 from scalerl_jax.preflight import hlo
@@ -203,46 +205,52 @@ HEAD = [
     "%ffn = bf16[64,96]{1,0} convolution(%h, %up), dim_labels=bf_io->bf",
 ]
 EXACT = ", operand_precision={highest,highest}"
+HIGH = ", operand_precision={high,high}"
 
 
 @pytest.mark.parametrize(
-    "line, highest, lower",
+    "line, expected, below, of_gradients",
     [
         pytest.param(
             f"%l = f32[64,500]{{1,0}} dot(%h, %w), lhs_contracting_dims={{1}}{EXACT}",
-            1,
-            0,
+            *((1, 0, 0), 0, 0),
             id="float32 at the highest precision",
         ),
         pytest.param(
+            f"%l = f32[64,500]{{1,0}} dot(%h, %w), lhs_contracting_dims={{1}}{HIGH}",
+            *((0, 1, 0), 1, 0),
+            id="float32 at the high precision",
+        ),
+        pytest.param(
             "%l = f32[64,500]{1,0} dot(%h, %w), lhs_contracting_dims={1}",
-            0,
-            1,
+            *((0, 0, 1), 1, 1),
             id="float32 at the default precision",
         ),
         pytest.param(
             f"%l = bf16[64,500]{{1,0}} convolution(%h, %w), dim_labels=bf_oi->bf{EXACT}",
-            0,
-            1,
+            *((0, 0, 1), 1, 1),
             id="a result in bfloat16",
         ),
         pytest.param(
             f"%g = f32[64,32]{{1,0}} dot(%z, %w), lhs_contracting_dims={{1}}{EXACT}",
-            1,
-            0,
+            *((1, 0, 0), 0, 0),
             id="the vocabulary in an operand only",
         ),
     ],
 )
-def test_the_heads_precision_is_read_from_its_matmuls(line, highest, lower):
+def test_the_heads_precision_is_read_from_its_matmuls(
+    line, expected, below, of_gradients
+):
     found = head_matmuls(module([*HEAD, line]), vocabulary={500})
-    assert (found.highest, found.lower) == (highest, lower)
-    assert found.float32 == (lower == 0)
+    assert dataclasses.astuple(found) == expected
+    assert found.below_float32() == below
+    assert found.below_float32(gradients=True) == of_gradients
 
 
 def test_a_program_without_a_head_has_none_below_float32():
     found = head_matmuls(module(HEAD), vocabulary={500})
-    assert (found.highest, found.lower, found.float32) == (0, 0, True)
+    assert dataclasses.astuple(found) == (0, 0, 0)
+    assert found.below_float32() == 0
 
 
 @pytest.mark.parametrize(

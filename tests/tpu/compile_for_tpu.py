@@ -7,6 +7,7 @@
     compile_for_tpu.py paged CHIP TENSOR LAYERS    in plain XLA on the pages
     compile_for_tpu.py paged64 CHIP TENSOR LAYERS  the same with short heads and windows
     compile_for_tpu.py kernel CHIP                 the kernel at its limits
+    compile_for_tpu.py splash CHIP                 the learner's attention, both passes
     compile_for_tpu.py experts CHIP PARTS TOP_K    a layer's gradient, experts divided
     compile_for_tpu.py preflight TOPOLOGY LAYERS   configs/8b.py, cut down
 
@@ -25,9 +26,11 @@ import sys
 import jax
 import jax.numpy as jnp
 from jax.experimental import topologies
+from jax.sharding import NamedSharding, PartitionSpec
 
 from scalerl_jax import config as config_lib
 from scalerl_jax.model.architecture import Experts, param_shardings, parameter_table
+from scalerl_jax.model.attention_kernels import SplashAttention
 from scalerl_jax.model.ffn_moe import expert_feed_forward
 from scalerl_jax.model.sizes import ARCHITECTURES
 from scalerl_jax.parallel.mesh import ROWS, make_mesh
@@ -41,6 +44,7 @@ from scalerl_jax.sampler.kernels import choose_attention, why_not_pallas
 from scalerl_jax.sampler.lowering import lower_generate, lower_prefill, page_bytes
 
 TOPOLOGIES = {
+    "v4": dict(topology_name="v4:2x2x1"),
     "v5e": dict(topology_name="v5e:2x4", chips_per_host_bounds=(2, 4, 1)),
     "v5p": dict(topology_name="v5:2x2x1"),
     "v6e": dict(topology_name="v6e:2x4", chips_per_host_bounds=(2, 4, 1)),
@@ -231,6 +235,32 @@ def _compile_both(attention, settings):
     jax.jit(attention.chunk).lower(pages, *new(size), chunk).compile()
 
 
+def compile_splash(chip):
+    """Temporary bytes of both passes, by the shape of queries, keys and their dtype."""
+    report = {}
+    for shape, kv_heads, dtype in (
+        ((1, 16384, 32, 128), 8, "bfloat16"),
+        ((1, 32768, 16, 256), 8, "bfloat16"),
+        ((2, 16384, 8, 128), 8, "float32"),
+        ((2, 1152, 8, 128), 1, "bfloat16"),  # blocks of 384
+    ):
+        mesh = mesh_of(chip, 1)
+        attention = SplashAttention(mesh)
+
+        def run(q, k, v, segment_ids, cotangent, attention=attention):
+            found, back = jax.vjp(lambda *x: attention(*x, segment_ids), q, k, v)
+            return found, back(cotangent)
+
+        q = jax.ShapeDtypeStruct(
+            shape, dtype, sharding=NamedSharding(mesh, PartitionSpec())
+        )
+        kv = q.update(shape=(*shape[:2], kv_heads, shape[3]))
+        ids = q.update(shape=shape[:2], dtype=jnp.int32)
+        memory = jax.jit(run).lower(q, kv, kv, ids, q).compile().memory_analysis()
+        report[f"{shape} {kv_heads} {dtype}"] = memory.temp_size_in_bytes
+    return report
+
+
 if __name__ == "__main__":
     what, chip, *numbers = sys.argv[1:]
     work = {
@@ -243,6 +273,7 @@ if __name__ == "__main__":
         "paged64": functools.partial(
             compile_engine, attention="paged", head_dim=64, windows=WINDOWS
         ),
+        "splash": compile_splash,
         "experts": compile_experts,
         "kernel": compile_kernel,
         "preflight": preflight,

@@ -196,7 +196,7 @@ test: install-dev
 # The rest: whole runs, kills, every command of the documentation; they wait a good part
 # of their time, so four at once.
 test-all: install-dev
-	$(BIN)/python -m pytest -n 4 --dist=worksteal -m slow --durations=25 tests
+	$(BIN)/python -m pytest -n 4 -m slow --durations=25 tests
 
 # Our engine under JetStream's own orchestrator, which brings TensorFlow (3 GB).
 test-jetstream: $(JETSTREAM_VENV)/installed

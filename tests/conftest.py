@@ -61,6 +61,48 @@ def pytest_ignore_collect(collection_path, config):
     return None if "mark.slow" in text or "tpu_compiler" in text else True
 
 
+# Where the slow tests are that take longest, which begin first: none runs on alone.
+_LONGEST = (
+    "tests/cluster",
+    "tests/test_commands.py",
+    "tests/test_resume.py",
+    "tests/launch/test_cloud.py",
+    "tests/test_notebooks.py",
+    "tests/test_bucket_run.py",
+    "tests/test_smollm2.py",
+    "tests/study/test_smoke.py",
+    "tests/test_train.py",
+    "tests/controller/test_fleet_run.py",
+)
+
+
+def _together(nodeid):
+    """Return what a worker takes at once: a file, or all clusters, which take turns."""
+    path = nodeid.partition("::")[0]
+    return "tests/cluster" if path.startswith("tests/cluster/") else path
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Have slow tests that share whole runs and their programs run in one worker."""
+    if config.option.markexpr != "slow":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class LoadFiles(LoadScopeScheduling):
+        _split_scope = staticmethod(_together)
+
+    config.option.loadscopereorder = False  # the order is that of the collection
+    return LoadFiles(config, log)
+
+
+def pytest_collection_modifyitems(config, items):
+    """Begin with the slow tests that take longest."""
+    if config.option.markexpr == "slow":
+        places = {name: place for place, name in enumerate(_LONGEST)}
+        items.sort(key=lambda item: places.get(_together(item.nodeid), len(places)))
+
+
 def pytest_collection_finish():
     """Let the garbage collector pass over modules and tests, which stay to the end."""
     gc.collect()

@@ -38,6 +38,7 @@ def run(directory, *, config="tools", **changes):
     return main.run(config_lib.resolve(settings), str(directory))
 
 
+@pytest.mark.slow
 def test_a_policy_that_calls_a_tool_is_trained_on_its_own_tokens(tmp_path):
     run(tmp_path, queue__max_staleness=0, queue__max_waiting=0)
     for row in small_run.rows(tmp_path):

@@ -66,6 +66,7 @@ def test_the_scaling_notebook_fits_plots_and_forecasts(tmp_path):
     assert len(pictures) == 4
 
 
+@pytest.mark.slow
 def test_the_scaling_notebook_takes_an_uploaded_file(tmp_path):
     """Colab's dialog, which leaves the file in the working directory."""
     rows = (f"{step},{0.2 + 0.5 * step / (step + 60)}\n" for step in range(0, 601, 20))
@@ -80,6 +81,7 @@ def test_the_scaling_notebook_takes_an_uploaded_file(tmp_path):
     assert len(pictures) == 3
 
 
+@pytest.mark.slow
 def test_the_scaling_notebook_compares_arms_of_a_published_study(tmp_path):
     study = FOLDER.parent / "studies" / "leave_one_out"
     said, pictures = execute(FITTER, tmp_path, ("../studies/leave_one_out", str(study)))

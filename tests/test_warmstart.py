@@ -195,6 +195,7 @@ def test_loss_and_gradient_are_torchs_with_masked_labels(tmp_path, rows, family)
         np.testing.assert_allclose(own, theirs, atol=1e-4, rtol=1e-4, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shared_parts")  # four times the same programs
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of ml_collections
 def test_a_warm_start_that_was_stopped_goes_on_bit_for_bit(
@@ -269,6 +270,7 @@ def test_a_warm_start_that_was_stopped_goes_on_bit_for_bit(
     assert "have other tokens than at step 5" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_factors_are_warmed_and_the_base_is_not(rows):
     """The gradient of `up` is the weight's, through `down`; that of `down` is 0."""
     config = changed(rows)

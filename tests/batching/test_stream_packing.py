@@ -223,8 +223,10 @@ def expected():
     "axes, options",
     [
         pytest.param({}, {}, id="one device"),
-        pytest.param({}, dict(scan_layers=False), id="layers unrolled"),
-        pytest.param({}, dict(remat="full"), id="remat"),
+        pytest.param(
+            {}, dict(scan_layers=False), id="layers unrolled", marks=pytest.mark.slow
+        ),
+        pytest.param({}, dict(remat="full"), id="remat", marks=pytest.mark.slow),
         pytest.param(dict(data=2, fsdp=2, tensor=2), {}, id="eight devices"),
     ],
 )

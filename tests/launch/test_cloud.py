@@ -122,6 +122,7 @@ def test_a_workload_gets_to_its_end_though_it_fails_once_and_its_nodes_go(cloud)
     assert [row["step"] for row in rows] == list(range(1, 14))
 
 
+@pytest.mark.slow
 def test_a_workload_is_looked_at_and_stopped_from_anywhere(cloud):
     cloud.script(**{"mount options": ["implicit-dirs"]})
     said = cloud.launch("create", **GKE)
@@ -249,6 +250,7 @@ def test_rights_that_lack_are_told_with_the_page_that_lists_them(cloud):
     assert "lacks a right; docs/pods.md lists the roles" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_name_that_another_has_is_not_touched(cloud):
     assert cloud.launch("create").returncode == 0
     other = cloud.launch("create", topology="v6e:4x4")
@@ -274,6 +276,7 @@ def test_stop_may_be_called_at_any_time_and_tells_what_stays(cloud):
     assert cloud.launch("stop").returncode == 0 and not cloud.state()
 
 
+@pytest.mark.slow
 def test_a_state_that_is_not_known_ends_a_run_and_stop_removes_the_machines(cloud):
     both = {"topology": "2*v6e:2x4", "place": "ray_tpu"}
     cloud.launch("create", **both)
@@ -285,6 +288,7 @@ def test_a_state_that_is_not_known_ends_a_run_and_stop_removes_the_machines(clou
     assert cloud.launch("stop", **both).returncode == 0 and not cloud.state()
 
 
+@pytest.mark.slow
 def test_the_status_has_machines_run_forecast_and_cost_and_an_alarm_when_it_stalls(
     cloud,
 ):
@@ -320,6 +324,7 @@ def test_the_status_has_machines_run_forecast_and_cost_and_an_alarm_when_it_stal
     assert 0.6 < facts["forecast"]["forecast"] < 0.8
 
 
+@pytest.mark.slow
 def test_a_slice_of_two_that_is_half_there_is_completed_or_removed(cloud):
     both = {"topology": "2*v6e:2x4", "place": "ray_tpu"}
     cloud.script(create=["", "stock-out", "", "stock-out"])

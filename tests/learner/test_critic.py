@@ -625,7 +625,13 @@ def torch_steps(parts, old, returns):
     return jax.tree.unflatten(tree, [leaf.numpy() for leaf in leaves]), values
 
 
-@pytest.mark.parametrize("short_rows", [(), (6, 12, 18)], ids=["whole", "short"])
+@pytest.mark.parametrize(
+    "short_rows",
+    [
+        pytest.param((), id="whole"),
+        pytest.param((6, 12, 18), id="short", marks=pytest.mark.slow),
+    ],
+)
 def test_steps_on_minibatches_are_so_many_explicit_ones(short_rows):
     """One paired step with three minibatches, against torch's descent."""
     layout = dict(**TWO_DEVICES, short_rows=short_rows)

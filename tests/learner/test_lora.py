@@ -64,7 +64,12 @@ def by_hand(factors):
 
 
 @pytest.mark.parametrize(
-    "shape, remat", [((1, 1, 1, 1), "none"), ((1, 2, 1, 2), "dots")], ids=str
+    "shape, remat",
+    [
+        ((1, 1, 1, 1), "none"),
+        pytest.param((1, 2, 1, 2), "dots", marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_loss_and_gradient_are_those_of_dense_weights_by_the_chain_rule(shape, remat):
     factors, mesh = random_factors(), mesh_of(shape)

@@ -190,7 +190,9 @@ def expected():
     return jax.jit(jax.value_and_grad(lambda p: loss_alone(p, sequences)))(params())
 
 
-@pytest.mark.parametrize("layout", ["packed", "shared"])
+@pytest.mark.parametrize(
+    "layout", ["packed", pytest.param("shared", marks=pytest.mark.slow)]
+)
 def test_loss_and_gradient_are_those_of_the_given_experts(expected, layout):
     batch = packed(layout, make_sequences())
     remat = "full" if layout == "packed" else "none"

@@ -87,7 +87,7 @@ def test_the_step_takes_the_gradient_of_the_slow_loss(
     "shape",
     [
         pytest.param((1, 1, 1, 1), id="one device"),
-        pytest.param((1, 2, 1, 2), id="rows and heads apart"),
+        pytest.param((1, 2, 1, 2), id="rows and heads apart", marks=pytest.mark.slow),
         pytest.param((2, 1, 1, 1, 1, 2), id="two slices", marks=pytest.mark.slow),
     ],
 )

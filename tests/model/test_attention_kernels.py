@@ -60,10 +60,10 @@ def both_passes(attention):
 @pytest.mark.parametrize(
     "shape, kv_heads, held",
     [
-        ((1, 1, 1, 1), 2, 4),
+        pytest.param((1, 1, 1, 1), 2, 4, marks=pytest.mark.slow),
         ((1, 1, 1, 1), 4, 3),
         ((1, 1, 2, 2), 2, 3),
-        ((2, 1, 1, 2), 4, 4),
+        pytest.param((2, 1, 1, 2), 4, 4, marks=pytest.mark.slow),
     ],
     ids=str,
 )

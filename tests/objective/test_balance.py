@@ -182,7 +182,11 @@ def test_biases_move_by_the_rate_and_by_nothing_else():
 # Each of two slices has half of a microbatch, as one device with half as many rows.
 @pytest.mark.parametrize(
     "shape, rows",
-    [((1, 4, 1, 2, 2), 4), ((2, 2, 1, 2), 4), ((2, 2, 1, 2, 1, 2), 2)],
+    [
+        ((1, 4, 1, 2, 2), 4),
+        pytest.param((2, 2, 1, 2), 4, marks=pytest.mark.slow),
+        pytest.param((2, 2, 1, 2, 1, 2), 2, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_a_mesh_counts_as_one_device_does(shape, rows):

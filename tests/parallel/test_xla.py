@@ -135,6 +135,7 @@ def test_nothing_is_kept_where_nothing_is_asked_for(tmp_path, settings):
     assert not (tmp_path / "ours").exists()
 
 
+@pytest.mark.slow
 @small_bucket.NEEDS_EXTRA
 def test_programs_in_a_bucket_are_there_for_another_machine(tmp_path):
     bucket = small_bucket.empty()

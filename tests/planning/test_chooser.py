@@ -83,7 +83,14 @@ def numbers(config, **given):
     )
 
 
-@pytest.mark.parametrize("name", ["v5p:4x4x4", "v5e:16x16", "v6e:8x8", "v5p:2x4x4"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("v5e:16x16", "v6e:8x8"),
+        pytest.param("v5p:4x4x4", marks=pytest.mark.slow),
+        pytest.param("v5p:2x4x4", marks=pytest.mark.slow),
+    ],
+)
 def test_no_split_tried_by_hand_has_a_shorter_step(name):
     slice = parse_slice(name)
     chip, best = CHIPS[slice.generation], chosen(name).forecast
@@ -242,6 +249,7 @@ def test_what_is_set_is_kept():
     assert (again.mesh.fsdp, again.mesh.data) == (16, 2)
 
 
+@pytest.mark.slow
 def test_one_version_is_held_where_that_makes_the_step_shorter():
     """A v5e has 16 GiB: 8B in two versions leaves no room for many slots."""
     open_, two = chosen("v5e:16x16"), chosen("v5e:16x16", generators__versions=2)

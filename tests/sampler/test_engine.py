@@ -213,7 +213,7 @@ def test_two_devices_draw_the_tokens_of_one(bench, make_bench, random_params):
     bench.assert_same(found, bench.complete(params, *requests))
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_integers_for_weights_draw_the_tokens_of_the_rounded_weights(
     devices, bench, make_bench, random_params
 ):

@@ -23,7 +23,7 @@ DISTRIBUTIONS = [
 ]
 NUM_SEEDS = int(os.environ.get("SCALERL_JAX_SEEDS", "8"))
 SEEDS = [
-    pytest.param(seed, marks=() if seed < 3 else pytest.mark.slow)
+    pytest.param(seed, marks=() if seed < 2 else pytest.mark.slow)
     for seed in range(NUM_SEEDS)
 ]
 

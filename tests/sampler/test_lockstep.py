@@ -58,7 +58,11 @@ def assert_same(one, other):
 
 
 @pytest.mark.parametrize(
-    "pages", [pytest.param(0, id="room"), pytest.param(13, id="suspended")]
+    "pages",
+    [
+        pytest.param(0, id="room"),
+        pytest.param(13, id="suspended", marks=pytest.mark.slow),
+    ],
 )
 def test_a_follower_has_the_leaders_state_after_every_step(
     make_bench, talkative_params, pages

@@ -46,6 +46,9 @@ GPT_OSS = small_architecture(
 SMOLLM = small_architecture(vocab_size=13, family="smollm3", rotated=(True, False))
 
 
+slow_param = functools.partial(pytest.param, marks=pytest.mark.slow)
+
+
 def params_of(arch):
     rng = np.random.default_rng(0)
     return jax.tree.map(
@@ -70,19 +73,17 @@ def talking(params, eos_ids):
     "arch, attention, slots, devices, kv_dtype",
     [
         pytest.param(QWEN3, "gathered", 4, 1, "model", id="qwen3, gathered experts"),
-        pytest.param(QWEN3, "gathered", 20, 1, "model", id="qwen3, dense experts"),
+        slow_param(QWEN3, "gathered", 20, 1, "model", id="qwen3, dense experts"),
         pytest.param(QWEN3, "gathered", 20, 4, "model", id="qwen3, divided experts"),
-        pytest.param(BIASED, "gathered", 4, 1, "model", id="qwen3 with a bias"),
-        pytest.param(
-            LLAMA4, "gathered", 4, 1, "model", id="llama4, gathered attention"
-        ),
+        slow_param(BIASED, "gathered", 4, 1, "model", id="qwen3 with a bias"),
+        slow_param(LLAMA4, "gathered", 4, 1, "model", id="llama4, gathered attention"),
         pytest.param(LLAMA4, "paged", 4, 1, "model", id="llama4, paged attention"),
         pytest.param(LLAMA4, "paged", 6, 3, "int8", id="llama4, rows over copies"),
         pytest.param(GEMMA, "gathered", 4, 1, "model", id="gemma3"),
-        pytest.param(OLMO, "paged", 4, 2, "int8", id="olmo3 on two devices"),
+        slow_param(OLMO, "paged", 4, 2, "int8", id="olmo3 on two devices"),
         pytest.param(SMOLLM, "cudnn", 4, 1, "model", id="smollm3"),
         pytest.param(GPT_OSS, "gathered", 4, 1, "int8", id="gpt-oss, gathered"),
-        pytest.param(GPT_OSS, "paged", 20, 4, "model", id="gpt-oss, divided experts"),
+        slow_param(GPT_OSS, "paged", 20, 4, "model", id="gpt-oss, divided experts"),
     ],
 )
 def test_the_engine_draws_the_tokens_of_the_slow_sampler(

@@ -253,9 +253,17 @@ def head_is_float32(name: str, head: HeadMatmuls | None) -> bool:
 
     `prefill` has no head: it samples no token.  The last prompt token is decoded.
     """
-    if head is None or head.below_float32(gradients=name == "accumulate"):
+    if head is None or below_float32(name, head):
         return False
     return head.highest > 0 or name == "prefill"
+
+
+def below_float32(name: str, head: HeadMatmuls) -> int:
+    """Return the program's matmuls below float32; gradients may be of 16 bits.
+
+    They are computed with a microbatch, of whole or of short rows.
+    """
+    return head.below_float32(gradients=name.startswith("accumulate"))
 
 
 def router_is_float32(router: HeadMatmuls | None) -> bool | None:

@@ -17,6 +17,7 @@ from scalerl_jax.machines.chips import MEMORY_FRACTION
 from scalerl_jax.preflight.check import (
     Checked,
     CheckedConfig,
+    below_float32,
     decode_context,
     estimate_largest,
     head_is_float32,
@@ -245,8 +246,7 @@ def _cost_lines(result: CheckedConfig) -> list[str]:
         if each.head is not None and each.head.high:
             head = f"float32; {each.head.high} for gradients, of 16 bits"
         if each.head is not None and not head_is_float32(name, each.head):
-            below = each.head.below_float32(gradients=name == "accumulate")
-            head = f"{below} matmuls BELOW float32"
+            head = f"{below_float32(name, each.head)} matmuls BELOW float32"
         if name == "prefill" and each.head is not None and not each.head.highest:
             head = "none: it samples no token"
         lines.append(

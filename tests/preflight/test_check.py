@@ -27,7 +27,7 @@ from scalerl_jax.planning.memory import logits_tile, saved_activations
 from scalerl_jax.preflight import check, memory
 from scalerl_jax.preflight.command import most_that_fit
 from scalerl_jax.preflight.fitting import Fitted
-from scalerl_jax.preflight.hlo import Compiled, compile_program
+from scalerl_jax.preflight.hlo import Compiled, HeadMatmuls, compile_program
 from scalerl_jax.preflight.programs import AssumedTokenizer, Parts
 from scalerl_jax.sampler.lowering import decode_state
 from scalerl_jax.wiring.devices import make_meshes
@@ -174,6 +174,21 @@ def test_programs_of_short_rows_have_their_own_tokens_and_take_the_last_call():
     assert check._with_rows_of("critic_update", parts) == ("critic_update", parts)
     names = ("accumulate", "accumulate_128", "update")
     assert [check._calls(each, parts) for each in names] == [48, 0, 1]
+
+
+@pytest.mark.parametrize(
+    "name, high, float32",
+    [
+        pytest.param("accumulate", 2, True, id="gradients may be of 16 bits"),
+        pytest.param("accumulate_128", 2, True, id="of short rows too"),
+        pytest.param("decode", 1, False, id="logits may not"),
+        pytest.param("decode", 0, True, id="all of 24 bits"),
+    ],
+)
+def test_a_head_is_float32_if_its_logits_are(name, high, float32):
+    head = HeadMatmuls(highest=1, high=high, lower=0)
+    assert check.head_is_float32(name, head) == float32
+    assert check.below_float32(name, head) == (0 if float32 else high)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.pallas.ops.tpu.splash_attention import (
     splash_attention_kernel as splash,
 )
@@ -138,12 +139,13 @@ def _attend_forward(
         save_residuals=True,
         mask_value=splash.DEFAULT_MASK_VALUE,
         attn_logits_soft_cap=None,
-        residual_checkpoint_name=SAVED,
+        residual_checkpoint_name=None,
         mask_function=_not_later,
         interpret=interpret,
     )
     result: Any = kernel(*inputs, splash.SegmentIds(*segments))
-    found, (log_sums,) = result
+    # Not by the kernel: remat policies do not see names inside its custom rule.
+    found, (log_sums,) = checkpoint_name(result, SAVED)
     return found, (inputs, found, log_sums, segments, places, needed)
 
 

@@ -37,6 +37,7 @@ from scalerl_jax.model.attention_kernels import (
 )
 from scalerl_jax.model.local_layers import chunked
 from scalerl_jax.model.splash_gradient import following_blocks
+from scalerl_jax.model.transformer import REMAT
 from scalerl_jax.objective.assembly import make_pack
 from scalerl_jax.sampler.requests import Completion
 from scalerl_jax.types import Prompt
@@ -87,6 +88,20 @@ def test_splash_gives_values_and_gradients_of_the_dense(shape, kv_heads, held):
         np.testing.assert_allclose(found * real, expected * real, rtol=1e-5, atol=1e-5)
         for ours, theirs in zip(gradients, expected_gradients, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("remat, kernels", [("attention", 2), ("dots", 2), ("full", 3)])
+def test_the_backward_pass_of_splash_reads_what_a_policy_saved(remat, kernels):
+    attention = SplashAttention(mesh_of((1, 1, 2, 1)), block=128, interpret=True)
+    ids = jnp.ones((1, 256), jnp.int32)
+
+    def loss(x):
+        run = jax.checkpoint(lambda x: attention(x, x, x, ids), policy=REMAT[remat])
+        return run(x).sum()
+
+    # Forward and backward, and with nothing saved the forward pass again.
+    text = str(jax.make_jaxpr(jax.grad(loss))(jnp.ones((1, 256, 2, 128))))
+    assert text.count("pallas_call[") == kernels
 
 
 def test_bfloat16_gradients_are_no_further_off_than_jaxs_own():

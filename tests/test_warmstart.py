@@ -147,7 +147,13 @@ def start(config, sequences):
     return arch, learner, state, pack_answers(sequences, lay_out)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [
+        "llama",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in list(FAMILIES)[1:]),
+    ],
+)
 def test_loss_and_gradient_are_torchs_with_masked_labels(tmp_path, rows, family):
     torch, transformers = map(pytest.importorskip, ("torch", "transformers"))
     name, settings = FAMILIES[family]

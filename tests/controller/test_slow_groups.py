@@ -71,6 +71,7 @@ def test_a_group_that_is_long_anywhere_moves_until_it_fits(needs_s, begun, ends_
     assert not timed.world.dispatcher._moves  # nothing is kept of a group that ended
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.integers(1, 150), min_size=1, max_size=6),
     st.integers(2, 3),

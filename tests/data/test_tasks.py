@@ -91,6 +91,7 @@ def test_words_are_lower_case_ascii(text, kept):
     assert tasks.has_lower_case_words(text) == kept
 
 
+@pytest.mark.slow
 def test_a_task_without_enough_questions_says_how_many_it_has():
     with pytest.raises(ValueError, match="data.train_prompts .* 8201 .* 8"):
         make_questions("products", count=8201, seed=0, exclude=set())

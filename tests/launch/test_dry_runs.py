@@ -57,6 +57,7 @@ def page():
     return "".join(parts)
 
 
+@pytest.mark.slow
 def test_the_page_is_what_they_print():
     assert PAGE.read_text() == page(), __doc__
 

@@ -337,7 +337,9 @@ LAYOUTS = [
         id="not packed, three microbatches",
         marks=pytest.mark.slow,
     ),
-    pytest.param(SHORT_ROWS, True, id="packed, two microbatches"),
+    pytest.param(
+        SHORT_ROWS, True, id="packed, two microbatches", marks=pytest.mark.slow
+    ),
     pytest.param(dict(shared=True, rows=2, row_tokens=24), True, id="shared prompts"),
     pytest.param(
         dict(shape=(2, 1, 2, 2), rows=2, row_tokens=24, block=3),
@@ -569,6 +571,7 @@ def test_an_update_of_the_critic_that_is_not_finite_leaves_both_as_they_were():
     assert name.startswith("critic.params.")
 
 
+@pytest.mark.slow
 def test_the_two_steps_of_a_pair_are_those_of_each_alone():
     these = critics(optimizer=QUICK, **TWO_DEVICES)
     batch = these.advantages(these.state().critic.params, these.batch())

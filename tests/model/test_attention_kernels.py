@@ -104,6 +104,7 @@ def test_the_backward_pass_of_splash_reads_what_a_policy_saved(remat, kernels):
     assert text.count("pallas_call[") == kernels
 
 
+@pytest.mark.slow
 def test_bfloat16_gradients_are_no_further_off_than_jaxs_own():
     """JAX's two backward kernels, on one segment, and the dense softmax in float32."""
     rng = np.random.default_rng(3)

@@ -78,6 +78,7 @@ def test_every_kernel_is_the_plain_loop(sizes, kernel):
     check(sizes, 128 if kernel.startswith("mega") else 6, 128, kernel)
 
 
+@pytest.mark.slow
 @given(
     sizes=st.lists(st.integers(0, 90), min_size=1, max_size=6).filter(any),
     inner=st.integers(1, 9),

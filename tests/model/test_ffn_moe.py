@@ -402,7 +402,7 @@ def decoded(layer, x, arch, mesh=None):
 
 # Numbers of tokens: few, computed by all experts, and grouped; devices of two kv heads.
 @pytest.mark.parametrize("count", [3, 40, 200])
-@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("devices", [pytest.param(2, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("name", MIXTURES)
 def test_a_samplers_devices_share_the_experts(random_params, name, count, devices):
     arch = MIXTURES[name]

@@ -139,6 +139,7 @@ def gradient(rows, coefficient):
     return jax.flatten_util.ravel_pytree(grads)[0], len(batch.tokens)
 
 
+@pytest.mark.slow
 def test_the_balancing_loss_alone_depends_on_the_microbatches():
     (whole, one), (parts, several) = gradient(8, 0.0), gradient(2, 0.0)
     assert one == 1 and several > 1

@@ -154,6 +154,7 @@ def test_what_a_teacher_alone_does_not_go_with_is_refused(changes, words):
     assert words in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_with_another_teacher_is_refused(tmp_path, shared_parts):
     """Its path is the same, and its weights are not."""
     teacher = shutil.copytree(ASSETS / "tiny_base", tmp_path / "teacher")

@@ -55,6 +55,7 @@ def test_a_mistake_is_one_line_and_status_2(flags, said, capsys):
     assert error.startswith("error: ") and error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_search_keeps_the_split_that_it_began_with(monkeypatch, capsys):
     """What is chosen for more rows may be another split, or none: 12 x 32 fit here."""
     topology = parse_topology("v5p:4x4x4")

@@ -43,6 +43,7 @@ def test_runs_of_a_study_that_begin_together_are_apart_at_wandb(tmp_path, monkey
     assert len(set(ids)) == 3 and ids[1] == ids[3] and "".join(ids).isalnum()
 
 
+@pytest.mark.slow
 def test_numbers_and_settings_go_to_wandb(tmp_path, monkeypatch):
     """Offline, W&B keeps what it would send in a file of its own."""
     pytest.importorskip("wandb")

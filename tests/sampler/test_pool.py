@@ -216,6 +216,7 @@ def test_who_makes_steps_ends_whatever_the_others_hold(slots, pages, asked, turn
     assert pool._whole.in_use == 0
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     pages=st.integers(2 * WHOLE + 2, 6 * WHOLE),

@@ -164,7 +164,10 @@ def test_what_another_prompt_has_cached_is_not_due_at_an_update(
     bench.assert_idle(scheduler)
 
 
-@pytest.mark.parametrize("name, seed", [("tight_bench", 0), ("int8_bench", 2)])
+@pytest.mark.parametrize(
+    "name, seed",
+    [("tight_bench", 0), pytest.param("int8_bench", 2, marks=pytest.mark.slow)],
+)
 def test_pages_for_one_sequence_complete_many_requests(
     talkative_params, name, seed, request
 ):

@@ -189,6 +189,7 @@ def test_a_sweep_takes_no_flag_that_it_does_not_read():
     assert error.startswith("error: --sweep does not read --picture and --price;")
 
 
+@pytest.mark.slow
 def test_what_a_config_leaves_open_is_chosen():
     found = json.loads(ask(f"{OPEN} --json --steps=12"))
     poor = json.loads(ask(f"{POD} --json --steps=12"))

@@ -126,6 +126,7 @@ def test_equal_arms_are_not_decided_and_a_missing_run_is_named(tmp_path):
     assert sorted(out.iterdir()) == sorted(files)
 
 
+@pytest.mark.slow
 def test_no_seeds_decide_what_seeds_cannot(tmp_path):
     """An arm that does not climb: more of its seeds do not either."""
     write_runs(tmp_path, {"low": 0.2, "high": 0.6})

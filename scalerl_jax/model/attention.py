@@ -35,6 +35,11 @@ QUERIES = PartitionSpec(ROWS, "context", "tensor", None)
 KEYS = PartitionSpec(ROWS, None, "tensor", None)
 
 
+def is_cudnns(primitive: Any, *_: Any, **__: Any) -> bool:
+    """Say, as a remat policy, which arrays are cuDNN's: JAX does not name them."""
+    return primitive.name == "dot_product_attention_fwd_wrapper"
+
+
 def capped(scores: Array, cap: float) -> Array:
     """Return cap * tanh(scores / cap), which stays below the cap; 0: unchanged.
 

@@ -31,6 +31,7 @@ from scalerl_jax.model.attention import (
     BlockwiseAttention,
     SegmentAttention,
     capped,
+    is_cudnns,
 )
 from scalerl_jax.model.ffn_moe import expert_feed_forward
 from scalerl_jax.model.layers import (
@@ -53,6 +54,14 @@ from scalerl_jax.types import AnyArray, PyTree, Sharing
 from scalerl_jax.weights.publication import outside_layers
 
 _saveable = jax.checkpoint_policies
+
+
+def _with_attention(*names: str) -> Callable[..., Any]:
+    """Return a policy that saves attention's arrays and those of these names."""
+    named = _saveable.save_only_these_names(SAVED, *names)
+    return _saveable.save_from_both_policies(named, is_cudnns)
+
+
 # Name of a remat policy -> the values of a layer that are saved; None: all.  The others
 # are recomputed from the layer's input.  Chosen experts are always saved: recomputed
 # router logits could round to other experts than in the forward pass.
@@ -60,9 +69,9 @@ REMAT: dict[str, Callable[..., Any] | None] = {
     "none": None,
     "dots": _saveable.save_from_both_policies(
         _saveable.dots_with_no_batch_dims_saveable,
-        _saveable.save_only_these_names(SAVED, GROUPED, CHOSEN),
+        _with_attention(GROUPED, CHOSEN),
     ),
-    "attention": _saveable.save_only_these_names(SAVED, CHOSEN),
+    "attention": _with_attention(CHOSEN),
     "full": _saveable.save_only_these_names(CHOSEN),
 }
 

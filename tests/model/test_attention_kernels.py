@@ -90,18 +90,29 @@ def test_splash_gives_values_and_gradients_of_the_dense(shape, kv_heads, held):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=2e-5)
 
 
+# Forward and backward, and with nothing saved the forward pass again.
 @pytest.mark.parametrize("remat, kernels", [("attention", 2), ("dots", 2), ("full", 3)])
-def test_the_backward_pass_of_splash_reads_what_a_policy_saved(remat, kernels):
-    attention = SplashAttention(mesh_of((1, 1, 2, 1)), block=128, interpret=True)
-    ids = jnp.ones((1, 256), jnp.int32)
+@pytest.mark.parametrize("name", ["splash", "cudnn"])
+def test_the_backward_pass_of_a_kernel_reads_what_a_policy_saved(
+    monkeypatch, name, remat, kernels
+):
+    monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 99999)
+    monkeypatch.setattr(cudnn, "check_compute_capability", lambda _: True)
+    attention, kernel = {
+        "splash": (
+            SplashAttention(mesh_of((1, 1, 2, 1)), block=128, interpret=True),
+            "pallas_call[",
+        ),
+        "cudnn": (CudnnAttention(mesh_of((1, 2, 1, 1)), 4), "_wrapper["),
+    }[name]
+    ids = jnp.ones((2, 256), jnp.int32)
 
     def loss(x):
         run = jax.checkpoint(lambda x: attention(x, x, x, ids), policy=REMAT[remat])
         return run(x).sum()
 
-    # Forward and backward, and with nothing saved the forward pass again.
-    text = str(jax.make_jaxpr(jax.grad(loss))(jnp.ones((1, 256, 2, 128))))
-    assert text.count("pallas_call[") == kernels
+    x = jax.ShapeDtypeStruct((2, 256, 2, 128), jnp.bfloat16)
+    assert str(jax.make_jaxpr(jax.grad(loss))(x)).count(kernel) == kernels
 
 
 @pytest.mark.slow

@@ -113,6 +113,10 @@ def _in_sublanes(x: Array) -> Array:
     return jnp.broadcast_to(x[..., None, :], (*x.shape[:-1], _SUBLANES, x.shape[-1]))
 
 
+def _per_query(_: Any, __: Any, query: Any, *___: Any) -> Any:
+    return 0, query
+
+
 def _kernel_of(
     shapes: tuple[tuple[int, ...], tuple[int, ...]],
     blocks: tuple[int, int],
@@ -136,17 +140,11 @@ def _kernel_of(
     def at_key(kv: Any, _: Any, query: Any, key: Any, following: Any, *__: Any) -> Any:
         return kv, following[query, key].astype(jnp.int32), 0
 
-    def key_ids(*place: Any) -> Any:
-        return at_key(*place)[1:]
-
-    def per_query(_: Any, __: Any, query: Any, *___: Any) -> Any:
-        return 0, query
-
     def per_head(kv: Any, member: Any, query: Any, *_: Any) -> Any:
         return kv * group + member, 0, query
 
     block = functools.partial(pl.BlockSpec, (None, size, dim))
-    a_row = pl.BlockSpec((_SUBLANES, size), per_query)
+    a_row = pl.BlockSpec((_SUBLANES, size), _per_query)
     a_heads_row = pl.BlockSpec((None, _SUBLANES, size), per_head)
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
     exact = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
@@ -159,7 +157,7 @@ def _kernel_of(
             in_specs=[
                 *(block(at_query), block(at_key), block(at_key), block(at_query)),
                 *(a_row, a_row, a_heads_row, a_heads_row),
-                pl.BlockSpec((size, LANES), key_ids),
+                pl.BlockSpec((size, LANES), lambda *place: at_key(*place)[1:]),
             ],
             out_specs=[block(at_query), anywhere, anywhere],
             scratch_shapes=[
@@ -181,35 +179,15 @@ def _kernel_of(
 
 
 def _kernel(
-    following: Any,
-    needed: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    cotangent: Any,
-    places: Any,
-    ids: Any,
-    log_sums: Any,
-    inner: Any,
-    key_ids: Any,
-    of_queries: Any,
-    of_keys: Any,
-    of_values: Any,
-    summed: Any,
-    held_keys: Any,
-    held_values: Any,
-    copied_keys: Any,
-    copied_values: Any,
-    *,
-    size: int,
-    group: int,
-    first: int,
+    following: Any, needed: Any, *arrays: Any, size: int, group: int, first: int
 ) -> None:
-    """Add what a block of queries and one of keys [k, q] give to the three cotangents.
+    """Add what a block of queries and one of keys give to the three cotangents.
 
-    p = exp(scores - log_sum),  d scores = p (v . cotangent - found . cotangent)
+    `arrays` are the inputs, the results, what is held, and the copies' semaphores.
     """
     del following
+    *others, held_keys, held_values, copied_keys, copied_values = arrays
+    *inputs, of_queries, of_keys, of_values, summed = others
     kv, member, query, key = (pl.program_id(axis) for axis in range(4))
     ends = key == pl.num_programs(3) - 1
 
@@ -224,26 +202,8 @@ def _kernel(
 
     @pl.when(needed[query, key].astype(jnp.int32) > 0)
     def _() -> None:
-        product = functools.partial(
-            jax.lax.dot_general, preferred_element_type=jnp.float32
-        )
-        over_dims = (((1,), (1,)), ((), ()))
-        over_queries = (((1,), (0,)), ((), ()))
-        over_keys = (((0,), (0,)), ((), ()))
-        scores = product(k[...], q[...], over_dims)
-        key_places = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 0)
-        seen = key_places + (first + key) * size <= places[:1]
-        seen &= jnp.tile(key_ids[...], (1, size // LANES)) == ids[:1]
-        shares = jnp.exp(jnp.where(seen, scores, _UNSEEN) - log_sums[:1])
-        outside = cotangent[...]
-        of_shares = product(v[...], outside, over_dims)
-        of_scores = ((of_shares - inner[:1]) * shares).astype(outside.dtype)
-        rows = pl.ds(key * size, size)
-        held_values[rows, :] += product(
-            shares.astype(outside.dtype), outside, over_queries
-        )
-        held_keys[rows, :] += product(of_scores, q[...], over_queries)
-        summed[...] += product(of_scores, k[...], over_keys)
+        rows, first_key = pl.ds(key * size, size), (first + key) * size
+        _add_block(inputs, (summed, held_keys, held_values), rows, first_key)
 
     @pl.when(ends)
     def _() -> None:
@@ -262,3 +222,27 @@ def _kernel(
             copy.start()
         for copy in copies:
             copy.wait()
+
+
+def _add_block(inputs: Any, sums: Any, rows: Any, first_key: Any) -> None:
+    """Add the products [k, q] of a block; the keys' `rows` begin at `first_key`.
+
+    p = exp(scores - log_sum),  d scores = p (v . cotangent - found . cotangent)
+    """
+    q, k, v, cotangent, places, ids, log_sums, inner, key_ids = inputs
+    summed, held_keys, held_values = sums
+    product = functools.partial(jax.lax.dot_general, preferred_element_type=jnp.float32)
+    over_dims = (((1,), (1,)), ((), ()))
+    over_queries = (((1,), (0,)), ((), ()))
+    over_keys = (((0,), (0,)), ((), ()))
+    scores = product(k[...], q[...], over_dims)
+    key_places = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 0)
+    seen = key_places + first_key <= places[:1]
+    seen &= jnp.tile(key_ids[...], (1, scores.shape[1] // LANES)) == ids[:1]
+    shares = jnp.exp(jnp.where(seen, scores, _UNSEEN) - log_sums[:1])
+    outside = cotangent[...]
+    of_shares = product(v[...], outside, over_dims)
+    of_scores = ((of_shares - inner[:1]) * shares).astype(outside.dtype)
+    held_values[rows, :] += product(shares.astype(outside.dtype), outside, over_queries)
+    held_keys[rows, :] += product(of_scores, q[...], over_queries)
+    summed[...] += product(of_scores, k[...], over_keys)

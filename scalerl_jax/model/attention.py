@@ -36,7 +36,7 @@ KEYS = PartitionSpec(ROWS, None, "tensor", None)
 
 
 def is_cudnns(primitive: Any, *_: Any, **__: Any) -> bool:
-    """Say, as a remat policy, which arrays are cuDNN's: JAX does not name them."""
+    """Return, as a remat policy, whether arrays are cuDNN's: JAX does not name them."""
     return primitive.name == "dot_product_attention_fwd_wrapper"
 
 

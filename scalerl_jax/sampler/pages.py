@@ -8,9 +8,9 @@ prefix caching, as in vLLM.
 No array here is on a device.
 """
 
+import collections
 import dataclasses
 import hashlib
-import itertools
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -62,7 +62,9 @@ class PageLedger:
         self._first = first
         # The lowest number is last, so that it is taken first: runs are reproducible.
         self._free = list(range(num_pages - 1, first - 1, -1))
-        self._kept: dict[int, None] = {}  # free and known, in the order of release
+        # Free and known, in the order of release.  The first go first: a dict would
+        # look through the places of all that have gone before.
+        self._kept: collections.OrderedDict[int, None] = collections.OrderedDict()
         self._known: dict[Hashable, dict[bytes, int]] = {}  # group -> digest -> page
         self._contents: dict[int, tuple[Hashable, bytes]] = {}  # the same by page
         self.peak = 0
@@ -81,8 +83,8 @@ class PageLedger:
         """Take `count` free pages, with one owner each."""
         assert count <= self.free, f"{count} pages needed, {self.free} free"
         taken = [self._free.pop() for _ in range(min(count, len(self._free)))]
-        for page in list(itertools.islice(self._kept, count - len(taken))):
-            self._forget(page)
+        while len(taken) < count:
+            self._forget(next(iter(self._kept)))
             taken.append(self._free.pop())
         self._owners[taken] = 1
         self.peak = max(self.peak, self.in_use)

@@ -261,6 +261,7 @@ def open_policy(described: Described, own: OwnReward | None) -> Iterator[Policy]
     ):
         engine = make_engine(config, arch, described.tokenizer, mesh)
         engine.notice = progress.program
+        pages = PagePool(engine, prefix_cache=config.sampler.prefix_cache)
         verifier = make_verifier(config, opened, own=own)
         with progress.bar(f"loading {described.checkpoint}"):
             model = load_model(
@@ -282,7 +283,7 @@ def open_policy(described: Described, own: OwnReward | None) -> Iterator[Policy]
             policy_version=version,
             identity=identity,
             evaluator=make_evaluator(
-                config, PagePool(engine), (), described.tokenizer, verifier, progress
+                config, pages, (), described.tokenizer, verifier, progress
             ),
         )
 

@@ -14,7 +14,8 @@ from small_evaluation import BASE, FLAGS, SETS, command_line
 
 from scalerl_jax.data.tokenizer import load_tokenizer
 from scalerl_jax.evaluate import __main__ as command
-from scalerl_jax.evaluate.policy import Meter, describe
+from scalerl_jax.evaluate import policy
+from scalerl_jax.evaluate.policy import Meter, describe, open_policy
 from scalerl_jax.evaluate.results import SAMPLES_FILE, can_vote, final_answer
 from scalerl_jax.wiring.prompts import evaluation_set
 
@@ -155,6 +156,21 @@ def test_a_run_is_evaluated_at_its_newest_checkpoint(
     assert found and found[SETS[0]] > 0
     assert f"{found[SETS[0]]} of 300 prompts of chain_sum are training" in caplog.text
     assert "--num_prompts=3 asks those that it held out" in caplog.text
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_the_prefix_cache_is_that_of_the_settings(monkeypatch, cached):
+    class Made(Exception):
+        pass
+
+    def make_now(engine, *, prefix_cache=True):
+        raise Made(prefix_cache)
+
+    monkeypatch.setattr(policy, "PagePool", make_now)
+    settings = small_run.make_config({"sampler.prefix_cache": cached})
+    with pytest.raises(Made) as made, open_policy(describe(settings, BASE), None):
+        pass
+    assert made.value.args == (cached,)
 
 
 def test_ctrl_c_keeps_what_is_finished(evaluate, tmp_path, monkeypatch):

@@ -33,6 +33,15 @@ def _between(kind: type, least: float, end: float, must: str) -> Callable[[str],
 
 _positive = _between(int, 1, float("inf"), "above 0")
 _not_negative = _between(int, 0, float("inf"), "0 or more")
+
+
+def _switch(text: str) -> bool:
+    """Return whether the text is "on" and not "off"."""
+    if text not in ("on", "off"):
+        raise argparse.ArgumentTypeError(f"{text!r} must be on or off")
+    return text == "on"
+
+
 _port = _between(int, 0, 2**16, "from 0 to 65535")
 _seconds = _between(float, 0.0, 1e6, "from 0 to a million")
 # Name, type, default, meaning.
@@ -48,6 +57,7 @@ _FLAGS: tuple[tuple[str, Callable[[str], object], object, str], ...] = (
     ("max_completion_tokens", _not_negative, 0, "0: half the model's, 2048 at most"),
     ("tokens_per_call", _positive, 8, "decode steps between two looks of the host"),
     ("cache_tokens", _not_negative, 0, "of the KV cache; 0: every slot at its limit"),
+    ("prefix_cache", _switch, "on", "prompts that begin alike share its pages; or off"),
     ("max_waiting", _not_negative, 256, "completions that wait for a slot, then 429"),
     ("max_samples", _positive, 128, "completions of one request: prompts times n"),
     ("max_body_bytes", _positive, 4 * 2**20, "of one request, then 413"),

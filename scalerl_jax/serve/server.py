@@ -176,6 +176,7 @@ def _load(
             model.tokenizer.shown,
             progress.program,
             version=model.policy_version,
+            prefix_cache=flags.prefix_cache,
         )
     served = Served(
         name=flags.name or Path(flags.checkpoint).absolute().name,
@@ -285,6 +286,7 @@ def make_replicas(
     notice: Callable[[int, int], None] = lambda *_: None,
     *,
     version: int,
+    prefix_cache: bool,
 ) -> list[HttpReplica]:
     """Return, per mesh, a compiled sampler that has the params (as `layered_table`).
 
@@ -299,7 +301,7 @@ def make_replicas(
         own = jax.device_put(params, sampler_shardings(settings.arch, mesh))
         engine = Engine(settings, mesh=mesh)
         engine.notice = lambda _, total: notice(next(count), len(meshes) * total)
-        pages = PagePool(engine)
+        pages = PagePool(engine, prefix_cache=prefix_cache)
         warm_up(pages, own)
         sampler = make_sampler(pages, detokenizer=detokenizer)
         sampler.load(own, version)

@@ -134,6 +134,9 @@ FLAGS = [
     pytest.param(("--slots=0",), ("--slots", "0 must be above 0"), id="no slots"),
     pytest.param(("--dtype=int8",), ("--dtype=int8", "bfloat16"), id="unknown dtype"),
     pytest.param(("--drain_s=nan",), ("--drain_s", "nan must be"), id="nan"),
+    pytest.param(
+        ("--prefix_cache=no",), ("'no' must be on or off",), id="neither on nor off"
+    ),
     pytest.param(("--slot=5",), ("unknown flags: --slot",), id="unknown flag"),
     pytest.param(("--tensor=3",), ("--tensor=3", "a divisor of 2"), id="uneven cut"),
     pytest.param(("--api_key=",), ("--api_key holds no key",), id="an empty key"),

@@ -201,6 +201,27 @@ def test_the_least_cache_that_is_named_is_enough(monkeypatch):
     Engine(settings, mesh=make_mesh(jax.devices()[:1]))
 
 
+@pytest.mark.parametrize(
+    "flags, cached",
+    [([], True), (["--prefix_cache=on"], True), (["--prefix_cache=off"], False)],
+)
+def test_the_prefix_cache_is_that_of_the_flag(monkeypatch, flags, cached):
+    done = []
+
+    class Made(Exception):
+        pass
+
+    def make_now(engine, *, prefix_cache=True):
+        done.append(prefix_cache)
+        raise Made
+
+    monkeypatch.setattr(server, "PagePool", make_now)
+    parsed = read_flags([f"--checkpoint={BASE}", "--tensor=0", *flags])
+    with Progress() as progress, pytest.raises(Made):
+        server._load(parsed, progress)
+    assert done and set(done) == {cached}
+
+
 @pytest.mark.parametrize("flag, dtype", [("", "float32"), ("bfloat16", "bfloat16")])
 def test_products_are_those_of_the_dtype_that_is_served(monkeypatch, flag, dtype):
     """Without --dtype it is the checkpoint's, known once that is read."""

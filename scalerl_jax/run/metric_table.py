@@ -157,7 +157,7 @@ compute/lost_flops | FLOPs | lost with a kill
 sampler/calls | calls | calls of the decoder
 sampler/chunks | calls | calls of prefill
 sampler/prefilled_tokens | tokens | prompt tokens put into the cache
-sampler/prefix_hit_tokens | tokens | prompt tokens found in the cache
+sampler/prefix_hit_tokens | tokens | tokens of prompts and turns found in the cache
 sampler/prefill_context | tokens | sum of tokens attended to in prefill
 sampler/prefixes_dropped | prompts | cached prompts made again
 sampler/suspended | sequences | sequences that gave their pages back for a while

@@ -146,7 +146,7 @@ class SamplerStats:
     calls: int = 0  # calls of `generate`
     chunks: int = 0  # prefill chunks
     prefilled_tokens: int = 0
-    prefix_hit_tokens: int = 0  # of prompts, found in the cache
+    prefix_hit_tokens: int = 0  # of prompts and earlier turns, found in the cache
     prefill_context: int = 0  # sum of tokens attended to in prefill and recomputation
     prefixes_dropped: int = 0  # because the version changed, or pages ran out
     suspended: int = 0  # sequences that gave up their pages for a while

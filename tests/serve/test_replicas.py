@@ -116,6 +116,7 @@ def test_replicas_share_the_samples_of_a_prompt():
         load_tokenizer(BASE).shown,
         lambda number, total: heard.append((number, total)),
         version=0,
+        prefix_cache=True,
     )
     assert len(replicas) == 2
     most = heard[0][1]

@@ -36,6 +36,7 @@ SEVERAL = {
 STEPS = 9
 KEPT_GIB = 6e-5
 _LIMIT_S = 600
+pytestmark = pytest.mark.timeout(2 * _LIMIT_S)  # a whole run begins, and one goes on
 # Of the controller alone: gone before any replica, or the next one, could read it.
 VANISHING = """
 from pathlib import Path

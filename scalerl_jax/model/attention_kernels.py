@@ -75,8 +75,7 @@ class SplashAttention:
 
             def one_row(q: Array, k: Array, v: Array, *ids: Array) -> Array:
                 needed = needed_blocks(places, ids[1], size=vectors * LANES)
-                options = (self.interpret, held)
-                return _attend(*options, (q, k, v), ids, places, needed)
+                return _attend(self.interpret, held, (q, k, v), ids, places, needed)
 
             q, k, v = (x.swapaxes(1, 2) for x in (q * q.shape[-1] ** -0.5, k, v))
             found = jax.vmap(one_row)(q, k, v, of_queries, of_keys)

@@ -13,11 +13,13 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_kernel import (
+    DEFAULT_MASK_VALUE,
+)
 from jaxtyping import Array, Bool, Float, Int
 
 LANES = 128  # of a TPU's vector; blocks are multiples of it
 _SUBLANES = 8
-_UNSEEN = -0.7 * float(jnp.finfo(jnp.float32).max)
 _MOST_INT8 = 127
 _MIB = 2**20
 # Of a core's vector memory: bytes of the held cotangents, and of all blocks.  A core of
@@ -239,7 +241,7 @@ def _add_block(inputs: Any, sums: Any, rows: Any, first_key: Any) -> None:
     key_places = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 0)
     seen = key_places + first_key <= places[:1]
     seen &= jnp.tile(key_ids[...], (1, scores.shape[1] // LANES)) == ids[:1]
-    shares = jnp.exp(jnp.where(seen, scores, _UNSEEN) - log_sums[:1])
+    shares = jnp.exp(jnp.where(seen, scores, DEFAULT_MASK_VALUE) - log_sums[:1])
     outside = cotangent[...]
     of_shares = product(v[...], outside, over_dims)
     of_scores = ((of_shares - inner[:1]) * shares).astype(outside.dtype)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import small_run
+from attention_gpu import both_passes
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
@@ -45,15 +46,6 @@ from scalerl_jax.wiring.learning import make_attention
 
 LENGTH, HEADS = 512, 4
 SEGMENTS = 5
-
-
-def both_passes(attention):
-    @jax.jit
-    def run(q, k, v, segment_ids, cotangent):
-        found, back = jax.vjp(lambda *x: attention(*x, segment_ids), q, k, v)
-        return found, back(cotangent)
-
-    return run
 
 
 # Blocks of 128, of which any may be skipped, in the whole row and in halves of it.  The

@@ -29,7 +29,6 @@ def recorded(config: Config) -> dict[str, Any]:
     return dict(
         settings=to_json(config),
         free_settings=free_settings(config),
-        defaults=to_json(Config()),
     )
 
 

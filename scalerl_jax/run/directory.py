@@ -75,14 +75,12 @@ def open_run_directory(
     *,
     settings: dict[str, Any],
     free_settings: Collection[str],
-    defaults: dict[str, Any] | None = None,
 ) -> RunDirectory:
     """Create or reopen, lock and check the directory of a run.
 
     `settings` are JSON values by section.  Those named in `free_settings`
     ("train.num_steps") may differ from the ones in a reopened directory; all may differ
-    while the directory has no files of a run.  `defaults`, by section, are the values
-    of settings that a reopened directory does not have.
+    while the directory has no files of a run.
 
     Raises:
         ValueError: the path is no directory, or holds a run of other settings, files
@@ -106,7 +104,6 @@ def open_run_directory(
                     config_file,
                     record,
                     free_settings,
-                    defaults=defaults or {},
                     begun=bool(_run_files(path)),
                 )
             elif found := _run_files(path):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import scalerl_jax
+from scalerl_jax.config import Config, to_json
 from scalerl_jax.process.child_environment import child_environment
 
 _ASSETS = Path(scalerl_jax.__file__).resolve().parent / "assets"
@@ -37,6 +38,15 @@ def flatten(settings: dict[str, Any], *, prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + name] = value
     return flat
+
+
+def with_defaults(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that a record holds, by dotted name, and all that it lacks.
+
+    A setting that the code of a run did not have counts as its default, with which new
+    code does what the old code did.  Files of the package are those of this one.
+    """
+    return flatten(to_json(Config())) | flatten(with_own_assets(settings))
 
 
 def with_own_assets(values: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 from scalerl_jax.formats.bounded import last_lines, read_lines
 from scalerl_jax.formats.reading import is_remote, local_file, parse_json, read_value
 from scalerl_jax.formats.remote import entries, open_path
-from scalerl_jax.run.record import flatten, with_own_assets
+from scalerl_jax.run.record import with_defaults
 
 _MOST_DIFFERENCES_SHOWN = 5
 _ABSENT = "absent"
@@ -49,16 +49,14 @@ def check_record(
     new: dict[str, Any],
     free_settings: Collection[str],
     *,
-    defaults: dict[str, Any],
     begun: bool,
 ) -> dict[str, Any] | None:
     """Return the updated record; None: it is up to date.
 
     `new` is the record that a new run would have.  Settings that are not free may
     differ from it only if the run has not `begun` to write its files, except for the
-    folder of the file that judges.  A setting that
-    the code of the run did not have counts as its default, with which new code does
-    what the old code did.
+    folder of the file that judges.  Settings that one of them lacks have their
+    defaults.
 
     Raises:
         ValueError: the file is broken, or records other settings.
@@ -68,8 +66,7 @@ def check_record(
         record = read_value(config_file)
         if not isinstance(record["config"], dict):
             raise TypeError("'config' is not a section")
-    was = flatten(defaults) | flatten(with_own_assets(record["config"]))
-    now = flatten(new["config"])
+    was, now = with_defaults(record["config"]), with_defaults(new["config"])
     changed = {
         name: [was.get(name, _ABSENT), now.get(name, _ABSENT)]
         for name in sorted(was.keys() | now.keys())

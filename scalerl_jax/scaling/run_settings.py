@@ -10,11 +10,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from scalerl_jax.config import Config, to_json
 from scalerl_jax.formats.bounded import read_text
 from scalerl_jax.formats.reading import read_json
 from scalerl_jax.run.directory import CONFIG_FILE, DATA_FILE, ENVIRONMENT_FILE
-from scalerl_jax.run.record import flatten, with_own_assets
+from scalerl_jax.run.record import with_defaults
 
 # Settings of a run that are not part of its recipe.
 NOT_RECIPE = ("seed", "tracking", "compile_cache", "checkpoint", "scaling", "debug")
@@ -55,7 +54,7 @@ class RunSettings:
         settings = self._settings
         if not settings:
             return "", ""
-        known = flatten(to_json(Config())) | flatten(with_own_assets(settings))
+        known = with_defaults(settings)
         known["environment"] = self._environment or ""
         kept = {
             name: each

@@ -22,7 +22,6 @@ from typing import Any
 
 import scalerl_jax
 from scalerl_jax.cluster.parent_watch import watching_parent
-from scalerl_jax.config import Config, to_json
 from scalerl_jax.formats.bounded import last_lines
 from scalerl_jax.formats.reading import read_json
 from scalerl_jax.launch.outcome import read_outcome
@@ -39,10 +38,9 @@ from scalerl_jax.run.directory import (
 )
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.run.record import (
-    flatten,
     git_revision,
     versions,
-    with_own_assets,
+    with_defaults,
 )
 from scalerl_jax.run.resume import last_row, sound
 from scalerl_jax.run.writing import open_to_append, write_json
@@ -143,7 +141,7 @@ def unnamed(study: Study, root: Path) -> list[str]:
 
 def changed_arms(study: Study, root: Path) -> list[str]:
     """Return a warning if an arm has other settings now than its runs began with."""
-    began = with_own_assets(read_record(root).get("arms", {}))
+    began = read_record(root).get("arms", {})
     try:
         _check_settings(root / STUDY_FILE, began, check(study))
     except ValueError as error:
@@ -205,7 +203,7 @@ def next_record(
     if file.exists():
         old = read_record(root)
         _check_machines(file, old, record["machines"])
-        _check_settings(file, with_own_assets(old["arms"]), settings)
+        _check_settings(file, old["arms"], settings)
         record["code"] = list(dict.fromkeys([*old["code"], code]))
         record["arms"] = {**old["arms"], **settings}
         if len(record["code"]) > 1:
@@ -260,9 +258,8 @@ def _check_settings(
     A setting that the code did not have then counts as its default, as in a run.
     """
     free = {"seed", "train.num_steps"}
-    defaults = flatten(to_json(Config()))
     for arm in old.keys() & new.keys():
-        was, now = defaults | old[arm], new[arm]
+        was, now = with_defaults(old[arm]), new[arm]
         changed = {
             name
             for name in was.keys() | now.keys()

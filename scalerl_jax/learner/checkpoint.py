@@ -261,9 +261,11 @@ class Checkpointer:
     ) -> Restored | None:
         """Return the newest good checkpoint, or None if none was ever written.
 
-        Errors are those of `CheckpointReader.restore`.
+        Errors are those of `CheckpointReader.restore`, and a ValueError if there was a
+        checkpoint and all have been removed.
         """
         if not self._place.listed(timeout_s=self._timeout_s):
+            self._first(self._place.require_none_was_here)
             return None
 
         reader = CheckpointReader(self._place, timeout_s=self._timeout_s)

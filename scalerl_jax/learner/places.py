@@ -9,6 +9,9 @@ That manifest has each object's size and the CRC-32C that the bucket keeps of it
 that a listing verifies a checkpoint without reading it.
 
 Several processes share the reading of the files: each takes every n-th.
+
+A file beside the directory has the step of the newest checkpoint: a run whose
+checkpoints were removed does not begin again, over its rows, without a word.
 """
 
 import concurrent.futures
@@ -26,6 +29,7 @@ from etils import epath
 
 from scalerl_jax.formats import remote
 from scalerl_jax.parallel import multihost
+from scalerl_jax.run.writing import write_json
 
 # A pathlib.Path, or in a bucket an epath.Path, which has the same methods.
 Folder = Any
@@ -95,6 +99,25 @@ class CheckpointPlace:
             target.rename(replaced)
         partial.rename(target)
         _sync(self.directory)
+        write_json(self._mark, {"newest": manifest["step"]})
+
+    def require_none_was_here(self) -> None:
+        """Raise ValueError if a checkpoint was ever put here; call it if none is."""
+        if marked := self._read_mark():
+            step = json.loads(marked).get("newest")
+            raise ValueError(
+                f"{self.directory} holds no checkpoint, and that of step {step} was "
+                f"there: begun again, the run would lose its rows; put the checkpoint "
+                f"back, choose another --workdir, or remove {self._mark} to begin "
+                f"again in this one"
+            )
+
+    @property
+    def _mark(self) -> Folder:
+        return self.directory.with_name(f"{self.directory.name}.json")
+
+    def _read_mark(self) -> bytes | None:
+        return self._mark.read_bytes() if self._mark.is_file() else None
 
     def known_files(self, path: Folder) -> Files | None:
         """Return sizes and digests of files, if the place has them; None: read them."""
@@ -174,6 +197,10 @@ class BucketPlace(CheckpointPlace):
         if self._before_seal is not None:
             self._before_seal()
         remote.write(partial / MANIFEST, sealed(manifest).encode())
+        remote.write(self._mark, json.dumps({"newest": manifest["step"]}).encode())
+
+    def _read_mark(self) -> bytes | None:
+        return remote.read(self._mark)
 
     def free_bytes(self) -> int | None:
         """Return None: a bucket has no end."""

@@ -37,7 +37,8 @@ _PACE = 20.0  # pause of a file after an upload, in multiples of its duration
 _LAST_S = 600.0  # for an upload in progress at the end
 CHECKPOINTS_FOLDER = "checkpoints"
 WEIGHTS_FOLDER = "weights"  # what a learner of several processes publishes
-_DIRECT = (CHECKPOINTS_FOLDER, WEIGHTS_FOLDER)  # written to the bucket directly
+# Written to the bucket directly.
+_DIRECT = (CHECKPOINTS_FOLDER, f"{CHECKPOINTS_FOLDER}.json", WEIGHTS_FOLDER)
 LOCK_FILE = ".lock"
 SPEAK_EVERY_S = 60.0
 STALE_S = 300.0

@@ -320,6 +320,16 @@ def test_a_save_that_does_not_end_is_told_after_the_limit(tmp_path, held):
     held._timeout_s = 60.0
 
 
+def test_checkpoints_that_were_removed_are_missed(checkpointer, tmp_path):
+    for step in (10, 20):
+        save(checkpointer, step)
+    shutil.rmtree(tmp_path / "checkpoints")
+    with pytest.raises(ValueError, match=r"step 20 was there.*remove .*points\.json "):
+        checkpointer.restore(abstract(make_state()))
+    (tmp_path / "checkpoints.json").unlink()
+    assert checkpointer.restore(abstract(make_state())) is None
+
+
 def test_a_save_that_fails_is_raised_by_the_next_look(held, tmp_path):
     save(held, 10)
     assert held._arrays.reached.wait(60.0)

@@ -77,8 +77,21 @@ def test_the_manifest_comes_last_and_what_must_precede_it_before(bucket):
     assert bucket.written == [
         *written,
         "run/checkpoints/step_00000001/manifest.json",
+        "run/checkpoints.json",
     ]
     checkpointer.close()
+
+
+def test_checkpoints_that_were_removed_are_missed(bucket, checkpointer):
+    save(checkpointer, 1)
+    for name in bucket.names("run/checkpoints/"):
+        bucket.delete(name)
+    with pytest.raises(
+        ValueError, match=r"step 1 was there.*remove gs://bucket/run/ch"
+    ):
+        checkpointer.restore(ABSTRACT)
+    bucket.delete("run/checkpoints.json")
+    assert checkpointer.restore(ABSTRACT) is None
 
 
 def test_without_a_manifest_it_is_none_and_a_save_clears_it_away(bucket, checkpointer):

@@ -451,8 +451,11 @@ def _wandb_table(file: Path, header: list[str], rows: list[Row]) -> Table:
 
 
 def _read_jsonl(file: Path) -> Table:
-    """Read the objects of a JSONL file; blank lines are skipped."""
-    rows = []
+    """Read the objects of a JSONL file; blank lines are skipped.
+
+    A last line that a kill left half written is left out, with a note.
+    """
+    rows, notes = [], ()
     for number, line in enumerate(read_lines(file), 1):
         if not line.strip():
             continue
@@ -462,16 +465,18 @@ def _read_jsonl(file: Path) -> Table:
         except ValueError as failure:
             if isinstance(failure.__cause__, UnicodeDecodeError):
                 raise failure.__cause__ from None
+            if rows and not line.endswith(b"\n"):
+                notes = (f"line {number}, the last, is half written and left out",)
+                break
             raise CurveError(
-                f"{place}: not valid JSON ({failure}); remove the line "
-                "if a killed run left it half written"
+                f"{place}: not valid JSON ({failure}); remove the line"
             ) from failure
         if not isinstance(row, dict):
             kind = type(row).__name__
             raise CurveError(f"{place}: holds {kind}, not an object with named columns")
         rows.append((place, row))
     rows, nested = _flat(rows)
-    return Table(path=file, rows=rows, sparse=nested)
+    return Table(path=file, rows=rows, sparse=nested, notes={("", ""): notes})
 
 
 def _flat(rows: list[Row]) -> tuple[list[Row], bool]:

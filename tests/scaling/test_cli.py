@@ -128,7 +128,7 @@ def test_an_unidentified_curve_is_written_and_drawn_as_such(
             id="short",
         ),
         pytest.param(
-            "a.jsonl", '{"h": 1}\n{"h": ', [], "a.jsonl:2: not valid JSON", id="torn"
+            "a.jsonl", '{"h": 1}\n{"h": \n', [], "a.jsonl:2: not valid JSON", id="torn"
         ),
         pytest.param("a.jsonl", "[1]\n", [], "a.jsonl:1: holds list", id="no object"),
         pytest.param(

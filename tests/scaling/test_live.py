@@ -260,11 +260,20 @@ def test_a_failure_of_the_live_fit_is_reported_and_not_fatal(tmp_path):
     assert any("scaling.live failed" in line for line in said)
 
 
-def test_a_torn_line_is_a_curve_error(tmp_path):
+def test_a_torn_last_line_is_left_out_and_any_other_is_an_error(tmp_path, capsys):
     write_run(tmp_path, CLIMB)
+    assert main(["fit", str(tmp_path)]) == 0
+    whole = capsys.readouterr().out.splitlines()
     with open(tmp_path / "evals.jsonl", "a") as file:
         file.write('{"step": 310, "compu')
-    with pytest.raises(CurveError, match="half written"):
+    assert main(["fit", str(tmp_path)]) == 0
+    torn = capsys.readouterr().out.splitlines()
+    (said,) = (line for line in torn if "line 32, the last, is half written" in line)
+    assert [line for line in torn if line != said] == whole
+    Watch(path=tmp_path).look()
+    with open(tmp_path / "evals.jsonl", "a") as file:
+        file.write("\n")
+    with pytest.raises(CurveError, match="remove the line"):
         Watch(path=tmp_path).look()
 
 

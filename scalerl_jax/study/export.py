@@ -11,7 +11,7 @@ from typing import Any
 
 from scalerl_jax.formats.reading import read_json
 from scalerl_jax.run.directory import EVALS_FILE
-from scalerl_jax.run.record import with_own_assets
+from scalerl_jax.run.record import with_defaults
 from scalerl_jax.run.writing import replace_file
 from scalerl_jax.scaling.load import PROMPTS_COLUMN
 from scalerl_jax.scaling.records import TOKENS_X
@@ -20,7 +20,7 @@ from scalerl_jax.scaling.run_settings import NOT_RECIPE
 from scalerl_jax.scaling.tables import LEDGER_NAME, STUDY_CURVES, read_table
 from scalerl_jax.study.design import Study, interleaved
 from scalerl_jax.study.report import Row, to_csv
-from scalerl_jax.study.runs import STUDY_FILE, look
+from scalerl_jax.study.runs import STUDY_FILE, look, read_record
 
 MOST_BYTES = 20 * 2**20  # of one study's files
 _UNITS = {
@@ -55,7 +55,7 @@ def export(study: Study, root: Path, out: Path, *, title: str) -> list[Path]:
         raise ValueError(
             f"{root}: no run has an evaluation yet; scalerl study run makes them"
         )
-    settings = _settings(read_json(root / STUDY_FILE))
+    settings = _settings(read_record(root))
     plain = [{n: v for n, v in row.items() if n != PROMPTS_COLUMN} for row in curves]
     parquet, csv = STUDY_CURVES
     files = {
@@ -80,7 +80,8 @@ def export(study: Study, root: Path, out: Path, *, title: str) -> list[Path]:
 
 def _sizes(root: Path) -> dict[str, Row]:
     """Return, by arm, the constants of a run that laws over several runs read."""
-    arms = with_own_assets(read_json(root / STUDY_FILE)["arms"])
+    began = read_record(root).get("arms", {})
+    arms = {arm: with_defaults(settings) for arm, settings in began.items()}
     sizes: dict[str, Row] = {
         arm: {
             "prompts_per_step": settings["batch.num_prompts"],
@@ -110,6 +111,11 @@ def _read(
             continue
         ledger = read_json(state.folder / LEDGER_NAME)
         own = {"arm": planned.arm, "seed": planned.seed, "chip": ledger.get("chip")}
+        if planned.arm not in sizes:
+            raise ValueError(
+                f"{root / STUDY_FILE} has no settings of arm {planned.arm}, which has "
+                f"runs; put it back, or begin the study again with another --root"
+            )
         more = sizes[planned.arm]
         curves += [own | row | more for row in _evaluations(state.folder)]
         seconds = {f"{n}_chip_s": s for n, s in ledger.get("chip_s", {}).items()}

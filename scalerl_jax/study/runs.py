@@ -219,7 +219,7 @@ def read_record(root: Path) -> dict[str, Any]:
     """Return the record in a study's folder; {}: there is none.
 
     Raises:
-        ValueError: it is of another version of studies.
+        ValueError: it is of another version of studies, or broken.
     """
     file = root / STUDY_FILE
     if not file.exists():
@@ -231,13 +231,24 @@ def read_record(root: Path) -> dict[str, Any]:
             f"{file} is of version {kind} of studies, and this code reads "
             f"{_VERSION}; choose another --root, or use the code that made it"
         )
+    way_out = "repair the file, or choose another --root"
+    with sound(file, else_unknown="what its runs began with", way_out=way_out):
+        parts = {"arms": dict, "machines": dict, "code": list}
+        for name, kind in parts.items():
+            if not isinstance(found.setdefault(name, kind()), kind):
+                raise TypeError(f"{name} is no {kind.__name__}")
+        for arm, settings in found["arms"].items():
+            if not isinstance(settings, dict):
+                raise TypeError(f"arm {arm} is no dict")
+        if not all(isinstance(code, str) for code in found["code"]):
+            raise TypeError("code holds more than text")
     return found
 
 
 def _check_machines(
     file: Path, record: Mapping[str, Any], new: Mapping[str, str]
 ) -> None:
-    old = record.get("machines", {})
+    old = record["machines"]
     if old != new:
         where, here = (
             ", ".join(f"{name} {value}" for name, value in machines.items() if value)

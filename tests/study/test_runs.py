@@ -258,3 +258,12 @@ def test_a_changed_base_is_refused_by_name(tmp_path):
     (tmp_path / STUDY_FILE).write_text(json.dumps(record | {"version": 99}))
     with pytest.raises(ValueError, match="version 99"):
         keep_record(STUDY, tmp_path)
+    for broken, why in (
+        ({"arms": ["token"]}, "arms is no dict"),
+        ({"arms": {"token": 1}}, "arm token is no dict"),
+        ({"machines": "here"}, "machines is no dict"),
+        ({"code": [1]}, "code holds more than text"),
+    ):
+        (tmp_path / STUDY_FILE).write_text(json.dumps(record | broken))
+        with pytest.raises(ValueError, match=rf"study\.json is broken .*{why}.*repair"):
+            keep_record(STUDY, tmp_path)

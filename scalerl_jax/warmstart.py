@@ -88,15 +88,17 @@ class WarmStart:
     state: Any  # of the learner
     ledger: Ledger
     flops: LearnerFlops
-    learning_rates: Callable[[int], Any]  # steps made -> rate of the next one
+    learning_rates: Callable[[int], Any]  # steps applied -> rate of the next one
     progress: Progress
     digest: str  # of the rows
-    step: int = 0  # batches that have been learned
+    step: int = 0  # batches that have been learned, or skipped
+    skipped: int = 0  # of these, those that changed nothing
 
     def save(self) -> None:
         """Save the state and the books."""
         with self.activity("checkpoint"):
-            books = {"ledger": self.ledger.state(), "rows": self.digest}
+            books: dict[str, Any] = {"ledger": self.ledger.state()}
+            books |= {"rows": self.digest, "skipped": self.skipped}
             self.learner.save(self.step, self.state, host=books, groups=())
 
     def ensure_saved(self) -> None:
@@ -130,6 +132,7 @@ class WarmStart:
                 f"another --workdir"
             )
         self.state, self.step = restored.state, restored.step
+        self.skipped = restored.host.get("skipped", 0)
         _log.info("resumed after step %d", restored.step)
 
 
@@ -273,7 +276,6 @@ def _run(made: WarmStart, directory: Path) -> int:
             checkpointer.check()
             row, fault = _step(made)
             skipped = _count_fault(made, fault, skipped)
-            row["train/learning_rate"] = float(made.learning_rates(made.step - 1))
             writer.write_step(made.step, row)
             facts = {
                 "loss": f"{row['loss']:.4f}",
@@ -298,8 +300,7 @@ def _step(made: WarmStart) -> tuple[dict[str, Any], str]:
         made.learner.annotate(made.state, [packed])  # a window of one, without scores
         made.state, metrics, fault = made.learner.step(made.state, packed, made.step)
     elapsed_s = max(time.monotonic() - started, 1e-9)
-    sequences = made.rows.of_step(made.step)
-    lengths = np.array([each.row_length for each in sequences])
+    lengths = np.array([each.row_length for each in made.rows.of_step(made.step)])
     context = float((lengths * (lengths + 1)).sum() / lengths.sum() / 2)
     tokens, learned = computed_tokens(packed), int(packed.mask.sum())
     flops = made.flops.step(tokens, context)
@@ -309,14 +310,15 @@ def _step(made: WarmStart) -> tuple[dict[str, Any], str]:
         "grad_norm": metrics["grad_norm"],
         "entropy": metrics["entropy"],
         "train/tokens": learned,
-        "train/rows": len(sequences),
+        "train/rows": len(lengths),
         "train/epoch": made.rows.order.epoch(made.step),
+        "train/learning_rate": float(made.learning_rates(made.step - made.skipped)),
         "time/train_s": elapsed_s,
         "throughput/trained_tokens_per_s": tokens / elapsed_s,
         **made.ledger.report(),
         **made.learner.metrics,
     }
-    made.step += 1
+    made.step, made.skipped = made.step + 1, made.skipped + bool(fault)
     return row, fault
 
 

@@ -21,10 +21,17 @@ from scalerl_jax.model.hugging_face import read_architecture
 from scalerl_jax.model.weights import load_params
 from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.process.preemption import PREEMPTED
+from scalerl_jax.run.ledger import Ledger
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.train import ensure_saved
+from scalerl_jax.wiring.learning import make_learning_rates
 from scalerl_jax.wiring.sampling import make_tokenizer
-from scalerl_jax.wiring.supervision import load_sequences, supervised
+from scalerl_jax.wiring.supervision import (
+    AnswerRows,
+    RowOrder,
+    load_sequences,
+    supervised,
+)
 
 BASE = small_run.ROOT / "scalerl_jax" / "assets" / "tiny_base"
 QUESTIONS = [(f"{n} + {n + 3}", f"{n}+{n + 3}={2 * n + 3}") for n in range(3, 23)]
@@ -125,6 +132,41 @@ def test_a_last_checkpoint_that_is_lost_is_written_again():
     )
     ensure_saved(run, "of 3", 3)
     assert learner.asked == [(3, "of 3")] * 2 and 3 in learner.kept
+
+
+class Skipping:
+    """A learner whose second step changes nothing."""
+
+    made = 0
+
+    def annotate(self, state, batches):
+        return [{} for _ in batches]
+
+    def step(self, state, batch, made_of):
+        self.made += 1
+        fault = "not finite" if self.made == 2 else ""
+        return state, dict(loss=1.0, grad_norm=1.0, entropy=1.0), fault
+
+    metrics = {}
+
+
+def test_a_skipped_batch_is_no_step_of_the_learning_rate(rows):
+    config = supervised(changed(rows, **{"warmstart.warmup_steps": 4}), num_steps=4)
+    sequences = load_sequences(config, load_tokenizer(BASE))
+    order = RowOrder(len(sequences), epochs=2, batch_rows=8, seed=0)
+    fields = dict.fromkeys(("progress", "digest", "state"))
+    made = warmstart.WarmStart(
+        **fields,
+        config=wiring.fit_devices(config, wiring.make_architecture(config), 1),
+        rows=AnswerRows(config=config, sequences=sequences, order=order),
+        learner=Skipping(),
+        ledger=Ledger(pools={"all": 1}, chip="cpu"),
+        flops=SimpleNamespace(step=lambda tokens, context: 0.0),
+        learning_rates=make_learning_rates(config),
+    )
+    rates = [warmstart._step(made)[0]["train/learning_rate"] for _ in range(4)]
+    # Warm-up over four steps that are applied; the second batch is not.
+    np.testing.assert_allclose(rates, [2.5e-4, 5e-4, 5e-4, 7.5e-4], rtol=1e-6)
 
 
 def start(config, sequences):

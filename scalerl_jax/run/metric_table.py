@@ -46,7 +46,7 @@ train/learning_rate | | learning rate of the step
 train/skipped_steps | optimizer steps | steps skipped since the start of this process
 ratio/mean | | mean importance ratio of the trained tokens
 ratio/max | | largest importance ratio
-ratio/capped_share | share | tokens or sequences whose ratio the loss truncates
+ratio/capped_share | share | tokens whose ratio, or whose sequence's, is above the cap
 ratio/clipped_share | share | tokens with an advantage that a clip leaves no gradient
 ratio/effective_sample_size | share | (sum ratio)^2 / (tokens * sum ratio^2)
 mismatch/mean_abs | nats | mean difference of sampler and learner at equal version

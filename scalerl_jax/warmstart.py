@@ -304,7 +304,7 @@ def _step(made: WarmStart) -> tuple[dict[str, Any], str]:
     context = float((lengths * (lengths + 1)).sum() / lengths.sum() / 2)
     tokens, learned = computed_tokens(packed), int(packed.mask.sum())
     flops = made.flops.step(tokens, context)
-    made.ledger.count(train_tokens=learned, train_flops=flops)
+    made.ledger.count(train_tokens=0 if fault else learned, train_flops=flops)
     row = {
         "loss": metrics["loss"],  # nats per token of an answer
         "grad_norm": metrics["grad_norm"],

@@ -164,9 +164,12 @@ def test_a_skipped_batch_is_no_step_of_the_learning_rate(rows):
         flops=SimpleNamespace(step=lambda tokens, context: 0.0),
         learning_rates=make_learning_rates(config),
     )
-    rates = [warmstart._step(made)[0]["train/learning_rate"] for _ in range(4)]
+    made_rows = [warmstart._step(made)[0] for _ in range(4)]
     # Warm-up over four steps that are applied; the second batch is not.
+    rates = [row["train/learning_rate"] for row in made_rows]
     np.testing.assert_allclose(rates, [2.5e-4, 5e-4, 5e-4, 7.5e-4], rtol=1e-6)
+    learned = [row["train/tokens"] for row in made_rows]
+    assert made_rows[-1]["compute/train_tokens"] == sum(learned) - learned[1]
 
 
 def start(config, sequences):

@@ -264,7 +264,7 @@ class RunMonitor:
             state, metrics, fault = run.learner.step(state, assembled.packed, assembled)
         self._times["time/train_s"] = time.monotonic() - started
         run.ledger.count(
-            train_tokens=assembled.train_tokens,
+            train_tokens=0 if fault else assembled.train_tokens,
             train_flops=run.flops.step(assembled.row_tokens, assembled.mean_context),
         )
         if fault:

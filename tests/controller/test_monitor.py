@@ -60,7 +60,7 @@ def test_tokens_are_wasted_if_no_step_on_them_is_applied(epochs, skipped, wasted
     run = SimpleNamespace(
         activity=lambda name: contextlib.nullcontext(),
         evaluations=None,
-        flops=SimpleNamespace(step=lambda tokens, context: 0.0),
+        flops=SimpleNamespace(step=lambda tokens, context: float(tokens)),
         learner=SimpleNamespace(
             step=lambda state, packed, batch: (state, {}, next(faults) and "a NaN")
         ),
@@ -71,7 +71,13 @@ def test_tokens_are_wasted_if_no_step_on_them_is_applied(epochs, skipped, wasted
     for epoch in range(epochs):
         for batch in batches:
             monitor.step("state", Pass(batch=batch, epoch=epoch, last=False), batch)
-    assert run.ledger.report()["compute/wasted_tokens"] == wasted
+    report = run.ledger.report()
+    assert report["compute/wasted_tokens"] == wasted
+    # Tokens are trained by steps that are applied; the others have had their FLOPs.
+    tokens = [batch.train_tokens for batch in batches] * epochs
+    trained = sum(n for n, skip in zip(tokens, skipped, strict=True) if not skip)
+    assert report["compute/train_tokens"] == trained
+    assert report["compute/train_flops"] == sum(tokens)
 
 
 @pytest.mark.parametrize(

@@ -402,16 +402,21 @@ def mean_curve(
 ) -> MeanCurve:
     """Return the mean over all curves that climb.
 
-        weight = (sum_i z_i^2)^(-n / 2),  or exp(-sum_i z_i^2 / (2 sigma^2)) if known
+        S = sum_i z_i^2,   weight = (1 + (S - least S) / (thinning * least S))^(-n / 2),
+        or exp(-S / (2 thinning * sigma^2)) if sigma is known
 
-    the likelihood after integrating over an unknown noise with density 1 / sigma.  All
-    levels 0 <= R0 <= A <= 1 count alike before the data, and so do all u and v.
+    With thinning = 1 that is S^(-n / 2), the likelihood after integrating over an
+    unknown noise with density 1 / sigma.  Otherwise the mean is over the curves that
+    the intervals accept: S^(-n / (2 thinning)), the likelihood of few evaluations,
+    accepts curves that miss all data where thinning leaves fewer of them than
+    parameters.  All levels 0 <= R0 <= A <= 1 count alike before the data, and so do
+    all u and v.
 
     Args:
         problem: of one curve.
         best: [4] its fit; points that a robust loss weighs less there weigh less here.
         known: sigma of a point of weight 1.
-        thinning: n over the number of evaluations that are independent.
+        thinning: factor by which the correlation of the noise widens variances.
     """
     weights = problem.weights
     if problem.huber is not None:
@@ -448,11 +453,13 @@ def _mean_within(
     r0, asymptote, volume, cost = _levels(problem, best, weights, rest)
     if known is None:
         count = problem.points.t.size
-        floor = count * SIGMA_FLOOR**2
-        density = -0.5 * count * np.log(np.maximum(cost, floor))
+        misfit = problem.y[0] - problem.law.rates(best[None], problem.t)[0]
+        least = float(weights @ misfit**2) + problem.within
+        least = max(min(least, float(cost.min())), count * SIGMA_FLOOR**2)
+        excess = np.maximum(cost - least, 0.0) / (thinning * least)
+        density = -0.5 * count * np.log1p(excess)
     else:
-        density = -0.5 * cost / known**2
-    density /= thinning
+        density = -0.5 * cost / (thinning * known**2)
     chances = volume * np.exp(density - density.max())
     total = chances.sum(axis=(1, 2))
     r0, asymptote = (

@@ -49,6 +49,19 @@ def test_without_noise_the_forecast_is_the_best_curve(law):
     )
 
 
+def test_a_law_that_misses_a_phase_is_foretold_within_its_own_band():
+    """A climb in two phases: the residuals of a sigmoid correlate by 0.9 and more."""
+    x = np.linspace(0.1, 6.0, 30)
+    later = np.array([7.5, 9.0, 12.0])
+    first, second = (rate(x, 0.2, 0.45, 2.0, 0.3), rate(x, 0.0, 0.2, 4.0, 4.0))
+    y = first + second + np.random.default_rng(0).normal(0, 0.003, x.size)
+    result = fit(x, y)
+    low, high = result.band(later)
+    found = result.forecast(later)
+    assert (low <= found).all() and (found <= high).all()
+    np.testing.assert_allclose(result.forecast(x[5:]), y[5:], atol=0.06)
+
+
 def test_short_noisy_curves_are_foretold_as_well_as_by_plain_baselines():
     """Four seeds of each of 6 recipes, 16 completions an evaluation, half foretold."""
     generator, errors = np.random.default_rng(0), {"sigmoid": [], "power": []}

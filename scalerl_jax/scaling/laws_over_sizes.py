@@ -180,7 +180,8 @@ def fit_surface(
     ]
     loose = [name for name, sure in zip(law.meanings, fixed, strict=True) if not sure]
     values = _values(law, best.x)
-    misfit = output - law.function(values, *inputs)
+    with np.errstate(over="ignore"):
+        misfit = output - law.function(values, *inputs)
     return SurfaceFit(
         **vars(law),
         num_points=output.size,
@@ -680,8 +681,15 @@ def fit_kaplan_one(x: ArrayLike, loss: ArrayLike, *, level: float = 0.9) -> Surf
     """Fit Kaplan's law of one quantity (size, data or compute), in log-log."""
     inputs, losses = KAPLAN_ONE.check((x,), loss)
     slope, level_at_one = np.polyfit(np.log(inputs[0]), np.log(losses), 1)
+    if slope >= 0.0:
+        raise CurveError(
+            f"the loss does not fall as x grows, from {losses[inputs[0].argmin()]:g} "
+            f"to {losses[inputs[0].argmax()]:g}, as Kaplan's law does: check --y; a "
+            "pass rate is fitted without --law"
+        )
     alpha = max(-float(slope), 1e-3)
-    start = {"X_c": float(np.exp(level_at_one / alpha)), "alpha": alpha}
+    log_scale = np.clip(level_at_one / alpha, -LOG_LIMIT, LOG_LIMIT)
+    start = {"X_c": float(np.exp(log_scale)), "alpha": alpha}
     return fit_surface(KAPLAN_ONE, inputs, losses, [start], level=level)
 
 

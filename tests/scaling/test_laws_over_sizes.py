@@ -168,11 +168,27 @@ def test_a_law_that_the_data_do_not_fix_says_so():
     assert '"identified": false' in fit.to_json()
 
 
+def test_losses_that_hardly_fall_or_rise_end_in_a_verdict():
+    size = np.geomspace(4e7, 1.6e10, 12)
+    assert not fit_kaplan_one(size, 3.0 * size**-0.0004).identified
+    sizes, tokens = (
+        np.repeat(10.0 ** np.arange(6, 11), 5),
+        np.tile(10.0 ** np.arange(8, 13), 5),
+    )
+    loss = 1.7 + 400.0 / sizes**0.34 + 410.0 / tokens**0.28
+    assert not fit_chinchilla(sizes, tokens, loss[::-1]).identified
+
+
 @pytest.mark.parametrize(
     "call, message",
     [
         pytest.param(
             lambda: fit_kaplan_one([1.0, 2, -3], [3.0, 2, 1]), "above 0", id="negative"
+        ),
+        pytest.param(
+            lambda: fit_kaplan_one([1.0, 2, 3, 4], [0.2, 0.3, 0.4, 0.5]),
+            "does not fall as x grows, from 0.2 to 0.5",
+            id="a pass rate",
         ),
         pytest.param(
             lambda: fit_kaplan_one([1.0, 2], [3.0, 2]), "at least 3", id="few"

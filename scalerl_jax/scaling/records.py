@@ -21,6 +21,8 @@ Places = NDArray[np.intp]
 DEFAULT_X = "compute_chip_hours"
 TOKENS_X = "generated_tokens"  # x of a run on a CPU, whose chip-hours are wall time
 DEFAULT_Y = "pass_rate"
+# A standard error below this is 0 but for rounding: of the mean of 0.1, 0.1 and 0.1.
+ROUNDING = 1e-12
 FALLING_CORRELATION = 0.5  # a curve falls if its rank correlation is below minus this
 Source = Literal["fitted", "measured", "given", "held"]
 
@@ -169,6 +171,8 @@ def make_curve(
     if errors is not None and errors.shape != rates.shape:
         shapes = f"y_se has shape {errors.shape}, {y_name} {rates.shape}"
         raise CurveError(f"{shapes}; give one standard error per point")
+    if errors is not None:
+        errors = np.where(np.abs(errors) < ROUNDING, 0.0, errors)
     kept = compute > 0
     if not kept.any():
         raise CurveError(

@@ -188,10 +188,11 @@ def test_errors_too_small_for_the_scatter_are_not_believed():
     )
 
 
-def test_errors_of_zero_do_not_outweigh_the_rest():
+@pytest.mark.parametrize("error", [0.0, float(np.std([0.1] * 3))])  # 1e-17
+def test_errors_of_zero_do_not_outweigh_the_rest(error):
     x, y = noisy_curve()
     errors = np.full(26, 0.008)
-    errors[3] = 0.0  # all samples right
+    errors[3] = error  # all samples right
     weighted = fit(x, y, initial_reward=0.25, standard_errors=errors)
     assert weighted.asymptote == pytest.approx(
         fit(x, y, initial_reward=0.25).asymptote, abs=1e-9

@@ -50,6 +50,14 @@ def test_the_fit_is_the_least_squares_of_all_points_with_step_zero(errors):
     assert r0.source == "measured" and r0.interval.low < r0.value < r0.interval.high
 
 
+def test_an_error_of_step_zero_that_is_rounding_does_not_fix_r0():
+    y, errors = noisy(0), np.full(X.size, 0.02)
+    errors[0] = np.std([0.1] * 3)
+    assert 0.0 < errors[0] < 1e-16
+    result = fit_curve(make_curve(X, y, y_se=errors))
+    assert result.cost == pytest.approx(fit(X, y).cost)
+
+
 def test_a_given_r0_is_exact_and_free_leaves_step_zero_out():
     y = noisy(1)
     given = fit(X, y, initial_reward=0.25)

@@ -637,7 +637,11 @@ def _extrapolate_one(curve: Curve, flags: Flags) -> scaling.Extrapolation:
     ),
     Flag("--run-sd", WIDTH, "spread of A between runs, instead of the measured one"),
     Flag("--paired", SWITCH, "runs of one seed will be compared with each other"),
-    Flag("--recipes", K, "number of recipes to compare (those given, 2 at least)"),
+    Flag(
+        "--recipes",
+        K,
+        "the first recipe and those compared with it (those given, 2 at least)",
+    ),
 )
 def plan(flags: Flags) -> Answer:
     """Plan from the fit of a curve, or how to spend a budget.

@@ -157,7 +157,7 @@ def plan_power(
     num_recipes: int | None = None,
     power: float = POWER,
 ) -> PowerPlan:
-    """Plan runs that decide a difference of A, as `compare` tests it.
+    """Plan runs that decide a difference of A, as `compare` tests it in a study.
 
     The spread between runs is that of the recipes with several runs: of A where a
     recipe identifies it (B has the other half of the error), else of the fitted pass

@@ -275,14 +275,22 @@ class TanExtrapolation(Record):
     fit: TanFit
 
 
-def _label(size: float) -> str:
-    """Return a model size as written in names of parameters: 7B."""
-    return f"{size / 1e9:g}B"
+def _labels(sizes: Array) -> list[str]:
+    """Return model sizes [S] as written in names of parameters: 7B.
+
+    Six digits, or more where two sizes have the same six.
+    """
+    found: list[str] = []
+    for digits in (6, 12, 17):
+        found = [f"{size / 1e9:.{digits}g}B" for size in sizes]
+        if len({*found}) == len(found):
+            break
+    return found
 
 
 def _at_sizes(p: dict[str, float], letter: str, sizes: Array, size: Array) -> Array:
     """Return the parameters letter[N] of known sizes [S], in the shape of `size`."""
-    values = np.array([p[f"{letter}[{_label(known)}]"] for known in sizes])
+    values = np.array([p[f"{letter}[{label}]"] for label in _labels(sizes)])
     return values[np.searchsorted(sizes, size)]
 
 
@@ -308,7 +316,7 @@ def _tan_law(sizes: Array, x_name: str) -> SurfaceLaw:
         meanings={
             "k_max": ("slope of an infinitely large model", ""),
             "N0": ("model size at half of k_max", "parameters"),
-            **{f"E[{_label(size)}]": by_size for size in sizes},
+            **{f"E[{label}]": by_size for label in _labels(sizes)},
         },
         function=function,
     )
@@ -562,7 +570,7 @@ def plateau_law(sizes: Array) -> SurfaceLaw:
         return (floor + scale / (x + offset)) ** p["alpha"]
 
     by_size = {}
-    for label in map(_label, sizes):
+    for label in _labels(sizes):
         by_size[f"B[{label}]"] = ("scale of what training removes", "x")
         by_size[f"C[{label}]"] = ("offset of x", "x")
     return SurfaceLaw(
@@ -609,7 +617,7 @@ def _plateau_start(
 ) -> dict[str, float]:
     """Return parameters near the best ones at a given alpha."""
     floors, start = [], {"alpha": alpha}
-    for known in sizes:
+    for known, label in zip(sizes, _labels(sizes), strict=True):
         here, target = x[size == known], error[size == known] ** (1.0 / alpha)
         fits = []
         for offset in OFFSET_STARTS * x.max():
@@ -620,7 +628,6 @@ def _plateau_start(
             fits.append((float((misfit**2).sum()), floor, scale, offset))
         _, floor, scale, offset = min(fits)
         floors.append(floor)
-        label = _label(known)
         start[f"B[{label}]"], start[f"C[{label}]"] = float(scale), float(offset)
     slope, intercept = np.polyfit(np.log(sizes), np.log(floors), 1)
     beta = max(-float(slope), 0.05)

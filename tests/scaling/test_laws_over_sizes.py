@@ -179,6 +179,17 @@ def test_losses_that_hardly_fall_or_rise_end_in_a_verdict():
     assert not fit_chinchilla(sizes, tokens, loss[::-1]).identified
 
 
+def test_sizes_that_are_alike_in_six_digits_are_two_sizes():
+    size = np.repeat([1_234_567_000.0, 1_234_567_890.0, 3e6], 20)
+    x = np.tile(np.geomspace(1e10, 1e13, 20), 3)
+    error = np.repeat([0.9, 0.5, 0.9], 20) * (x / 1e10) ** (-0.1 / (1.0 + 3e6 / size))
+    found = fit_tan(size, x, error)
+    np.testing.assert_allclose(found.predict(size, x), error, rtol=1e-4)
+    names = ["k_max", "N0", "E[0.003B]", "E[1.234567B]", "E[1.23456789B]"]
+    assert list(found.parameters) == names
+    assert len(fit_plateau(size, x, error).parameters) == 3 + 2 * 3
+
+
 @pytest.mark.parametrize(
     "call, message",
     [

@@ -48,6 +48,7 @@ from scalerl_jax.scaling.tables import (
 )
 
 ERRORS_ENDING = "_se"  # of the column of y's standard errors
+_MOST_ERROR = 1e6  # of a rate, which has no error above 1: a mistake, or an overflow
 PROMPTS_COLUMN = "prompt_pass_rates"  # of evals.jsonl: a list
 SAMPLES_COLUMN = "samples_per_prompt"
 _MOST_SAMPLES = 2**31  # of a prompt
@@ -500,7 +501,8 @@ def _make(
     if x.endswith(TOKENS_X) and step is not None:
         part, same = part.newest_at_each(x)
         order += same
-    compute = chosen.x_scale * part.numbers(x)
+    with np.errstate(over="ignore"):  # inf is refused by name
+        compute = chosen.x_scale * part.numbers(x)
     last_step = None
     if step is not None:
         steps = part.numbers(step)
@@ -649,10 +651,11 @@ def _errors(
             "write both in one way"
         )
     low, high = chosen.reward_range or (0.0, 1.0)
-    if not np.all(np.isfinite(errors) & (errors >= 0)):
+    if not np.all((errors >= 0) & (errors < _MOST_ERROR * (high - low))):
         raise CurveError(
-            f"{part.rows[0][0]}: {column} holds standard errors that are negative or "
-            "not finite; mend them, or name another column with --se"
+            f"{part.rows[0][0]}: {column} holds standard errors that are negative, not "
+            f"finite, or {_MOST_ERROR:g} times the range of {y}; mend them, or name "
+            "another column with --se"
         )
     return errors / (high - low)
 

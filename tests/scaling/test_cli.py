@@ -141,6 +141,16 @@ def test_an_unidentified_curve_is_written_and_drawn_as_such(
         pytest.param(
             "a.csv", "h,r\n1,.2\n2,.3\n", ["--x=h", "--y=r"], "at least 5", id="few"
         ),
+        *(
+            pytest.param(
+                "a.csv",
+                f"h,r,r_se\n1,.2,.1\n2,.3,{error}\n",
+                ["--x=h", "--y=r"],
+                "a.csv:2: r_se holds standard errors that are negative, not finite, or",
+                id=f"error {error}",
+            )
+            for error in ("-1", "1e300")
+        ),
     ],
 )
 def test_bad_input_ends_with_one_message_and_status_2(

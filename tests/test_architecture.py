@@ -1,6 +1,7 @@
 """Sizes, layers and habits that STYLE.md asks for, checked on the source."""
 
 import ast
+import collections
 import importlib
 import json
 import re
@@ -43,6 +44,17 @@ def test_files_and_functions_are_short(path):
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_a_module_says_what_it_holds(path):
     assert ast.get_docstring(ast.parse(path.read_text()))
+
+
+def test_few_public_classes_share_a_name():
+    """So that a name which is read or searched for has one meaning."""
+    holders = collections.defaultdict(list)
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                holders[node.name].append(name_of(path))
+    shared = {name: files for name, files in holders.items() if len(files) > 1}
+    assert len(shared) <= 8, shared
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)

@@ -22,12 +22,12 @@ import psutil
 
 from scalerl_jax.environments.verdict import (
     MAX_START_S,
+    CallReturned,
     JudgedAnswer,
     JudgingJob,
     Kind,
     Loaded,
     OwnReward,
-    Progress,
     Said,
     Setup,
     Share,
@@ -367,11 +367,11 @@ class VerifierPool:
         return True
 
     def _receive(
-        self, worker: VerifierProcess, message: Loaded | Progress | JudgedAnswer
+        self, worker: VerifierProcess, message: Loaded | CallReturned | JudgedAnswer
     ) -> None:
         worker.begun_cpu_s = message.cpu_s
         worker.deadline = time.monotonic() + self._setup.limit_s  # of the next answer
-        if isinstance(message, Progress):
+        if isinstance(message, CallReturned):
             return
         if isinstance(message, Loaded):
             if not message.failure:

@@ -17,11 +17,11 @@ from typing import IO, Any, NoReturn
 
 from scalerl_jax.environments.instances import Environments, OwnVerify, load_own
 from scalerl_jax.environments.verdict import (
+    CallReturned,
     GroupAnswers,
     JudgedAnswer,
     Kind,
     Loaded,
-    Progress,
     Said,
     ScoreFunction,
     Setup,
@@ -75,7 +75,7 @@ def _serve_own(
 
     def goes_on() -> None:
         alarm()
-        pipe.send(Progress(time.process_time()))
+        pipe.send(CallReturned(time.process_time()))
 
     try:
         own = load_own(setup, OwnVerify(setup, find_verifier, judge_by), goes_on)

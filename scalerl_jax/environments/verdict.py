@@ -273,7 +273,7 @@ class JudgedAnswer(NamedTuple):
     share: int = 0  # index among the shares that the process got together
 
 
-class Progress(NamedTuple):
+class CallReturned(NamedTuple):
     """A message that one of several calls has returned, and the time begins anew."""
 
     cpu_s: float  # of the process so far

@@ -135,7 +135,7 @@ def main(argv: Sequence[str]) -> None:
     if _DESCRIBE.value:
         to_stdout(describe(config))
         return
-    if workdir is None:
+    if not workdir:  # "" perhaps of a shell's variable that is not set
         _end("--workdir is missing: --workdir=runs/NAME")
     _join()
     try:

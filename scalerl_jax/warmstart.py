@@ -358,7 +358,7 @@ def run(argv: Sequence[str]) -> int:
         if "warmstart" in config_flag.value:  # else of no run, which is refused below
             name_rows(config_flag.value, rows)
         config = config_lib.resolve(config_flag.value)
-        if workdir.value is None:
+        if not workdir.value:
             raise ValueError("--workdir is missing: --workdir=runs/NAME")
         ray.check()
         if ray.address.value is None:

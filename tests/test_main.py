@@ -368,7 +368,6 @@ def test_the_program_ends_with_a_status_and_one_line(tmp_path):
 PREEMPTED = """
 import sys
 from scalerl_jax import main
-from scalerl_jax.train import RunOutcome
 
 end = RunOutcome(policy_version=3, preempted=True, interrupted=False)
 main.run = lambda *_: end
@@ -383,3 +382,11 @@ def test_a_run_that_is_saved_keeps_its_status_though_its_reader_is_gone():
         process.stdout.close()  # as that of a `tee` that was killed
         errors = process.stderr.read()
     assert process.returncode == 75 and "Traceback" not in errors, errors
+
+
+def test_an_empty_workdir_is_missing(tmp_path, command, monkeypatch):
+    """It is perhaps that of a shell's variable which is not set."""
+    monkeypatch.chdir(tmp_path)
+    result = command("--config=tiny", "--workdir=")
+    refused(result, "--workdir is missing: --workdir=runs/NAME")
+    assert not list(tmp_path.iterdir())

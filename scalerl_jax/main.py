@@ -8,6 +8,7 @@ itself before the machine is preempted.
 """
 
 import logging
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -177,7 +178,7 @@ def _say(outcome: RunOutcome, workdir: str) -> None:
         where = "interrupted" if outcome.interrupted else "stopped by SIGTERM"
         to_stdout(
             f"{where} after step {outcome.policy_version}, which is saved; resume it "
-            f"with:  scalerl train --workdir={workdir}\n"
+            f"with:  scalerl train --workdir={shlex.quote(workdir)}\n"
         )
         return
     if outcome.stop_reason is not None:
@@ -195,7 +196,7 @@ def _say(outcome: RunOutcome, workdir: str) -> None:
         f"{where} after step {outcome.policy_version}: pass rate on held-out prompts "
         f"{measured}\n"
         f"everything is in {workdir}; the curve and its fit:  scalerl fit "
-        f"{here if is_remote(workdir) else workdir}\n"
+        f"{shlex.quote(str(here) if is_remote(workdir) else workdir)}\n"
     )
 
 

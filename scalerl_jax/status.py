@@ -7,6 +7,7 @@ during the run or after its end.
 import contextlib
 import dataclasses
 import json
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -116,7 +117,8 @@ def read(directory: Path) -> Status:
     if ended:
         lines.append(f"ended: {ended}")
     if step < num_steps and is_abandoned(directory):
-        lines.append(f"no process runs it: scalerl train {directory} resumes it")
+        run = shlex.quote(str(directory))
+        lines.append(f"no process runs it: scalerl train {run} resumes it")
     facts = {
         "num_steps": num_steps,
         "step": step,

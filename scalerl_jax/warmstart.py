@@ -14,6 +14,7 @@ command are in the section warmstart.
 import contextlib
 import dataclasses
 import logging
+import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -386,7 +387,7 @@ def _made(config: Config, workdir: str, cluster: "Cluster | None" = None) -> int
         over = f" --ray={cluster.address}" if cluster else ""
         to_stdout(
             f"stopped, and saved; it goes on with:  scalerl warmstart "
-            f"--workdir={workdir}{over}\n"
+            f"--workdir={shlex.quote(workdir)}{over}\n"
         )
         return status
     out = local_directory(workdir) / MODEL

@@ -12,6 +12,7 @@ from absl import flags
 from scalerl_jax import main
 from scalerl_jax.run.directory import open_run_directory
 from scalerl_jax.run.record import flatten
+from scalerl_jax.train import RunOutcome
 
 # ml_collections loads config files in a way that Python means to drop.
 pytestmark = pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")
@@ -390,3 +391,9 @@ def test_an_empty_workdir_is_missing(tmp_path, command, monkeypatch):
     result = command("--config=tiny", "--workdir=")
     refused(result, "--workdir is missing: --workdir=runs/NAME")
     assert not list(tmp_path.iterdir())
+
+
+def test_the_command_that_goes_on_can_be_copied(capfd):
+    outcome = RunOutcome(policy_version=3, preempted=True, interrupted=True)
+    main._say(outcome, "runs/a b")
+    assert capfd.readouterr().out.endswith("scalerl train --workdir='runs/a b'\n")

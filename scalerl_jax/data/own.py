@@ -254,7 +254,10 @@ def _truth(row: Row, turn: Any) -> Any:
         raise Unusable(choices.NO_INDEX)
     if any(name in row for name in (*ANSWERS, *_WORKED)):
         raise Unusable("the answer is empty")
-    raise Malformed("field 'answer' or 'tests' is missing")
+    raise Malformed(
+        "field 'answer' or 'tests' is missing, and so is 'reference' (null where a "
+        "reward function of your own needs none)"
+    )
 
 
 def _of_reward(reward: dict[str, Any]) -> Any:

@@ -128,7 +128,8 @@ def test_the_report_says_what_was_dropped_and_where(tmp_path, directory):
         "broken JSON": {"count": 1, "first": "mixed.jsonl, line 4"},
         "invalid UTF-8": {"count": 1, "first": "mixed.jsonl, line 5"},
         "not a JSON object": {"count": 1, "first": "mixed.jsonl, line 6"},
-        "field 'answer' or 'tests' is missing": {
+        "field 'answer' or 'tests' is missing, and so is 'reference' (null where a "
+        "reward function of your own needs none)": {
             "count": 1,
             "first": "mixed.jsonl, line 8",
         },

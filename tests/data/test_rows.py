@@ -380,7 +380,7 @@ def test_an_answer_that_is_no_finite_number_is_malformed(answer):
 @pytest.mark.parametrize(
     "row, error, why",
     [
-        ({"question": "?"}, Malformed, "'answer' or 'tests' is missing"),
+        ({"question": "?"}, Malformed, "'answer' or 'tests' is .* 'reference'"),
         ({"question": "?", "answer": "1", "verifier": "essay"}, Malformed, "neither"),
         ({"messages": [{"role": "user"}], "answer": "1"}, Malformed, "no text"),
         (

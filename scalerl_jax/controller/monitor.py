@@ -460,7 +460,7 @@ class RunMonitor:
         try:
             yield
         except Abandoned:
-            why = " for SIGTERM" if self._stopped() else ""
+            why = ", since the run was told to stop" if self._stopped() else ""
             self._progress.note(f"the evaluation at step {version} is abandoned{why}")
         except NoVerifierError as failure:
             self._unjudged.reason = f"an evaluation had no verdicts: {failure}"

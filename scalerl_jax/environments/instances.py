@@ -42,6 +42,7 @@ from scalerl_jax.environments.verdict import (
     Verifier,
 )
 
+_ANSWER = "More, Done or a number"
 _MOST = 2000  # instances in a process; older ones are of abandoned episodes
 _MOST_MESSAGES = 100  # before the first turn
 _MOST_CHARACTERS = 100  # of a token, on average over an observation
@@ -215,7 +216,7 @@ class Environments:
         if isinstance(found, Verdict):
             return read_verdict(found, max_magnitude=most)
         if not isinstance(found, More):
-            done = read_result(found, max_magnitude=most)
+            done = read_result(found, max_magnitude=most, form=_ANSWER)
             return judged_by(done.reward, self._passed_at)._replace(parts=done.parts)
         return self._read_more(found)
 

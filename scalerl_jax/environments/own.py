@@ -51,13 +51,17 @@ class BadObservation(BadReward):
     status: Status = "bad_observation"
 
 
-def read_result(found: Any, *, max_magnitude: float) -> Done:
+def read_result(found: Any, *, max_magnitude: float, form: str = "a number") -> Done:
     """Return the end of an episode from what a reward function returned.
+
+    `form` is what it may return, for a message.
 
     Raises:
         BadReward: it or a part of it is not a finite number, or it exceeds the limit.
     """
-    done = found if isinstance(found, Done) else Done(found)
+    if not isinstance(found, Done):
+        return Done(number(found, max_magnitude, form))
+    done = found
     parts = {str(name): number(part, math.inf) for name, part in done.parts.items()}
     return Done(number(done.reward, max_magnitude), parts)
 
@@ -81,7 +85,7 @@ def read_verdict(found: Verdict, *, max_magnitude: float) -> Verdict:
     return Verdict(found.status, str(found.detail), reward, parts)
 
 
-def number(found: Any, most: float) -> float:
+def number(found: Any, most: float, form: str = "a number") -> float:
     """Return a reward as a float.
 
     Raises:
@@ -92,8 +96,7 @@ def number(found: Any, most: float) -> float:
         found = found.item()
     if not isinstance(found, numbers.Real):
         raise BadReward(
-            f"the reward is {shown} of type {type(found).__name__}, and must be a "
-            f"number"
+            f"the reward is {shown} of type {type(found).__name__}, and must be {form}"
         )
     try:
         value = float(found)

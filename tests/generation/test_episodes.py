@@ -558,7 +558,7 @@ def test_what_goes_wrong_in_a_turn_is_its_own_episodes_status(tmp_path):
         ("bad_observation", "the observation is of type bytes"),
         ("bad_observation", "episode.max_observation_tokens = 60 is the limit"),
         ("verifier_error", "line 23: LookupError: no such tool"),
-        ("bad_reward", "the reward is 'a text' of type str"),
+        ("bad_reward", "'a text' of type str, and must be More, Done or a number"),
         ("verifier_error", "line 27: ModuleNotFoundError: No module named 'no_such"),
         ("no_end", "did not end within episode.max_turns"),
     ]

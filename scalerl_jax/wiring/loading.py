@@ -60,7 +60,7 @@ def run_settings(directory: str | Path) -> Config | None:
         TimeoutError: its bucket does not answer in time.
     """
     try:
-        run = _run_of(_local(directory))
+        run = _run_of(_existing(directory))
         return None if run is None else read_settings(run / "config.json")
     except TimeoutError as error:
         raise TimeoutError(f"--checkpoint={directory}: {error}") from error
@@ -90,12 +90,7 @@ def load_model(
         TimeoutError: its bucket does not answer in time.
     """
     try:
-        path = _local(directory, weights=True)
-        if isinstance(path, Path) and not path.is_dir():
-            raise ValueError(
-                "there is no such directory; name a Hugging Face directory, a GGUF "
-                "file, a run directory, or a checkpoint of a run"
-            )
+        path = _existing(directory, weights=True)
         return _load(path, dtype, placement, require_finite, adapter)
     except TimeoutError as error:
         raise TimeoutError(f"--checkpoint={directory}: {error}") from error
@@ -143,6 +138,16 @@ def _local(name: str | Path, *, weights: bool = False) -> Directory:
         if found:  # the settings are in the directory above
             local_file(f"{run}/config.json")
     return local_path(name, weights=weights).absolute()
+
+
+def _existing(name: str | Path, *, weights: bool = False) -> Directory:
+    path = _local(name, weights=weights)
+    if isinstance(path, Path) and not path.is_dir():
+        raise ValueError(
+            "there is no such directory; name a Hugging Face directory, a GGUF file, "
+            "a run directory, or a checkpoint of a run"
+        )
+    return path
 
 
 def _load(

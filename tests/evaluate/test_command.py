@@ -200,7 +200,7 @@ MISTAKES = [
     ({"samples": 0}, ("eval.samples_per_prompt = 0", "above 0")),
     ({"samples": 1001}, ("--samples=1001", "1000 at most")),
     ({"temperature": -1}, ("--temperature=-1.0", "0 or more")),
-    ({"checkpoint": "/nowhere"}, ("/nowhere",)),
+    ({"checkpoint": "/nowhere"}, ("--checkpoint=/nowhere: there is no such",)),
     ({"config": "configs/none.py"}, ("configs/none.py",)),
     ({"config.eval.nope": 3}, ("--config has no such setting",)),
     ({"smaples": 3}, ("smaples",)),

@@ -343,6 +343,10 @@ def test_a_run_goes_on_with_the_prompts_that_it_began_with(made, tmp_path):
     keep_data_report(tmp_path, other)
     with pytest.raises(ValueError, match="prompts of 'jsonl:.*are not"):
         keep_data_report(tmp_path, report)
+    none = {kind: dict.fromkeys(sets, {}) for kind, sets in other.items()}
+    assert len(none) == 2  # both have the data set, which is named once
+    with pytest.raises(ValueError, match="prompts of 'jsonl:[^']*' are not"):
+        keep_data_report(tmp_path, none)
     (tmp_path / "data.json").write_text("{}")
     with pytest.raises(ValueError, match="data.json is broken"):
         keep_data_report(tmp_path, report)

@@ -122,9 +122,10 @@ def check_report(file: Path, report: dict[str, dict[str, Any]]) -> None:
             if now.get("sha256") != before[kind][name].get("sha256")
         ]
     if changed:
+        named = ", ".join(map(repr, dict.fromkeys(changed)))
         raise ValueError(
-            f"the prompts of {', '.join(map(repr, changed))} are not those that the "
-            f"run in {file.parent} began with ({file.name}); give it the same files, "
+            f"the prompts of {named} are not those that the run in {file.parent} began "
+            f"with ({file.name}); give it the same files, "
             f"or choose another --workdir to start a new run"
         )
 

@@ -99,6 +99,11 @@ def identify(
             "flat: the curve does not climb by more than its noise explains: of "
             f"constant curves {100 * p_value:.0f} % climb as much"
         )
+        if best[R0] > max(curve.y):  # only if it was given or measured
+            reason = (
+                f"flat: it does not climb from R0 = {best[R0]:.4g}, which is above all "
+                f"pass rates ({min(curve.y):.4g} to {max(curve.y):.4g})"
+            )
         return FitVerdict(False, True, OPEN, reason)
     warnings = _at_limits(law, best, curve)
     if A not in profiles.intervals:

@@ -71,6 +71,12 @@ def test_a_first_evaluation_below_all_others_is_a_climb():
     assert fit(X[1:], y[1:], initial_reward=0.1).climbs
 
 
+def test_a_start_above_all_rates_is_named():
+    found = fit(X, noisy(1, 0.4), initial_reward=0.95)
+    assert found.flat and not found.climbs
+    assert found.reason.startswith("flat: it does not climb from R0 = 0.95, which is ")
+
+
 def test_a_curve_that_declines_is_flat_whatever_the_law():
     y = 0.5 - 0.01 * X + np.random.default_rng(4).normal(0, 0.02, X.size)
     for law in ("sigmoid", "power", "exponential", "logistic"):

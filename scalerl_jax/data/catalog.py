@@ -22,7 +22,7 @@ from scalerl_jax.data.sources import (
     Web,
     saved_splits,
 )
-from scalerl_jax.formats.reading import is_hub_id, local_file
+from scalerl_jax.formats.reading import is_hub_id, is_remote, local_file
 
 VERSION = "1.4.0"  # of the prepared form and of what is dropped; part of its path
 
@@ -247,6 +247,17 @@ def is_own_file(name: str) -> bool:
     return kind in OWN_FORMS and bool(path)
 
 
+def where_looked(file: str) -> str:
+    """Return where a relative path that leads to nothing was looked for, else ""."""
+    path = Path(file).expanduser()
+    if is_remote(file) or path.is_absolute() or path.exists():
+        return ""
+    return (
+        f"; it was looked for in {Path.cwd()}, where this command began; name it from "
+        f"there, or begin where the run was begun"
+    )
+
+
 def find(name: str) -> DataSet:
     """Return a data set by its name, its id on the hub, or as a file "jsonl:FILE".
 
@@ -267,7 +278,9 @@ def find(name: str) -> DataSet:
             kind, _, file = bare.partition(":")
             sources = _sources_of(kind, local_file(file))
         except ValueError as error:
-            raise ValueError(f"data set {name!r} cannot be read: {error}") from error
+            raise ValueError(
+                f"data set {name!r} cannot be read: {error}{where_looked(file)}"
+            ) from error
         return DataSet(
             name=name, title="questions of a file", sources=sources, read=read
         )

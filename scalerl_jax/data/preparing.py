@@ -23,6 +23,7 @@ from scalerl_jax.data.catalog import (
     columns_of,
     find,
     is_own_file,
+    where_looked,
 )
 from scalerl_jax.data.drafts import Draft, Malformed, Refused, Unusable, check_text
 from scalerl_jax.data.questions import Question
@@ -86,7 +87,9 @@ def prepared_path(name: str, split: str, directory: Path) -> Path:
     except TimeoutError as error:
         raise TimeoutError(f"data set {name!r} cannot be read: {error}") from error
     except (OSError, ValueError) as error:
-        raise ValueError(f"data set {name!r} cannot be read: {error}") from error
+        raise ValueError(
+            f"data set {name!r} cannot be read: {error}{where_looked(file)}"
+        ) from error
     return place(kind, digest)
 
 

@@ -8,6 +8,7 @@ import hashlib
 import http.server
 import json
 import lzma
+import re
 
 import pyarrow
 import pyarrow.parquet
@@ -508,15 +509,21 @@ def test_without_a_sandbox_tests_are_kept_untried_only_if_asked(
     assert main(flags.split()) == 0
 
 
-def test_what_is_not_there_is_said_with_the_way_to_get_it(tmp_path, directory):
+def test_what_is_not_there_is_said_with_the_way_to_get_it(
+    tmp_path, directory, monkeypatch
+):
     with pytest.raises(ValueError, match="choose from polaris_53k, .*, humaneval"):
         open_dataset("gsm9k", split=None, directory=directory)
     with pytest.raises(ValueError, match="no split 'dev', but train, test"):
         open_dataset("gsm8k", split="dev", directory=directory)
     with pytest.raises(ValueError, match="prepare --dataset=math500 --split=test"):
         open_dataset("math500", split=None, directory=directory)
-    with pytest.raises(ValueError, match="no such file"):
+    with pytest.raises(ValueError, match="no such file(?!.*looked for)"):
         open_dataset(f"jsonl:{tmp_path / 'none'}", split=None, directory=directory)
+    there = re.escape(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=f"no such file; it was looked for in {there}"):
+        open_dataset("jsonl:none", split=None, directory=directory)
 
 
 def test_records_that_do_not_fit_their_report_are_refused(tmp_path, directory):

@@ -95,6 +95,11 @@ def run(
 
 def _line(place: int, row: Mapping[str, Any]) -> str:
     """Return a row as a line of JSON."""
+    if not isinstance(row, Mapping):
+        raise ValueError(
+            f"prompts[{place}] = {shown(repr(row))} is of type {type(row).__name__}, "
+            f'and must be a row: {{"prompt": ..., "reference": ...}}'
+        )
     try:
         return json.dumps(dict(row)) + "\n"
     except (TypeError, ValueError) as error:

@@ -88,3 +88,7 @@ def test_rows_that_a_run_cannot_go_on_with_leave_its_own(tmp_path):
     assert own.read_text() == "the rows of before\n"
     with pytest.raises(ValueError, match=r"prompts\[1\] = .*int64.*JSON"):
         run("tiny", tmp_path / "x", prompts=[{}, {"prompt": "a", "reference": N}])
+    with pytest.raises(
+        ValueError, match=r"prompts\[0\] = '1 \+ 1' is of type str, .*row"
+    ):
+        run("tiny", tmp_path / "y", prompts=["1 + 1"])

@@ -73,7 +73,7 @@ def last_rows(file: Path, count: int) -> list[dict[str, Any]]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Foretold:
+class RunForecast:
     """Result of `scalerl watch` on a run."""
 
     text: str
@@ -81,7 +81,7 @@ class Foretold:
     alarm: str  # "": none
 
 
-def forecast(files: Path) -> Foretold:
+def forecast(files: Path) -> RunForecast:
     """Fit the run so far, and forecast its end."""
     # SciPy takes half a second to import, and only this command needs it.
     from scalerl_jax.scaling.checking import scalars, to_text
@@ -92,8 +92,8 @@ def forecast(files: Path) -> Foretold:
         status = Watch(path=files).look()
     except CurveError as error:
         text = f"forecast: not yet: {error}\n"
-        return Foretold(text=text, numbers=None, alarm="")
+        return RunForecast(text=text, numbers=None, alarm="")
     assert status is not None, "the first look finds something"
-    return Foretold(
+    return RunForecast(
         text=to_text(status), numbers=scalars(status), alarm=status.alarm or ""
     )

@@ -106,9 +106,8 @@ class WarmStart:
         """Return once the last checkpoint is on disk.
 
         A save that is lost with a process of the learner is made again, and a damaged
-        one does not count.
+        one does not count.  `good` waits for the last save.
         """
-        # good() waits for the last save.
         while self.step not in self.learner.checkpointer.good():
             self.save()
 

@@ -274,8 +274,8 @@ def find(name: str) -> DataSet:
         )
     read = functools.partial(read_own, columns=columns)
     if is_own_file(name):
+        kind, _, file = bare.partition(":")
         try:
-            kind, _, file = bare.partition(":")
             sources = _sources_of(kind, local_file(file))
         except ValueError as error:
             raise ValueError(

@@ -4,6 +4,7 @@ R0 is observed at step 0 with the noise of every other evaluation, as in a real 
 The fitter does not get the truth, only what a run directory has.
 """
 
+import functools
 from unittest import mock
 
 import numpy as np
@@ -142,6 +143,58 @@ def _errors(x, y):
     return [float(np.abs(guess - y[~seen]).mean()) for guess in guesses]
 
 
+def wandering(num_curves, table):
+    """Print forecasts where noise wanders, and where no sigmoid is the truth."""
+    count = max(num_curves // 20, 1)
+    print(f"### Mean |error| of the later half, {count} curves a row\n")
+    rows = [("curve", "evaluations", "error", "in the fit's own band, %")]
+    designs = [
+        (f"AR(1), {phi}, {noise}", points, functools.partial(_wanders, phi, noise))
+        for points in (24, 48)
+        for phi, noise in ((0.0, 0.02), (0.5, 0.02), (0.9, 0.02), (0.9, 0.005))
+    ]
+    for name, points, draw in [*designs, ("two phases, 0.003", 60, _two_phases)]:
+        generator, errors, held = np.random.default_rng(points), [], []
+        for _ in range(count):
+            x, y = draw(generator, points)
+            seen = x <= 0.5 * x[-1]
+            fit = scaling.fit(x[seen], y[seen])
+            found, (low, high) = fit.forecast(x[~seen]), fit.band(x[~seen])
+            errors.append(np.abs(found - y[~seen]).mean())
+            held.append(((low <= found) & (found <= high)).mean())
+        error, share = f"{np.mean(errors):.4f}", f"{100 * np.mean(held):.0f}"
+        rows.append((name, points, error, share))
+    table(*rows)
+
+
+def _wanders(phi, noise, generator, points):
+    """Return a sigmoid at x [n] with noise that is correlated by phi."""
+    x, drawn = np.linspace(0.2, 6.0, points), generator.normal(0, noise, points)
+    for i in range(1, points):
+        drawn[i] = phi * drawn[i - 1] + np.sqrt(1.0 - phi**2) * drawn[i]
+    truth = {
+        "initial_reward": 0.2,
+        "asymptote": generator.uniform(0.5, 0.9),
+        "exponent": generator.uniform(1.0, 2.5),
+        "midpoint": generator.uniform(0.5, 3.0),
+    }
+    return x, np.clip(curve_rate(x, truth) + drawn, 0, 1)
+
+
+def _two_phases(generator, points):
+    """Return a climb to 0.45 and a later one to 0.65, at x [n]."""
+    x = np.linspace(0.1, 12.0, points)
+    first = {"initial_reward": 0.2, "asymptote": 0.45, "exponent": 2, "midpoint": 0.3}
+    second = {
+        "initial_reward": 0.0,
+        "asymptote": 0.2,
+        "exponent": generator.uniform(2.0, 4.0),
+        "midpoint": generator.uniform(2.0, 5.0),
+    }
+    drawn = generator.normal(0, 0.003, points)
+    return x, curve_rate(x, first) + curve_rate(x, second) + drawn
+
+
 def phases(num_curves, table):
     """Print how often a climb in two phases fools the sigmoid, and warnings of it."""
     count = num_curves // 2
@@ -235,4 +288,6 @@ def _recipe(generator, name, spread, reach):
     return [scaling.fit(x, each, initial_reward=0.25) for each in y]
 
 
-PARTS = {part.__name__: part for part in (selection, short, phases, flats, ends)}
+PARTS = {
+    part.__name__: part for part in (selection, short, wandering, phases, flats, ends)
+}

@@ -230,7 +230,7 @@ class SimulatedReplica:
             self.token += 1
             self.planned_s = self.time_s
             return self.time_s
-        most, low = self._planned, 1
+        most, low, before_s = self._planned, 1, self.planned_s
         high = most
         while low < high:  # bisect for the first boundary not before now_s
             middle = (low + high) // 2
@@ -238,9 +238,9 @@ class SimulatedReplica:
                 low = middle + 1
             else:
                 high = middle
-        if low != most:
+        if self._plan(low) != before_s or low != most:
             self.token += 1
-        return self._plan(low)
+        return self.planned_s
 
     def advance(self) -> list[SimulatedGroup]:
         """Move to the planned boundary; return the groups whose sampling ended."""

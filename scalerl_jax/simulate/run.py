@@ -158,9 +158,9 @@ class Simulation:
     def _wake(self, replica: SimulatedReplica) -> None:
         """Schedule the replica's next boundary, at which it looks for new work."""
         if replica.up and not replica.paused:
-            token, planned_s = replica.token, replica.planned_s
+            token = replica.token
             time_s = replica.interrupt(max(self.now_s, replica.time_s))
-            if replica.token != token or time_s != planned_s:
+            if replica.token != token:
                 self.at(time_s, self._boundary, replica, replica.token)
 
     def _boundary(self, replica: SimulatedReplica, token: int) -> None:

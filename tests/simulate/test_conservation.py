@@ -84,6 +84,7 @@ def machines(draw):
         assemble_s=draw(seconds),
         publish_s=draw(seconds),
         transfer_s=draw(seconds),
+        place_s=draw(seconds),
         verify_s=draw(seconds),
         exchange_s=draw(seconds),
         checkpoint_s=draw(seconds),
@@ -112,6 +113,24 @@ def test_every_ticket_is_trained_on_once_or_left_at_the_end(scenario, rates, tai
         spent = replica.busy_s + replica.eval_s + replica.down_s
         assert spent <= simulation.now_s + 1e-6
     assert outcome.counts["trained_groups"] >= scenario.num_steps
+    for name in ("time_s", "busy_s", "slot_s", "eval_s", "down_s"):
+        assert (np.diff(outcome.columns[name]) >= -1e-6).all(), name
+
+
+def test_what_ends_before_new_params_are_placed_is_told_after_the_pause():
+    """Versions arrive in the last call before a completion ends."""
+
+    class Timed(Simulation):
+        def _boundary(self, replica, token):
+            super()._boundary(replica, token)
+            assert replica.time_s <= self.now_s + 1e-9
+
+    scenario = Scenario(
+        **dict(num_prompts=1, group_size=8, max_staleness=24, slots=7),
+        **dict(num_steps=100, tokens_per_call=64, prompt_tokens=20),
+    )
+    rates = Rates(decode_s=((1, 0.1), (64, 0.2)), place_s=0.5, verify_s=0.5)
+    Timed(scenario, rates, SimulatedLengths(mean_tokens=500.0, limit=1024)).run()
 
 
 def test_losses_cost_time_and_no_groups():

@@ -298,12 +298,19 @@ class SimulatedReplica:
             self.waiting_samples += 1
             self.suspended += 1
 
-    def unfinished_tokens(self) -> int:
-        """Return the tokens sampled so far for unfinished completions."""
-        return self.unfinished()()
+    def sampled_tokens(self) -> int:
+        """Return the tokens sampled so far for all groups that are not delivered."""
+        of_running = sum(tokens for *_, tokens in self._ends)
+        left = of_running - self.unfinished()()
+        left += sum(sum(samples) for _, samples, _ in self._waiting)
+        left += sum(group.total for _, group in self.inbox)
+        return sum(group.total for group in self.open.values()) - left
 
     def unfinished(self) -> Callable[[], int]:
-        """Return a function that tells those of now, which costs more to know."""
+        """Return a function that tells the tokens sampled so far in slots.
+
+        They are those of now, and cost more to know.
+        """
         calls, ends = self.calls, list(self._ends)
         per_call = self.machine.tokens_per_call
         prompt = self.machine.prompt_tokens

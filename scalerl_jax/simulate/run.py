@@ -355,10 +355,7 @@ class Simulation:
             group.lost = True
             self.judging -= group.told
         tickets = sorted(replica.open)
-        record.lost_tokens += sum(
-            group.total for group in replica.open.values() if group.sampled
-        )
-        record.lost_tokens += replica.unfinished_tokens()
+        record.lost_tokens += replica.sampled_tokens()
         replica.clear(self.now_s)
         self.at(self.now_s + failures.notice_s, self._reissue, tickets)
         down_s = failures.notice_s + failures.replica_start_s

@@ -117,6 +117,38 @@ def test_every_ticket_is_trained_on_once_or_left_at_the_end(scenario, rates, tai
         assert (np.diff(outcome.columns[name]) >= -1e-6).all(), name
 
 
+@pytest.mark.parametrize("cache_tokens", [0, 1200])
+def test_tokens_are_delivered_or_lost_or_in_progress(cache_tokens, monkeypatch):
+    delivered, cut = [], []
+
+    def put(self, replica, group):
+        delivered.append(0 if group.lost else group.total)
+        whole_put(self, replica, group)
+
+    def lose(self, replica):
+        cut.append(replica.unfinished()())  # `generated` has no tokens of these
+        whole_lose(self, replica)
+
+    whole_put, whole_lose = Simulation._put, Simulation._lose
+    monkeypatch.setattr(Simulation, "_put", put)
+    monkeypatch.setattr(Simulation, "_lose", lose)
+    scenario = Scenario(
+        **dict(num_prompts=4, group_size=16, max_staleness=8, replicas=3, slots=40),
+        **dict(num_steps=100, tokens_per_call=10, cache_tokens=cache_tokens),
+        failures=Failures(replica_mtbf_s=200.0, replica_start_s=50.0),
+        prompt_tokens=20,
+    )
+    lengths = SimulatedLengths(mean_tokens=100.0, tail=3.0, limit=500)
+    rates = Rates(decode_s=((1, 1.0),), verify_s=3.0, exchange_s=0.1)
+    simulation = Simulation(scenario, rates, lengths)
+    lost = simulation.run().counts["lost_tokens"]
+    replicas = simulation.replicas
+    sampled = sum(each.generated + each.unfinished()() for each in replicas) + sum(cut)
+    in_progress = sum(each.sampled_tokens() for each in replicas)
+    assert lost > 0
+    assert sampled == sum(delivered) + lost + in_progress
+
+
 def test_what_ends_before_new_params_are_placed_is_told_after_the_pause():
     """Versions arrive in the last call before a completion ends."""
 

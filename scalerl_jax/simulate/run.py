@@ -46,7 +46,8 @@ class Simulation:
         self.queue = scenario.queue(make_queue)
         self.queue.on_change(self._note)
         self._changed = False
-        self._controller_s = 0.0  # when it has taken all groups that were sent
+        # When it begins the last groups without a pause, and has taken all sent ones.
+        self._controller_from_s = self._controller_s = 0.0
         self._controller_work_s = 0.0  # of these groups
         self._drawn = Drawn(lengths, group_size=scenario.group_size)
         self._random = np.random.default_rng([scenario.seed, 1])
@@ -185,7 +186,9 @@ class Simulation:
     def _taken_s(self) -> float:
         """Return when the controller has taken a group that is sent to it now."""
         arrived_s = self.now_s + self.rates.exchange_s
-        self._controller_s = max(arrived_s, self._controller_s) + self.rates.group_s
+        if arrived_s > self._controller_s:
+            self._controller_from_s = self._controller_s = arrived_s
+        self._controller_s += self.rates.group_s
         self._controller_work_s += self.rates.group_s
         return self._controller_s
 
@@ -257,7 +260,8 @@ class Simulation:
             running=self.queue.running,
         )
         spent = self.learner.spent()
-        left_s = max(0.0, self._controller_s - self.now_s)
+        begun_s = max(self.now_s, self._controller_from_s)
+        left_s = max(0.0, self._controller_s - begun_s)
         spent["controller"] = self._controller_work_s - left_s
         self.record.step(self.now_s, self.replicas, spent=spent, levels=levels)
 

@@ -87,6 +87,7 @@ def machines(draw):
         place_s=draw(seconds),
         verify_s=draw(seconds),
         exchange_s=draw(seconds),
+        group_s=draw(st.sampled_from([0.0, 0.05])),
         checkpoint_s=draw(seconds),
     )
 
@@ -113,7 +114,7 @@ def test_every_ticket_is_trained_on_once_or_left_at_the_end(scenario, rates, tai
         spent = replica.busy_s + replica.eval_s + replica.down_s
         assert spent <= simulation.now_s + 1e-6
     assert outcome.counts["trained_groups"] >= scenario.num_steps
-    for name in ("time_s", "busy_s", "slot_s", "eval_s", "down_s"):
+    for name in ("time_s", "busy_s", "slot_s", "eval_s", "down_s", "controller_s"):
         assert (np.diff(outcome.columns[name]) >= -1e-6).all(), name
 
 
@@ -163,6 +164,17 @@ def test_what_ends_before_new_params_are_placed_is_told_after_the_pause():
     )
     rates = Rates(decode_s=((1, 0.1), (64, 0.2)), place_s=0.5, verify_s=0.5)
     Timed(scenario, rates, SimulatedLengths(mean_tokens=500.0, limit=1024)).run()
+
+
+def test_a_controller_without_work_is_idle_while_messages_are_under_way():
+    scenario = Scenario(
+        **dict(num_prompts=4, group_size=2, max_staleness=2, replicas=2, slots=4),
+        **dict(num_steps=30, tokens_per_call=10, prompt_tokens=0),
+    )
+    lengths = SimulatedLengths(mean_tokens=100.0, limit=500)
+    rates = Rates(decode_s=((1, 1.0),), exchange_s=5.0)
+    columns = Simulation(scenario, rates, lengths).run().columns
+    assert not columns["controller_s"].any()
 
 
 def test_losses_cost_time_and_no_groups():

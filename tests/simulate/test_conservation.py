@@ -150,7 +150,7 @@ def test_tokens_are_delivered_or_lost_or_in_progress(cache_tokens, monkeypatch):
     assert sampled == sum(delivered) + lost + in_progress
 
 
-def test_what_ends_before_new_params_are_placed_is_told_after_the_pause():
+def test_what_ends_before_new_params_are_placed_is_reported_after_the_pause():
     """Versions arrive in the last call before a completion ends."""
 
     class Timed(Simulation):

@@ -161,6 +161,8 @@ def _best_lines(step: WholeStep) -> list[str]:
     found, chosen = step.best.forecast, step.best.settings
     if all(read(step.config, name) == value for name, value in chosen.items()):
         return [f"it is the best of {step.best.tried} splits that fit"]
+    if found.chip_hours(step.best.config) > step.expected.chip_hours(step.config):
+        return [f"none of the {step.best.tried} splits tried takes fewer chip-hours"]
     written = " ".join(f"--config.{name}={value}" for name, value in chosen.items())
     return [
         f"best split of {step.best.tried}: learner {found.learner_devices}, generators "

@@ -444,6 +444,16 @@ class SamplerConfig:
         on = {"top_k": self.top_k > 0, "top_p": self.top_p < 1, "min_p": self.min_p > 0}
         return tuple(name for name in on if on[name])
 
+    def tokens_of(self, slots: int) -> int:
+        """Return the cache's tokens with which every slot has room at its longest.
+
+        It has whole pages, and one more for the copy of a prompt's last one.
+        """
+        pages = -(
+            -(self.max_prompt_tokens + self.max_completion_tokens) // self.page_size
+        )
+        return (slots * pages + 1) * self.page_size
+
 
 @dataclasses.dataclass(frozen=True)
 class InterruptionConfig:

@@ -279,8 +279,7 @@ def _why_none(config: Config, arch: Architecture, chip: Chip, room: Room) -> str
             f"that is set, or leave it at 0"
         )
     sampler = config.sampler
-    longest = sampler.max_prompt_tokens + sampler.max_completion_tokens
-    least = longest + sampler.page_size
+    least = sampler.tokens_of(1)
     if not sampler.slots and 0 < sampler.cache_tokens < least:
         return (
             f"sampler.cache_tokens = {sampler.cache_tokens:,} must hold the longest "
@@ -575,15 +574,13 @@ def _with_slots(
         own_process=own_process,
     )
     cache = asked.cache_tokens or most
-    longest = asked.max_prompt_tokens + asked.max_completion_tokens
-    if cache > most or cache < longest + asked.page_size:
+    if cache > most or cache < asked.tokens_of(1):
         return
     limit = min(slots_that_fit(cache, lengths), memory.slots_limit(config))
     for slots in _SLOTS:
         if slots > limit:
             return
-        # At most all slots at their limit, and a page for the copy of a prompt.
-        held = min(cache, slots * longest + asked.page_size)
+        held = min(cache, asked.tokens_of(slots))
         page = asked.page_size
         yield dataclasses.replace(
             config,

@@ -19,6 +19,7 @@ from scalerl_jax.planning.chooser import (
     OneProcess,
     Slices,
     _with_policies,
+    candidates,
     choose,
     is_open,
     opened,
@@ -232,6 +233,18 @@ def test_layers_with_windows_count_as_much_as_the_engine_holds(slots, cache_toke
     sampler = dataclasses.replace(found.sampler, cache_tokens=tokens)
     filled = dataclasses.replace(found, sampler=sampler)
     assert 0.85 * usable < memory.sampler_bytes(filled, arch) <= usable
+
+
+def test_every_chosen_cache_holds_a_sequence_of_no_whole_pages_and_a_page():
+    config = config_of(
+        sampler__max_prompt_tokens=64, sampler__max_completion_tokens=36
+    )  # of four pages of 32 tokens
+    room, lengths = OneProcess(8), assumed_lengths(config)
+    found = [
+        each.sampler for each in candidates(config, ARCH, CHIPS["v5p"], room, lengths)
+    ]
+    assert min(each.slots for each in found) == 1
+    assert min(each.cache_tokens for each in found) == (4 + 1) * 32
 
 
 def test_what_is_set_is_kept():

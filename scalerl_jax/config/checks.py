@@ -36,6 +36,7 @@ def validate(config: Config, *, trained: bool = True) -> None:
         *(
             _model,
             _rows,
+            _cache,
             _slices,
             _interruption,
             _groups,
@@ -168,6 +169,16 @@ def _rows(config: Config) -> None:
         raise ValueError(
             f"{batch.row_tokens = } cannot be cut into {mesh.context = } shards; make "
             f"it a multiple"
+        )
+
+
+def _cache(config: Config) -> None:
+    sampler = config.sampler
+    if 0 < sampler.cache_tokens < sampler.tokens_of(1):
+        raise ValueError(
+            f"{sampler.cache_tokens = } cannot hold a sequence of "
+            f"sampler.max_prompt_tokens + sampler.max_completion_tokens and a page of "
+            f"{sampler.page_size = }: set it to {sampler.tokens_of(1)} or more, or to 0"
         )
 
 

@@ -11,6 +11,7 @@ import task_splits
 from scalerl_jax.data.mixture import MixtureStream
 from scalerl_jax.data.prompts import PromptStream
 from scalerl_jax.data.tokenizer import load_tokenizer
+from scalerl_jax.evaluate.policy import spread
 from scalerl_jax.run.directory import keep_data_report
 from scalerl_jax.wiring.prompts import (
     count_trained,
@@ -168,14 +169,28 @@ def test_training_prompts_in_an_evaluation_set_are_counted(made, sets):
     shown = {text.removesuffix("<think>") for text in trained}
     prompts = evaluation_set(asked, TOKENIZER, "chain_sum")
     known = sum(prompt.text in shown for prompt in prompts)
-    assert count_trained(run, asked, "chain_sum", prompts) == known > 0
+    assert count_trained(run, asked, "chain_sum", prompts, size=400) == known > 0
     (share,) = {len(loaded.held_out) // 2} if not sets else {0}
     held = [each for each in loaded.held_out if each.task == "chain_sum"]
-    assert count_trained(run, run, "chain_sum", held) == 0
+    assert count_trained(run, run, "chain_sum", held, size=len(held)) == 0
     name = run.data.tasks[1]  # of a data set: any but those held out
     prompts = evaluation_set(run, TOKENIZER, name)
-    assert count_trained(run, run, name, prompts) == len(prompts) - share
-    assert count_trained(made("chain_sum"), run, name, prompts) == 0
+    size = len(prompts)
+    assert count_trained(run, run, name, prompts, size=size) == size - share
+    assert count_trained(made("chain_sum"), run, name, prompts, size=size) == 0
+
+
+def test_a_few_prompts_of_a_data_set_may_all_be_training_prompts(made):
+    run = made("sums")
+    loaded = load_prompts(run, TOKENIZER)
+    (name,), held = run.data.tasks, len(loaded.held_out)
+    prompts = evaluation_set(run, TOKENIZER, name)
+    trained = {prompt.text for prompt in loaded.train}
+    for count in (1, held, len(prompts) - 1, len(prompts)):
+        few = spread(prompts, count)
+        found = count_trained(run, run, name, few, size=len(prompts))
+        assert found == min(count, len(prompts) - held)
+        assert found >= sum(prompt.text in trained for prompt in few)
 
 
 def test_evaluation_sets_come_one_after_the_other(made):

@@ -116,12 +116,10 @@ def _evaluate(options: Options) -> int:
     names = tuple(options.flags["sets"].value or config.eval.sets or config.data.tasks)
     if len(set(names)) < len(names) or _OVERALL in names:
         raise ValueError(f"--sets={','.join(names)} must hold sets, each of them once")
-    sets = {
-        name: spread(evaluation_set(config, described.tokenizer, name), count)
-        for name in names
-    }
+    whole = {name: evaluation_set(config, described.tokenizer, name) for name in names}
+    sets = {name: spread(prompts, count) for name, prompts in whole.items()}
     check_verifiers(config, [each for prompts in sets.values() for each in prompts])
-    trained = _training_prompts(described, sets)
+    trained = _training_prompts(described, sets, whole)
     out = Path(options.flags["out"].value or _default_out(options.checkpoint, names))
     started, begun_s = datetime.datetime.now(datetime.UTC), time.monotonic()
     with open_results(out.absolute()) as results, open_policy(described, own) as policy:
@@ -158,15 +156,20 @@ def _evaluate(options: Options) -> int:
     return 0 if complete else INTERRUPTED
 
 
-def _training_prompts(described: Described, sets: Sets) -> dict[str, int] | None:
+def _training_prompts(
+    described: Described, sets: Sets, whole: Sets
+) -> dict[str, int] | None:
     """Return how many prompts of each set may be training prompts, with a warning.
 
-    None: the run of the checkpoint is unknown.
+    `sets` are the prompts that are asked, of those in `whole`.  None: the run of the
+    checkpoint is unknown.
     """
     if described.run is None:
         return None
     found = {
-        name: count_trained(described.run, described.config, name, prompts)
+        name: count_trained(
+            *(described.run, described.config, name, prompts), size=len(whole[name])
+        )
         for name, prompts in sets.items()
     }
     for name, count in found.items():
@@ -183,7 +186,7 @@ def _training_prompts(described: Described, sets: Sets) -> dict[str, int] | None
 def _way_out(run: Config, name: str) -> str:
     """Return what to ask instead of a set with training prompts, for a warning."""
     shares = equal_shares(run.data.tasks, run.eval.num_prompts)
-    if is_generated(name) and name in shares and not run.eval.sets:
+    if is_generated(name) and shares.get(name) and not run.eval.sets:
         return f"; --num_prompts={shares[name]} asks those that it held out"
     return "; name another set or split"
 

@@ -89,17 +89,21 @@ def evaluation_set(
     return maker.prompts(maker.evaluation_questions(name))
 
 
-def count_trained(run: Config, config: Config, name: str, prompts: Prompts) -> int:
+def count_trained(
+    run: Config, config: Config, name: str, prompts: Prompts, *, size: int
+) -> int:
     """Return how many prompts of an evaluation set a run may have been trained on.
 
     The run's generated questions are drawn again and compared.  Of a data set, all may
-    be training prompts if the run trains on the same split, but for those held out.
+    be training prompts if the run trains on the same split, but for those held out,
+    which need not be among those asked.
 
     Args:
         run: the settings of the run.
         config: those with which the set was opened.
         name: of the set.
-        prompts: of the set.
+        prompts: those of the set that are asked.
+        size: number of prompts of the whole set.
     """
     shares = tasks.equal_shares(run.data.tasks, run.eval.num_prompts)
     if tasks.is_generated(name):
@@ -110,7 +114,8 @@ def count_trained(run: Config, config: Config, name: str, prompts: Prompts) -> i
     for task, share in shares.items():
         if not tasks.is_generated(task):
             if split_of(run, task, otherwise="train") == own:
-                return max(0, len(prompts) - (0 if run.eval.sets else share))
+                others = size - (0 if run.eval.sets else share)
+                return min(len(prompts), max(0, others))
     return 0
 
 

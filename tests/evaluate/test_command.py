@@ -152,10 +152,13 @@ def test_a_run_is_evaluated_at_its_newest_checkpoint(
     prompts = evaluation_set(
         small_run.make_config({"eval.num_prompts": 300}), described.tokenizer, SETS[0]
     )
-    found = command._training_prompts(described, {SETS[0]: prompts})
+    asked = {SETS[0]: prompts}
+    found = command._training_prompts(described, asked, asked)
     assert found and found[SETS[0]] > 0
     assert f"{found[SETS[0]]} of 300 prompts of chain_sum are training" in caplog.text
     assert "--num_prompts=3 asks those that it held out" in caplog.text
+    of_two = small_run.make_config({"eval.num_prompts": 2})  # of three tasks
+    assert "num_prompts" not in command._way_out(of_two, of_two.data.tasks[2])
 
 
 @pytest.mark.parametrize("cached", [True, False])

@@ -97,7 +97,7 @@ def _view(values: flags.FlagValues) -> int:
         )
     except OSError as error:
         raise ValueError(f"--out={out} cannot be written: {error}") from error
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ArithmeticError) as error:
         raise ValueError(f"{rollouts} holds no rollouts: {error!r}") from error
     to_stdout(f"{count} prompts in {out}\n")
     return 0

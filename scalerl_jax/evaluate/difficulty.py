@@ -211,10 +211,11 @@ def _read(
     for number, line in enumerate(lines, start=1):
         try:
             row = parse_json(line)
-            rates[row["sha256"]] = row["pass_rate"]
-            policies.add((row["version"], row.get("fingerprint", "")))
+            digest, rate, policy = _measured(row)
+            rates[digest] = rate
+            policies.add(policy)
             was = {name: row[name] for name in conditions}
-            by_name = row.get("settings_by_name", by_name)
+            by_name = dict(row.get("settings_by_name", by_name))
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"--out={out}, line {number} is no measured pass rate ({error!r}); "
@@ -227,6 +228,23 @@ def _read(
                 f"file"
             )
     return rates, policies
+
+
+def _measured(row: dict[str, Any]) -> tuple[str, float, PolicyId]:
+    """Return a line's prompt, pass rate and policy.
+
+    Raises:
+        KeyError, TypeError or ValueError: it lacks one, or has a value of another kind.
+    """
+    digest, rate = row["sha256"], row["pass_rate"]
+    version, fingerprint = row["version"], row.get("fingerprint", "")
+    if type(rate) not in (int, float) or not 0.0 <= rate <= 1.0:
+        raise ValueError(f"pass_rate = {rate!r} must be from 0 to 1")
+    if not (isinstance(digest, str) and isinstance(fingerprint, str)):
+        raise TypeError("sha256 and fingerprint must be texts")
+    if type(version) is not int:
+        raise TypeError(f"version = {version!r} must be an integer")
+    return digest, rate, (version, fingerprint)
 
 
 def _differences(was: dict[str, Any], now: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ import codecs
 import contextlib
 import html
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterable, Iterator
@@ -306,10 +307,21 @@ def _compact(row: dict[str, Any]) -> dict[str, Any]:
         if logprobs is not None:
             short["lengths"] = [_units(text) for text in texts]
             short["nats"] = [
-                None if value is None else round(-1000 * value) for value in logprobs
+                None if value is None else _thousandths(value) for value in logprobs
             ]
         samples.append(short)
     return {**row, "samples": samples}
+
+
+def _thousandths(logprob: float) -> int:
+    """Return -1000 times a log-probability.
+
+    Raises:
+        ArithmeticError: it is not finite.
+    """
+    if not math.isfinite(1000 * logprob):
+        raise ArithmeticError(f"a log-probability of {logprob}")
+    return round(-1000 * logprob)
 
 
 def _units(text: str) -> int:

@@ -4,6 +4,7 @@ import contextlib
 import io
 import itertools
 import json
+import math
 import re
 import statistics
 from collections import Counter
@@ -241,6 +242,16 @@ def test_a_page_of_rollouts_that_are_there(evaluate, finished, tmp_path):
     )
     assert again == written and len(again) == 10
     assert evaluate(rollouts=samples, out=out)[0] == 2
+
+
+@pytest.mark.parametrize("odd", [math.nan, -math.inf, 1e308, "-1"])
+def test_a_page_needs_finite_log_probabilities(evaluate, finished, tmp_path, odd):
+    row = rows_of(finished[0])[0]
+    row["samples"][1]["logprobs"][0] = odd
+    (tmp_path / "odd.jsonl").write_text(json.dumps(row) + "\n")
+    status, _, said = evaluate(rollouts=tmp_path / "odd.jsonl", out=tmp_path / "page")
+    assert status == 2 and "odd.jsonl holds no rollouts" in said
+    assert not (tmp_path / "page").exists()
 
 
 def test_a_policy_without_a_single_answer_is_told_why(evaluate, tmp_path, caplog):

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 
 import numpy as np
 import pytest
@@ -72,6 +73,21 @@ def test_other_conditions_need_another_file(measure, tmp_path):
     out.write_text("{}\n")
     assert "line 1 is no measured pass rate" in measure(out=out, **FLAGS)[2]
     assert "--out is missing" in measure(**FLAGS)[2]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [{"pass_rate": odd} for odd in ("high", None, 7, True, math.nan, [0.5])]
+    + [{"sha256": 5}, {"version": "a"}, {"fingerprint": 3}, {"settings_by_name": [1]}],
+    ids=str,
+)
+def test_a_line_with_a_value_of_another_kind_is_refused(measure, tmp_path, odd):
+    out = tmp_path / "difficulty.jsonl"
+    row = {"sha256": "0" * 64, "pass_rate": 0.5, "samples": 3, "version": 0}
+    row |= {"temperature": 1.0, "checkpoint": "elsewhere", "settings": "0" * 16}
+    out.write_text(json.dumps(row | odd) + "\n")
+    status, _, said = measure(out=out, **FLAGS)
+    assert status == 2 and "line 1 is no measured pass rate" in said
 
 
 def test_the_histogram_counts_every_prompt_once():

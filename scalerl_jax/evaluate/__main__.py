@@ -168,7 +168,7 @@ def _training_prompts(
         return None
     found = {
         name: count_trained(
-            *(described.run, described.config, name, prompts), size=len(whole[name])
+            described.run, described.config, name, prompts, size=len(whole[name])
         )
         for name, prompts in sets.items()
     }

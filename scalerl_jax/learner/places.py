@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 from etils import epath
 
 from scalerl_jax.formats import remote
+from scalerl_jax.formats.reading import parse_json, read_json
 from scalerl_jax.parallel import multihost
 from scalerl_jax.run.writing import write_json
 
@@ -103,8 +104,8 @@ class CheckpointPlace:
 
     def require_none_was_here(self) -> None:
         """Raise ValueError if a checkpoint was ever put here; call it if none is."""
-        if marked := self._read_mark():
-            step = json.loads(marked).get("newest")
+        if (mark := self._read_mark()) is not None:
+            step = mark.get("newest")
             raise ValueError(
                 f"{self.directory} holds no checkpoint, and that of step {step} was "
                 f"there: begun again, the run would lose its rows; put the checkpoint "
@@ -116,8 +117,8 @@ class CheckpointPlace:
     def _mark(self) -> Folder:
         return self.directory.with_name(f"{self.directory.name}.json")
 
-    def _read_mark(self) -> bytes | None:
-        return self._mark.read_bytes() if self._mark.is_file() else None
+    def _read_mark(self) -> dict[str, Any] | None:
+        return read_json(self._mark) if self._mark.is_file() else None
 
     def known_files(self, path: Folder) -> Files | None:
         """Return sizes and digests of files, if the place has them; None: read them."""
@@ -199,8 +200,9 @@ class BucketPlace(CheckpointPlace):
         remote.write(partial / MANIFEST, sealed(manifest).encode())
         remote.write(self._mark, json.dumps({"newest": manifest["step"]}).encode())
 
-    def _read_mark(self) -> bytes | None:
-        return remote.read(self._mark)
+    def _read_mark(self) -> dict[str, Any] | None:
+        found = remote.read(self._mark)
+        return None if found is None else parse_json(found)
 
     def free_bytes(self) -> int | None:
         """Return None: a bucket has no end."""

@@ -73,6 +73,12 @@ def majority_at_k(
     )
 
 
+@functools.lru_cache(maxsize=MAX_SAMPLES + 1)
+def _binomials(total: int) -> Float[np.ndarray, " n"]:
+    """Return C(total, 0), ..., C(total, total)."""
+    return np.array([math.comb(total, taken) for taken in range(total + 1)], float)
+
+
 @functools.lru_cache(maxsize=4096)  # prompts share few patterns of counts
 def _lead(count: int, others: tuple[int, ...], silent: int, k: int) -> float:
     """Return the chance that an answer with `count` votes leads among k, ties shared.
@@ -81,26 +87,28 @@ def _lead(count: int, others: tuple[int, ...], silent: int, k: int) -> float:
 
         P_v(x, y) = (1 + x)^silent prod_b (sum_{u < v} C(b, u) x^u + C(b, v) x^v y)
 
-    v are its votes in a subset, t the other answers with as many, b over `others`.
+    v are its votes in a subset, t the other answers with as many, b over `others`.  The
+    answers with b < v, which can neither tie nor lead, are one factor: (1 + x)^b each.
     """
     shares = 1.0 / np.arange(1, len(others) + 2)
     ways = 0.0
     for votes in range(1, min(count, k) + 1):
         left = k - votes
+        rivals = [other for other in others if other >= votes]
+        weak = silent + sum(others) - sum(rivals)  # can neither tie nor lead
         # [x, y]: number of subsets of the others with x samples and y ties
-        subsets = np.zeros((left + 1, len(others) + 1))
-        subsets[: silent + 1, 0] = [
-            math.comb(silent, taken) for taken in range(min(silent, left) + 1)
-        ]
-        for other in others:
+        subsets = np.zeros((left + 1, min(len(rivals), left // votes) + 1))
+        subsets[: weak + 1, 0] = _binomials(weak)[: left + 1]
+        for other in rivals:
             before, subsets = subsets, np.zeros_like(subsets)
             for taken in range(min(other, votes, left) + 1):
-                term = math.comb(other, taken) * before[: left + 1 - taken]
+                term = _binomials(other)[taken] * before[: left + 1 - taken]
                 if taken < votes:
                     subsets[taken:] += term
                 else:
                     subsets[taken:, 1:] += term[:, :-1]
-        ways += math.comb(count, votes) * float(subsets[left] @ shares)
+        shared = float(subsets[left] @ shares[: subsets.shape[1]])
+        ways += math.comb(count, votes) * shared
     return ways / math.comb(count + sum(others) + silent, k)
 
 

@@ -107,6 +107,18 @@ def test_majority_of_many_samples():
     assert majority_at_k(votes, correct, k=101) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("k", [1, 2, 5, 64, 512, 1000])
+def test_majority_among_hundreds_of_different_answers(k):
+    votes = ["right"] * 500 + [f"wrong {i}" for i in range(500)]
+    found = majority_at_k(votes, [vote == "right" for vote in votes], k=k)
+    # Alone in the lead with two votes or more; with one, all k answers share it.
+    none, one = (math.comb(500, v) * math.comb(500, k - v) for v in (0, 1))
+    ways = math.comb(1000, k)
+    assert found == pytest.approx(
+        float(1 - Fraction(none + one, ways)) + float(Fraction(one, ways * k))
+    )
+
+
 def simulated(rng, prompts, samples):
     """Correct samples of prompts whose own pass rates differ."""
     return rng.binomial(samples, rng.beta(0.6, 0.9, prompts))

@@ -60,7 +60,8 @@ def test_a_run_gets_to_its_end_whatever_the_cloud_does(cloud, script, real):
     assert "that are suspended or failed; try 3" in said
     assert "the run is done after 3 attempts, 2 of them preempted" in said
     assert said.count("lost machines are removed") == 2
-    assert said.count("the run starts on 1 hosts") == 3
+    # Once more if it ended between two looks: then it is found to be finished.
+    assert said.count("the run starts on 1 hosts") in (3, 4)
     assert not cloud.state()  # nothing is left
     rows = small_run.rows(cloud.folder / "laptop/runs/run-1")
     assert [row["step"] for row in rows] == list(range(1, 13))

@@ -369,6 +369,7 @@ def test_the_program_ends_with_a_status_and_one_line(tmp_path):
 PREEMPTED = """
 import sys
 from scalerl_jax import main
+from scalerl_jax.train import RunOutcome
 
 end = RunOutcome(policy_version=3, preempted=True, interrupted=False)
 main.run = lambda *_: end

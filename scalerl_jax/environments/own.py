@@ -61,9 +61,8 @@ def read_result(found: Any, *, max_magnitude: float, form: str = "a number") -> 
     """
     if not isinstance(found, Done):
         return Done(number(found, max_magnitude, form))
-    done = found
-    parts = {str(name): number(part, math.inf) for name, part in done.parts.items()}
-    return Done(number(done.reward, max_magnitude), parts)
+    parts = {str(name): number(part, math.inf) for name, part in found.parts.items()}
+    return Done(number(found.reward, max_magnitude), parts)
 
 
 def read_verdict(found: Verdict, *, max_magnitude: float) -> Verdict:

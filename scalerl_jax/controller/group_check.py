@@ -5,6 +5,7 @@ and with the limits of the run before anything uses them.
 """
 
 import dataclasses
+import json
 import math
 import typing
 from collections.abc import Callable, Iterator
@@ -149,8 +150,8 @@ def _faults_of_prompt(given: Any, prompt: Prompt) -> Iterator[str]:
     if type(given) is not Prompt:
         yield f"its prompt is a {type(given).__name__}"
     for name in ("prompt_id", "epoch", "task", "text", "reference"):
-        own = getattr(prompt, name)
-        if type(getattr(given, name)) is not type(own) or getattr(given, name) != own:
+        own, theirs = getattr(prompt, name), getattr(given, name)
+        if type(theirs) is not type(own) or not _is_same(theirs, own):
             yield f"its prompt differs in {name} from prompt {prompt.prompt_id}"
     tokens = given.tokens
     if type(tokens) is not np.ndarray or tokens.dtype != prompt.tokens.dtype:
@@ -158,6 +159,14 @@ def _faults_of_prompt(given: Any, prompt: Prompt) -> Iterator[str]:
     # The prompt may lack its end if an environment's opening comes before that.
     if not len(tokens) or not np.array_equal(tokens, prompt.tokens[: len(tokens)]):
         yield f"its prompt differs in tokens from prompt {prompt.prompt_id}"
+
+
+def _is_same(given: Any, own: Any) -> bool:
+    """Return whether a value is the prompt's, also if that was sent to a replica.
+
+    A row's reference may hold a NaN, which no longer equals itself then.
+    """
+    return given == own or (type(own) is dict and json.dumps(given) == json.dumps(own))
 
 
 def _faults_of_turns(rollout: Rollout) -> Iterator[str]:

@@ -504,10 +504,24 @@ def _unsealed(path: Folder) -> dict[str, Any]:
             raise DamagedError(f"{MANIFEST} is missing")
         found = read_json(path)
         if found["sha256"] == seal(found["manifest"]):
+            _check_manifest(found["manifest"])
             return found["manifest"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise DamagedError(f"{MANIFEST} is broken: {error!r}") from error
     raise DamagedError(f"{MANIFEST} is broken: its checksum differs")
+
+
+def _check_manifest(manifest: Any) -> None:
+    """Raise an error unless a manifest of this format has all that is read of it."""
+    if manifest["format"] != FORMAT:
+        return  # refused by who reads it
+    measures = [each["bytes"] for each in manifest["files"].values()]
+    shapes = [size for _, shape in manifest["arrays"].values() for size in shape]
+    digests = [manifest.get(name, "") for name in _BESIDE]
+    if {*map(type, [manifest["step"], *measures, *shapes])} != {int}:
+        raise TypeError("a step or a size is no integer")
+    if {*map(type, digests)} != {str}:
+        raise TypeError("a digest is no text")
 
 
 def _measured(checkpoint: Path, name: str) -> dict[str, Any] | None:

@@ -196,6 +196,32 @@ def test_a_checkpoint_of_another_format_is_refused(two, reader):
         reader.restore(abstract(make_state()))
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"files": None},
+        {"files": [["host.json"]]},
+        {"files": {"host.json": 5}},
+        {"files": {"host.json": {"bytes": "5"}}},
+        {"arrays": True},
+        {"arrays": {"params.embed": []}},
+        {"arrays": {"params.embed": ["float32", ["16"]]}},
+        {"step": "20"},
+        {"base": 1},
+    ],
+    ids=str,
+)
+def test_a_sealed_manifest_of_another_shape_is_not_used(two, reader, changes):
+    rewrite(two / "step_00000020", **changes)
+    assert_restored(reader.restore(abstract(make_state())), 10, make_state(10))
+    assert reader.restore_params(abstract(make_state()).params)[0] == 10
+
+
+def test_a_sealed_manifest_without_anything_is_not_used(two, reader):
+    (two / "step_00000020" / "manifest.json").write_text(sealed({}))
+    assert_restored(reader.restore(abstract(make_state())), 10, make_state(10))
+
+
 @pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "state/../../secret"])
 def test_a_manifest_that_leaves_its_checkpoint_is_not_used(two, reader, name):
     (two / "secret").write_text("whole")

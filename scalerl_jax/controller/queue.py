@@ -429,9 +429,10 @@ class RolloutQueue:
                     f"the checkpoint's {self._outstanding()} unfinished and buffered "
                     f"groups cannot all be used from step {self.version + 1} on with "
                     f"queue.mode = {pacing.mode!r}, queue.max_staleness = "
-                    f"{pacing.max_staleness}, batch.epochs = {pacing.epochs} and "
-                    f"batch.num_prompts = {pacing.num_prompts}; resume with the "
-                    f"settings with which it was saved"
+                    f"{pacing.max_staleness}, batch.epochs = {pacing.epochs}, "
+                    f"batch.num_prompts = {pacing.num_prompts} and train.num_steps = "
+                    f"{pacing.num_steps}; resume with the settings with which it was "
+                    f"saved"
                 )
 
     @property

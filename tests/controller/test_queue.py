@@ -3,6 +3,7 @@
 Its arithmetic is compared with a count by trial in `test_queue_schedules.py`.
 """
 
+import dataclasses
 import threading
 import time
 import traceback
@@ -68,6 +69,18 @@ def test_a_checkpoint_that_cannot_be_used_up_is_refused(mode, k, num_prompts):
     queue = RolloutQueue(Pacing(num_prompts=num_prompts, max_staleness=k, mode=mode))
     with pytest.raises(ValueError, match=f"queue.max_staleness = {k}"):
         queue.restore(state)
+
+
+def test_a_window_that_fewer_steps_cannot_use_up_is_refused_by_their_number():
+    pacing = Pacing(num_prompts=2, max_staleness=2, mode="batched", num_steps=1)
+    running = tuple((ticket, 0) for ticket in range(4))
+    state = QueueState(
+        version=0, next_ticket=4, buffered=(), running=running, dropped={}
+    )
+    with pytest.raises(ValueError, match="train.num_steps = 1;"):
+        RolloutQueue(pacing).restore(state)
+    more = dataclasses.replace(pacing, num_steps=2)
+    RolloutQueue(more).restore(state)
 
 
 @pytest.mark.parametrize("mode", ["pipeline", "batched"])

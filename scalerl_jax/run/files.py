@@ -40,6 +40,7 @@ WEIGHTS_FOLDER = "weights"  # what a learner of several processes publishes
 # Written to the bucket directly.
 _DIRECT = (CHECKPOINTS_FOLDER, f"{CHECKPOINTS_FOLDER}.json", WEIGHTS_FOLDER)
 LOCK_FILE = ".lock"
+_SETTINGS = "config.json"  # of a run, and of a model
 SPEAK_EVERY_S = 60.0
 STALE_S = 300.0
 _TRIES = 5  # attempts, if others take the lock over at the same moment
@@ -113,10 +114,19 @@ class RunFiles(contextlib.AbstractContextManager["RunFiles"]):
         self.close()
 
     def _fetch(self) -> None:
+        found = remote.entries(self.remote)
+        # Runs and models below, as in a directory of runs that is named by mistake.
+        others = tuple(
+            name.removesuffix(_SETTINGS)
+            for name in found
+            if name.endswith(f"/{_SETTINGS}")
+        )
         names = [
             name
-            for name in remote.entries(self.remote)
-            if name not in ("", LOCK_FILE) and name.partition("/")[0] not in _DIRECT
+            for name in found
+            if name not in ("", LOCK_FILE)
+            and name.partition("/")[0] not in _DIRECT
+            and not name.startswith(others)
         ]
         for name, file in remote.places(self.remote, names, self.path).items():
             file.parent.mkdir(parents=True, exist_ok=True)

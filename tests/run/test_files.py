@@ -69,6 +69,17 @@ def test_another_machine_goes_on_with_what_is_in_the_bucket(bucket):
     assert [json.loads(row)["step"] for row in rows] == [1]
 
 
+def test_of_runs_and_models_below_a_run_nothing_is_fetched(bucket):
+    bucket.write("runs/x/tensorboard/events", b"own")
+    bucket.write("runs/x/model/config.json", b"{}")
+    bucket.write("runs/x/model/model.safetensors", b"not fetched")
+    bucket.write("runs/x/seeds/0/config.json", b"{}")
+    bucket.write("runs/x/seeds/0/checkpoints/step_00000001/state/big", b"not fetched")
+    with RunFiles(URL) as files:
+        there = [file for file in files.path.rglob("*") if file.is_file()]
+        assert there == [files.path / "tensorboard" / "events"]
+
+
 def test_other_settings_are_refused_by_the_bucket_s_name(bucket):
     with open_it() as run:
         (run.path / "metrics.jsonl").touch()

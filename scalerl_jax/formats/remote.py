@@ -73,18 +73,19 @@ def open_path(url: str, *, setting: str, in_run: bool = False) -> "epath.Path":
             f"{setting}{url}: there is no bucket {bucket!r}, or it is hidden from your "
             f"account; gcloud storage buckets create gs://{bucket} makes one"
         ) from error
-    except TimeoutError as error:
+    except Exception as error:
+        # What gcsfs has tried several times may be otherwise later.
+        if not isinstance(error, TimeoutError) and not retry.reason:
+            raise ValueError(
+                f"{setting}{url}: the bucket {bucket!r} cannot be used "
+                f"({reason(error)}); gcloud auth application-default login gives "
+                f"credentials, which need roles/storage.objectUser there"
+            ) from error
         why = retry.reason or "it does not answer"
         raise TimeoutError(
             f"{setting}{url}: the bucket {bucket!r} has not been reached within "
             f"{within_s:g} s ({why}); see to the network, and to credentials: gcloud "
             f"auth application-default login gives them"
-        ) from error
-    except Exception as error:
-        raise ValueError(
-            f"{setting}{url}: the bucket {bucket!r} cannot be used ({reason(error)}); "
-            f"gcloud auth application-default login gives credentials, which need "
-            f"roles/storage.objectUser there"
         ) from error
     _answered.add(bucket)
     return path

@@ -134,7 +134,7 @@ class Supervisor:
 
     def _was_done(self) -> bool:
         """Return True if the run is finished; else continue its earlier counts."""
-        before = None if self._follower else read_outcome(self._workdir)
+        before = None if self._follower else self._read()
         if before is None:
             return False
         if before.state == "done" and before.command == self._command:
@@ -151,7 +151,7 @@ class Supervisor:
     def _after(self, status: int, ended: str, *, lasted_s: float) -> float | None:
         """Return the seconds to wait before the next start; None: no further start."""
         if self._follower and status == DONE:
-            outcome = read_outcome(self._workdir)
+            outcome = self._read()
             if outcome is not None and outcome.state in FINAL:
                 return None
             self._tell(f"{ended}, but the run is not over; joining it again")
@@ -213,6 +213,14 @@ class Supervisor:
                     sys.stderr.buffer.flush()
                 if line.startswith(b"error:"):
                     self._said = line.decode(errors="replace").strip()
+
+    def _read(self) -> Outcome | None:
+        """Return the run's outcome; None: there is none, or it cannot be read now."""
+        try:
+            return read_outcome(self._workdir)
+        except (OSError, ValueError) as error:  # the command says so, too, and waits
+            self._tell(f"the run's outcome cannot be read: {error}")
+            return None
 
     def _note(self, state: State, status: int | None = None) -> None:
         """Write the outcome; a failure to write it does not end the run."""

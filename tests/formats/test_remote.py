@@ -3,6 +3,7 @@ import re
 import socket
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,19 @@ def test_a_bucket_that_lets_us_see_nothing_is_told_with_what_to_do(
     assert "gcloud auth application-default login" in message
     assert "\n" not in message
     assert not caplog.records
+
+
+def test_a_bucket_that_fails_again_and_again_may_answer_later(bucket, monkeypatch):
+    """That is no mistake of the user's, after which a supervisor gives a run up."""
+
+    async def at_once(_):
+        pass
+
+    asyncio = types.SimpleNamespace(sleep=at_once)
+    monkeypatch.setattr("gcsfs.retry.asyncio", asyncio)
+    bucket.denied = 503
+    with pytest.raises(TimeoutError, match="not been reached within 180 s .*503"):
+        remote.open_path("gs://bucket/run", setting="params in ", in_run=True)
 
 
 @pytest.fixture

@@ -87,6 +87,23 @@ def test_a_finished_run_is_not_started_again_but_another_command_is(
     assert supervise([0])[2] == 1
 
 
+@pytest.mark.parametrize("follower", [False, True])
+def test_an_outcome_that_cannot_be_read_does_not_end_a_run(
+    supervise, tmp_path, monkeypatch, capfd, follower
+):
+    write_outcome(str(tmp_path / "run"), Outcome(state="done", command=("x",)))
+    failures = [TimeoutError("no answer"), ValueError("cannot be used")]
+
+    def read(directory):
+        if failures:
+            raise failures.pop()
+        return read_outcome(directory)
+
+    monkeypatch.setattr("scalerl_jax.launch.supervisor.read_outcome", read)
+    assert supervise([0, 0, 0, 0], follower=follower)[::2] == (0, 3 if follower else 1)
+    assert "the run's outcome cannot be read: " in capfd.readouterr().err
+
+
 def test_a_follower_joins_again_until_the_head_says_that_the_run_is_over(
     supervise, tmp_path, monkeypatch
 ):

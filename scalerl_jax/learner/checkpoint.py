@@ -432,6 +432,9 @@ class CheckpointReader:
         """Return the manifest and what is damaged ("": nothing).
 
         The processes share the reading of the files.
+
+        Raises:
+            OSError: a bucket cannot be read now, which says nothing of a checkpoint.
         """
         manifest: dict[str, Any] = {}
         damage = ""
@@ -439,6 +442,8 @@ class CheckpointReader:
             manifest = _read_manifest(path, step=step)
             self._check_share(path, manifest)
         except (DamagedError, OSError) as error:
+            if isinstance(self._place, BucketPlace) and isinstance(error, OSError):
+                raise
             damage = str(error)
         all_damage = multihost.exchange(
             damage, name="checkpoint", timeout_s=self._timeout_s

@@ -151,6 +151,27 @@ def test_a_bucket_that_takes_nothing_is_one_error(bucket, checkpointer):
     assert restored_step(checkpointer) == 1
 
 
+def test_a_bucket_that_does_not_answer_damages_no_checkpoint(bucket, checkpointer):
+    class Silent(BucketPlace):
+        """It does not answer once, and the older checkpoint could be read."""
+
+        asked = 0
+
+        def known_files(self, path):
+            self.asked += 1
+            if self.asked == 1:
+                raise TimeoutError("no answer within 120 s")
+            return super().known_files(path)
+
+    save(checkpointer, 1)
+    save(checkpointer, 2)
+    reader = CheckpointReader(Silent(URL))
+    with pytest.raises(TimeoutError, match="no answer"):
+        reader.restore(ABSTRACT)
+    assert not reader.damaged
+    assert restored_step(reader) == 2
+
+
 def test_a_save_under_way_is_no_checkpoint_yet(bucket):
     reached, let_go = threading.Event(), threading.Event()
 

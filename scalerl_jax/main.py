@@ -147,7 +147,7 @@ def main(argv: Sequence[str]) -> None:
     except (ValueError, RuntimeError, OSError, FloatingPointError) as error:
         sys.exit(tell(error))
     if outcome is not None:
-        status = answer(lambda: _say(outcome, workdir))
+        status = answer(lambda: _say(outcome, workdir, ray=address))
         if outcome.preempted:  # and saved, whether or not that could be printed
             status = INTERRUPTED if outcome.interrupted else PREEMPTED
         if status:
@@ -171,14 +171,15 @@ def _resolved() -> config_lib.Config:
     return config
 
 
-def _say(outcome: RunOutcome, workdir: str) -> None:
-    """Print the end of a run, and where its files are."""
+def _say(outcome: RunOutcome, workdir: str, *, ray: str | None = None) -> None:
+    """Print the end of a run, and where its files are; `ray`: the value of --ray."""
     where = "finished"
     if outcome.preempted:
         where = "interrupted" if outcome.interrupted else "stopped by SIGTERM"
+        over = f" --ray={shlex.quote(ray)}" if ray else ""
         to_stdout(
             f"{where} after step {outcome.policy_version}, which is saved; resume it "
-            f"with:  scalerl train --workdir={shlex.quote(workdir)}\n"
+            f"with:  scalerl train --workdir={shlex.quote(workdir)}{over}\n"
         )
         return
     if outcome.stop_reason is not None:

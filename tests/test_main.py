@@ -398,3 +398,5 @@ def test_the_command_that_goes_on_can_be_copied(capfd):
     outcome = RunOutcome(policy_version=3, preempted=True, interrupted=True)
     main._say(outcome, "runs/a b")
     assert capfd.readouterr().out.endswith("scalerl train --workdir='runs/a b'\n")
+    main._say(outcome, "runs/x", ray="local")
+    assert capfd.readouterr().out.endswith(" --workdir=runs/x --ray=local\n")

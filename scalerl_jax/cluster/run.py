@@ -39,11 +39,13 @@ from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.objective.assembly import make_assembler
 from scalerl_jax.process.background import repeated
 from scalerl_jax.run.directory import STATUS_FILE, RunDirectory
+from scalerl_jax.run.files import WEIGHTS_FOLDER
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.run.work_log import RemoteLedger
 from scalerl_jax.run.writing import write_json
 from scalerl_jax.train import RunOutcome, train
 from scalerl_jax.types import Prompt
+from scalerl_jax.weights.bucket_channel import remove_channel
 from scalerl_jax.wiring.devices import generator_pools, ledger_pools
 from scalerl_jax.wiring.replicas import make_fleet
 
@@ -365,6 +367,8 @@ def make_cluster_run(
             placed=replicas.begin,  # they load and compile while the learner does
             fail=books.orders.fail,
         )
+        # Several times the size of the weights, and unused once the ranks are gone.
+        opened.callback(remove_channel, f"{directory.url}/{WEIGHTS_FOLDER}")
         opened.callback(learners.close)
         ledger = make_ledger(config, chip=learners.places[0].chip)
         ledger.start(startup_s=time.monotonic() - began)

@@ -1,7 +1,9 @@
 """A channel for published params in a bucket, where machines share no directory."""
 
 import io
+import logging
 import os
+import shutil
 import time
 import uuid
 from collections.abc import Sequence
@@ -21,6 +23,7 @@ from scalerl_jax.weights.channels import (
 )
 
 _POLL_S = 0.5
+_log = logging.getLogger(__name__)
 
 
 def make_channel(
@@ -34,6 +37,20 @@ def make_channel(
     if is_remote(directory):
         return BucketChannel(directory, owner=owner)
     return DirectoryChannel(directory, owner=owner)
+
+
+def remove_channel(directory: str) -> None:
+    """Remove all objects of a channel that no process uses any more.
+
+    A failure is logged: what is left takes space, and nothing else.
+    """
+    try:
+        if is_remote(directory):
+            remote.remove(remote.open_path(directory, setting="params in "))
+        elif os.path.isdir(directory):
+            shutil.rmtree(directory)
+    except Exception as error:  # noqa: BLE001  from gcsfs, its transport, or the system
+        _log.warning("%s is not removed: %s", directory, first_line(error))
 
 
 class BucketChannel:

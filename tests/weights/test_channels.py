@@ -7,7 +7,7 @@ import pytest
 import small_bucket
 from memory_channel import MemoryChannel
 
-from scalerl_jax.weights.bucket_channel import BucketChannel
+from scalerl_jax.weights.bucket_channel import BucketChannel, remove_channel
 from scalerl_jax.weights.channels import (
     DirectoryChannel,
     FullChannelError,
@@ -54,6 +54,26 @@ def test_what_is_fetched_is_what_was_put(channel):
     assert [each.tolist() for each in found] == [each.tolist() for each in BUFFERS]
     found[0][0] = 77  # they belong to who fetched them
     assert fetch(channel, reference)[0][0] == 0
+
+
+def test_of_a_channel_that_is_removed_nothing_is_left(tmp_path):
+    channel = directory(tmp_path)
+    channel.put("v1", BUFFERS)
+    remove_channel(str(tmp_path / "weights"))
+    remove_channel(str(tmp_path / "weights"))
+    assert not (tmp_path / "weights").exists()
+
+
+@small_bucket.NEEDS_EXTRA
+def test_of_a_removed_channel_in_a_bucket_nothing_is_left(caplog):
+    objects = small_bucket.empty()
+    BucketChannel("gs://bucket/weights", owner="rank0").put("v1", BUFFERS)
+    objects.write("run/config.json", b"{}")
+    remove_channel("gs://bucket/weights")
+    assert objects.names() == ["run/config.json"] and not caplog.records
+    objects.denied = 403
+    remove_channel("gs://bucket/weights")
+    assert "gs://bucket/weights is not removed: " in caplog.text
 
 
 def test_two_objects_of_one_name_are_two(channel):

@@ -26,9 +26,13 @@ _LONGEST_PLACE = 36
 _TOKEN_FILE = "token"
 _PREFIX = "rl-ray-"  # of directories that are locked as long as their processes live
 _MOST_BYTES = 4096  # of a token's file
-# Without it any call of Ray, by a thread that the end of a run leaves behind, would
-# start another cluster, which other machines can reach and enter without a token.
-_NO_OTHER = {"RAY_ENABLE_AUTO_CONNECT": "0"}
+_ALWAYS = {
+    # Without it any call of Ray, by a thread that the end of a run leaves behind, would
+    # start another cluster, which other machines can reach and enter without a token.
+    "RAY_ENABLE_AUTO_CONNECT": "0",
+    # Without it Ray writes a traceback for each further rank of a lost learner.
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",
+}
 # Ray's own switch for systems whose firewall asks about each port.  With the value 0
 # all that Ray starts listens at 127.0.0.1.  Otherwise Ray replaces a loopback address
 # by the one at which other machines reach this one.
@@ -119,7 +123,7 @@ def prepared(
     before = dict(environment)
     with contextlib.ExitStack() as opened:
         opened.callback(_put_back, environment, before)
-        environment.update(_NO_OTHER)
+        environment.update(_ALWAYS)
         if address == "local":
             place = opened.enter_context(own_directory())
             environment.update(_LOOPBACK | {_PLACE: str(place)})

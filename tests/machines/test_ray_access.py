@@ -96,6 +96,31 @@ except ray.exceptions.RayError:
     assert done.stdout == "refused\n", done.stderr
 
 
+def test_what_further_processes_of_a_lost_role_raise_is_no_traceback():
+    pytest.importorskip("ray")
+    code = """
+import types
+from scalerl_jax.machines import ray_access
+with ray_access.prepared("local"):
+    from ray._private import worker
+
+    error = types.SimpleNamespace(deserialize_objects=lambda *_: [ValueError("lost")])
+    worker.Worker.raise_errors(error, [], [])
+    print("prepared")
+worker.Worker.raise_errors(error, [], [])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )
+    before, _, after = done.stdout.partition("prepared\n")
+    assert not before and "Unhandled error" in after, done.stdout
+
+
 def test_sockets_find_room_where_files_lie_deep(tmp_path, monkeypatch):
     deep = tmp_path / ("a" * 60)
     deep.mkdir()

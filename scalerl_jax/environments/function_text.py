@@ -9,7 +9,7 @@ import dis
 import inspect
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 # Instructions that read names of a module; two of them in the bodies of classes.
@@ -51,6 +51,8 @@ def _add(function: Any, parts: dict[str, str], seen: set[str]) -> None:
     # The names that pytest puts into functions with an assert are not in the text.
     used = {each for each in _globals_of(function.__code__) if each.isidentifier()}
     used |= {*_names_of_head(source)}
+    for module in _submodules_of(source, function.__globals__):
+        parts[module] = f"import {module}"
     for other in sorted((used & set(function.__globals__)) - seen):
         seen.add(other)
         value = function.__globals__[other]
@@ -78,6 +80,17 @@ def _globals_of(code: types.CodeType) -> Iterator[str]:
     for each in code.co_consts:
         if isinstance(each, types.CodeType):
             yield from _globals_of(each)
+
+
+def _submodules_of(source: str, names: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the modules below those among `names` that a text uses: xml.etree."""
+    for node in ast.walk(ast.parse(source)):
+        path = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+        first, _, below = path.partition(".")
+        if isinstance(package := names.get(first), types.ModuleType):
+            module = f"{package.__name__}.{below}"
+            if module in sys.modules:
+                yield module
 
 
 def _names_of_head(source: str) -> Iterator[str]:

@@ -2,6 +2,9 @@
 
 import functools
 import math
+import subprocess
+import sys
+import wsgiref.util
 from textwrap import dedent as flush
 
 import pytest
@@ -35,6 +38,18 @@ def test_the_text_alone_gives_the_same_function():
     assert set(module) - {"__builtins__"} == {
         *("HALF", "WORDS", "helper", "score", "math", "flush")
     }
+
+
+def guessed(prompt, completion, reference):
+    return wsgiref.util.guess_scheme({"HTTPS": completion})
+
+
+def test_a_submodule_is_imported_by_its_whole_name(tmp_path):
+    file = tmp_path / "reward.py"
+    file.write_text(text_of(guessed) + "print(guessed('', 'on', None))\n")
+    command = [sys.executable, str(file)]  # which has imported no such module
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (found.stdout, found.stderr) == ("https\n", "")
 
 
 if HALF:

@@ -201,7 +201,7 @@ def columns_of(name: str) -> tuple[str, tuple[tuple[str, str], ...]]:
     """Return a name without its columns, and the columns: (part, column), ...
 
     Raises:
-        ValueError: a part of a question is unknown.
+        ValueError: a part of a question is unknown, or has two columns.
     """
     found = _COLUMNS.search(name)
     if not found:
@@ -213,6 +213,8 @@ def columns_of(name: str) -> tuple[str, tuple[tuple[str, str], ...]]:
             raise ValueError(
                 f"{name!r}: a column is named for {part!r}; choose from {list(PARTS)}"
             )
+        if [named for named, _ in columns].count(part) > 1:
+            raise ValueError(f"{name!r}: several columns are named for {part!r}")
         if not column and part in ("prompt", "reference"):
             raise ValueError(f"{name!r}: no column is named for {part!r}")
         if column and part == "tools":

@@ -13,7 +13,8 @@ def read_arguments(arguments: str) -> dict[str, Any]:
     """Parse "(a=1, b='c')" into values by name.
 
     Raises:
-        ValueError: the text has another form, or a value is no literal or beyond 10^9.
+        ValueError: the text has another form, a setting is given twice, or a value is
+            no literal or beyond 10^9.
         SyntaxError: the text is not Python.
     """
     call = ast.parse(f"settings{arguments}", mode="eval").body
@@ -24,9 +25,11 @@ def read_arguments(arguments: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for each in call.keywords:
         assert each.arg is not None
+        if each.arg in values:
+            raise ValueError(f"{arguments} gives {each.arg} twice")
         try:
             values[each.arg] = ast.literal_eval(each.value)
-        except ValueError as error:
+        except (ValueError, TypeError) as error:  # a list for a key of a dictionary
             raise ValueError(
                 f"{each.arg} = {ast.unparse(each.value)} is no number, text, list, "
                 f"True, False or None"

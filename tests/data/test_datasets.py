@@ -316,6 +316,7 @@ def test_a_name_says_the_columns(tmp_path, directory):
         ("jsonl:a", ["prompt=a/../b"], "write PART=COLUMN"),
         ("jsonl:a", ["prompt="], "no column is named for 'prompt'"),
         ("jsonl:a", ["question=text"], "choose from"),
+        ("jsonl:a", ["prompt=a", "prompt=b"], "several columns are named"),
         ("jsonl:a", ["tools=t"], "tools cannot be given"),
         ("gsm8k", ["prompt=text"], "read by its own columns"),
     ],

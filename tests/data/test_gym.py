@@ -109,6 +109,8 @@ def test_splits_of_a_named_data_set_do_not_overlap():
         ("gym:chain_sum(min_terms=open('x'))", r"open\('x'\) is no number"),
         ("gym:chain_sum(2)", "without its setting's name"),
         ("gym:chain_sum(**{'a': 1})", "without its setting's name"),
+        ("gym:chain_sum(min_terms=2, min_terms=3)", "gives min_terms twice"),
+        ("gym:chain_sum(min_terms={[]: 1})", "is no number, text, list"),
         ("gym:chain_sum(a=1)(b=2)", "is not .setting=value"),
         ("gym:chain_sum(a=)", "gym:chain_sum"),
         ("gym:chain_sum@77", "chain_sum has the levels 0 to"),

@@ -57,6 +57,7 @@ class _Waiting:
 
     samples: collections.deque[Sample]
     tokens: np.ndarray  # int32, to cache before a sample can start
+    digests: list[bytes]  # of the pages of `tokens` that may be found again
     prefix: Prefix | None = None
     at_once: bool = False  # to cache in one step: a weight update dropped a part
 
@@ -176,10 +177,7 @@ class Scheduler:
         alike: dict[bytes, list[Sample]] = {}  # by the tokens with which they start
         for sample in samples:
             alike.setdefault(sample.tokens().tobytes(), []).append(sample)
-        for each in alike.values():
-            self._waiting.append(
-                _Waiting(samples=collections.deque(each), tokens=each[0].tokens()[:-1])
-            )
+        self._waiting += map(self._entry, alike.values())
 
     def resume(
         self, request: Request, turn: Completion, appended: Int[np.ndarray, " n"]
@@ -192,9 +190,7 @@ class Scheduler:
         sample = resume_sample(
             request, turn, appended, self._settings, self._detokenizer
         )
-        self._waiting.appendleft(
-            _Waiting(samples=collections.deque([sample]), tokens=sample.tokens()[:-1])
-        )
+        self._waiting.appendleft(self._entry([sample]))
 
     def cancel(self, request_id: int) -> int:
         """Drop a request; return the number of its tokens that are in no completion."""
@@ -331,7 +327,7 @@ class Scheduler:
                     tokens=entry.tokens,
                     pages=[],
                     version=version,
-                    digests=self._digests(entry.tokens),
+                    digests=entry.digests,
                 )
                 found = self._find_again(prefix)
                 held = len(prefix.pages)
@@ -348,24 +344,35 @@ class Scheduler:
             begun.append((entry, entry.prefix))
         return begun
 
+    def _entry(self, samples: list[Sample]) -> _Waiting:
+        """Return samples that start alike, to wait until all but the last is cached."""
+        tokens = samples[0].tokens()[:-1]
+        return _Waiting(
+            samples=collections.deque(samples),
+            tokens=tokens,
+            digests=self._digests(tokens),
+        )
+
     def _digests(self, tokens: np.ndarray) -> list[bytes]:
         """Return the digests of pages that may be found again."""
         size = self._settings.page_size
         return page_digests(tokens, size) if self._pool.prefix_cache else []
 
     def _find_again(self, prefix: Prefix) -> int:
-        """Give a prefix without cached tokens the pages that are found.
+        """Give a prefix the pages that are found, if they hold more than it has cached.
 
-        Return the number of tokens in them.
+        Return the number of tokens that it has more.
         """
-        found = [] if prefix.done else self.pages.find(prefix.digests)
-        if not found:
+        found = [] if prefix.ready else self.pages.find(prefix.digests)
+        more = len(found) * self._settings.page_size - prefix.done
+        if more <= 0:
             return 0
         own = prefix.pages[: len(found)]
         prefix.pages[: len(found)] = self.pages.share(found)
         self.pages.release(own)
-        prefix.done = prefix.found = len(found) * self._settings.page_size
-        return prefix.found
+        prefix.done += more
+        prefix.found += more
+        return more
 
     def _find(self, own: Need, *, alone: bool, keep: _Waiting | None = None) -> bool:
         """Return whether a new sample's own pages are free; see `PagePool.find`.
@@ -505,10 +512,7 @@ class Scheduler:
         sample.row = jax.tree.map(lambda held: np.array(held[slot : slot + 1]), rows)
         self._stop([slot])
         self._stats.suspended += 1
-        # All its tokens except the last must be cached again.
-        self._waiting.appendleft(
-            _Waiting(samples=collections.deque([sample]), tokens=sample.tokens()[:-1])
-        )
+        self._waiting.appendleft(self._entry([sample]))
 
     def _read(self) -> None:
         """Read the results of the last call, if there is one."""

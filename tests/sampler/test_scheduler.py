@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from scalerl_jax.sampler.pages import page_digests
 from scalerl_jax.sampler.pool import PagePool
 
 PROMPT = [4, 1, 9, 2]
@@ -136,6 +137,46 @@ def test_a_prompt_gets_the_pages_of_one_that_begins_alike(bench, random_params):
     bench.assert_same(bench.finish(without, params), bench.expected(params, *requests))
     assert without.stats.prefix_hit_tokens == 0
     bench.assert_idle(scheduler)
+
+
+def test_prompts_that_begin_alike_together_are_cached_once(bench, random_params):
+    """By hand: what the second one lacks is there once the first one is cached."""
+    requests = [
+        bench.request(number, tokens, num_samples=1)
+        for number, tokens in enumerate(
+            (
+                LONG[::-1][:8],  # 7 in the first chunk, beside 9 of:
+                LONG,  # then 10; all of 2 pages are there, and then of 4
+                LONG,  # 2 pages, then 2 more, and 3 tokens
+                [*LONG[:14], 1, 2, 3, 4],  # 2 pages, one more, 5 tokens
+            )
+        )
+    ]
+    scheduler = bench.scheduler(*requests)
+    found = bench.finish(scheduler, random_params(0))
+    stats = scheduler.stats
+    assert (stats.prefix_hit_tokens, stats.prefilled_tokens) == (28, 7 + 19 + 3 + 5)
+    bench.assert_same(found, bench.expected(random_params(0), *requests))
+    bench.assert_idle(scheduler)
+
+
+def test_a_prompt_that_waits_for_pages_is_hashed_once(
+    tight_bench, talkative_params, monkeypatch
+):
+    hashed = []
+
+    def digests(tokens, page_size):
+        hashed.append(len(tokens))
+        return page_digests(tokens, page_size)
+
+    monkeypatch.setattr("scalerl_jax.sampler.scheduler.page_digests", digests)
+    scheduler = tight_bench.scheduler(
+        tight_bench.request(0, LONG, num_samples=1), tight_bench.request(1, LONG[::-1])
+    )
+    for _ in range(3):
+        assert not step(scheduler, talkative_params(0))
+    assert len(scheduler._waiting) == 1
+    assert hashed == [19, 19]
 
 
 def test_what_another_prompt_has_cached_is_not_due_at_an_update(

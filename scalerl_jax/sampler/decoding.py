@@ -136,15 +136,21 @@ class EngineSettings:
         """Return the number of pages that hold `tokens` tokens of one sequence."""
         return -(-tokens // self.page_size)
 
+    def tokens_of(self, slots: int) -> int:
+        """Return the tokens of a cache with room for the longest sequence in each slot.
+
+        One more page: a prompt's partly filled last page is kept beside its copy.
+        """
+        return (slots * self.pages_per_slot + 1) * self.page_size
+
     @property
     def num_pages(self) -> int:
         """Number of pages in the whole cache."""
         if self.cache_tokens:
             return self.cache_tokens // self.page_size
-        # One more page: a prompt's partly filled last page is kept beside its copy.
-        # Spare rings are beside the slots' pages, too.
+        # Spare rings are beside the slots' pages.
         spare = self.ring_pages * self._spare_rings
-        return self.slots * self.pages_per_slot + 1 + spare
+        return self.tokens_of(self.slots) // self.page_size + spare
 
 
 @struct.dataclass(kw_only=True)

@@ -70,15 +70,14 @@ class Engine:
         Raises:
             ValueError: the cache has no room for one sequence at its full length.
         """
-        # One more page: a prompt page that is copied for a sequence is kept, too.
-        if settings.num_pages < settings.pages_per_slot + 1:
+        if 0 < settings.cache_tokens < settings.tokens_of(1):
             raise ValueError(
                 f"sampler.cache_tokens = {settings.cache_tokens} makes "
                 f"{settings.num_pages} pages of sampler.page_size = "
                 f"{settings.page_size}; one sequence of sampler.max_prompt_tokens + "
                 f"sampler.max_completion_tokens = {settings.max_tokens} tokens needs "
                 f"{settings.pages_per_slot + 1}: raise sampler.cache_tokens to "
-                f"{(settings.pages_per_slot + 1) * settings.page_size} or more"
+                f"{settings.tokens_of(1)} or more"
             )
         self.settings = settings
         self.mesh = mesh

@@ -321,9 +321,7 @@ class JetStreamEngine(engine_api.Engine):
 
 def _fixed_pages(settings: decoding.EngineSettings) -> decoding.EngineSettings:
     """Return settings of one token per call and a whole sequence's pages per slot."""
-    # One page more, since `Engine` needs a page to which it copies a shared one.
-    pages = settings.slots * settings.pages_per_slot + 1
-    held = pages * settings.page_size
+    held = settings.tokens_of(settings.slots)
     return replace(settings, tokens_per_call=1, cache_tokens=held, rings=False)
 
 

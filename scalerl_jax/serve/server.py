@@ -219,13 +219,12 @@ def _settings(flags: argparse.Namespace, arch: Architecture) -> EngineSettings:
             f"--max_prompt_tokens + --max_completion_tokens = {settings.max_tokens} is "
             f"more than the {positions} positions of the model; lower one of them"
         )
-    # The engine keeps a page more: a prompt's last one, beside its copy.
-    least = (settings.pages_per_slot + 1) * settings.page_size
-    if 0 < flags.cache_tokens < least:
+    if 0 < flags.cache_tokens < settings.tokens_of(1):
         raise ValueError(
             f"--cache_tokens={flags.cache_tokens} does not hold one sequence of "
             f"--max_prompt_tokens + --max_completion_tokens = {settings.max_tokens} "
-            f"tokens; raise it to {least} or more, or lower one of the others"
+            f"tokens; raise it to {settings.tokens_of(1)} or more, or lower one of "
+            f"the others"
         )
     return settings
 

@@ -36,7 +36,8 @@ from scalerl_jax.model.architecture import (
 )
 from scalerl_jax.model.transformer import unstack_layers
 from scalerl_jax.parallel.mesh import Device, make_mesh
-from scalerl_jax.parallel.xla import exact_products, keep_programs
+from scalerl_jax.parallel.xla import exact_products, is_full, keep_programs
+from scalerl_jax.process.ending import first_line
 from scalerl_jax.run.progress import Progress
 from scalerl_jax.sampler.decoding import EngineSettings
 from scalerl_jax.sampler.engine import Engine
@@ -72,6 +73,7 @@ def serve(flags: argparse.Namespace) -> int:
 
     Raises:
         ValueError: a flag or the checkpoint cannot be used.
+        RuntimeError: the devices have not enough memory.
     """
     with contextlib.ExitStack() as held:
         keep_programs(flags.compile_cache)
@@ -91,8 +93,19 @@ def serve(flags: argparse.Namespace) -> int:
             header_s=flags.header_s,
             body_s=flags.body_s,
         )
-        with Progress() as progress:
-            served, replicas = _load(flags, progress)
+        try:
+            with Progress() as progress:
+                served, replicas = _load(flags, progress)
+        except jax.errors.JaxRuntimeError as error:
+            if not is_full(error):
+                raise
+            raise RuntimeError(
+                f"the devices have not enough memory for the model and its KV cache: "
+                f"lower --slots={flags.slots}, --cache_tokens={flags.cache_tokens} (0: "
+                f"every slot at its limit), --max_prompt_tokens or "
+                f"--max_completion_tokens, or set --dtype=bfloat16 (XLA: "
+                f"{first_line(error)})"
+            ) from error
         in_order = answer_requests(
             served,
             replicas,

@@ -194,6 +194,15 @@ def test_sizes_that_the_model_does_not_allow_are_flags_named_before_it_is_loaded
     assert "sampler." not in str(error.value)
 
 
+def test_a_cache_beyond_the_memory_is_told_with_the_flags_that_set_it():
+    given = {"port": 0, "compile_cache": "", "tensor": 1, "cache_tokens": 10**12}
+    flags = read_flags(
+        [f"--checkpoint={BASE}", *(f"--{name}={given[name]}" for name in given)]
+    )
+    with pytest.raises(RuntimeError, match=r"lower --slots=32, --cache_tokens=1000000"):
+        server.serve(flags)
+
+
 def test_the_least_cache_that_is_named_is_enough(monkeypatch):
     monkeypatch.setattr(server, "_LONGEST", 48)
     flags = read_flags([f"--checkpoint={BASE}", "--cache_tokens=128"])

@@ -21,7 +21,7 @@ from scalerl_jax.environments.verdict import (
     Step,
     Verdict,
 )
-from scalerl_jax.generation.turns import Turns, opened_request
+from scalerl_jax.generation.turns import Turns, opened_request, shared_length
 from scalerl_jax.sampler.protocol import Sampler
 from scalerl_jax.sampler.requests import Completion, Request
 from scalerl_jax.types import Prompt, Turn
@@ -304,19 +304,26 @@ class Episodes:
         assert self._turns is not None, "set with every environment"
         request = episode.request
         assert request is not None, "set when the episode began"
-        limits, given = request.samples.max_tokens, []
-        for number in range(episode.num_samples):
-            each = episode.stories[number]
+        prompt, limits = episode.prompt, request.samples.max_tokens
+        given = [prompt.tokens] * episode.num_samples
+
+        def refuse(number: int, error: ValueError) -> None:
+            each, given[number] = episode.stories[number], prompt.tokens
+            each.refused = Verdict("bad_observation", str(error))
+            each.opened = Opening()
+
+        for number, each in episode.stories.items():
+            try:
+                given[number] = self._turns.opened(prompt, each.opened)
+            except ValueError as error:
+                refuse(number, error)
+        shared = shared_length([prompt.tokens, *given])
+        for number, tokens in enumerate(list(given)):
             most = self._turns.max_tokens if limits is None else int(limits[number])
             try:
-                tokens = self._turns.opened(episode.prompt, each.opened, most)
+                self._turns.check_room(len(tokens) - shared, most)
             except ValueError as error:
-                each.refused, each.opened = (
-                    Verdict("bad_observation", str(error)),
-                    Opening(),
-                )
-                tokens = episode.prompt.tokens
-            given.append(tokens)
+                refuse(number, error)
         episode.request = opened_request(request, given)
         for number, opening in enumerate(episode.request.samples.openings or ()):
             if len(opening):

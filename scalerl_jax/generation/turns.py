@@ -38,8 +38,8 @@ class Turns:
         self._check("the observation", tokens)
         return tokens
 
-    def opened(self, prompt: Prompt, said: Opening, most: int) -> Int[np.ndarray, " n"]:
-        """Return the tokens of a prompt and of an opening of fewer than `most` tokens.
+    def opened(self, prompt: Prompt, said: Opening) -> Int[np.ndarray, " n"]:
+        """Return the tokens of a prompt and of an opening.
 
         Raises:
             ValueError: they cannot be written, or are too many.
@@ -60,12 +60,19 @@ class Turns:
                 "prompt alone; put it into the prompts"
             )
         self._check("what begin says", tokens[kept:])
-        if len(tokens) - kept >= most:
-            raise ValueError(
-                f"what begin says has {len(tokens) - kept} tokens, of the {most} "
-                f"that sampler.max_completion_tokens leaves, and a turn needs one"
-            )
         return tokens
+
+    def check_room(self, opening: int, most: int) -> None:
+        """Refuse an opening of that many tokens if it leaves none of `most` for a turn.
+
+        Raises:
+            ValueError: it leaves none.
+        """
+        if opening >= most:
+            raise ValueError(
+                f"what begin says has {opening} tokens, of the {most} that "
+                f"sampler.max_completion_tokens leaves, and a turn needs one"
+            )
 
     def _check(self, what: str, tokens: np.ndarray) -> None:
         if len(tokens) > self.max_observation_tokens:

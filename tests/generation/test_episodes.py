@@ -453,6 +453,39 @@ def test_an_episode_begins_with_what_its_environment_says(tmp_path):
     assert first[: len(first) // 2] != second[: len(second) // 2]
 
 
+UNLIKE = f"""
+    class Unlike:
+        begun = 0
+
+        def begin(self, prompt, reference):
+            Unlike.begun += 1
+            end = {TOKENIZER.encode(" so")}  # of the prompt, which the other one lacks
+            return More(tokens=[1] if Unlike.begun > 1 else end + [7] * {MOST - 1})
+
+        def step(self, completion):
+            return Done(1.0)
+"""
+
+
+def test_an_opening_that_is_too_long_behind_what_all_share_ends_its_sample(tmp_path):
+    """Behind the whole prompt it would leave one token to sample."""
+    writer = ObservationWriter(TOKENIZER, PlainFraming(BETWEEN, "{question} so"))
+    turns = dataclasses.replace(
+        TURNS, writer=lambda: writer, max_observation_tokens=2 * MOST
+    )
+    file = write_file(tmp_path, UNLIKE)
+    with environment(file, "Unlike", num_workers=1) as pool:
+        _, found = episodes_of(pool, count=1, turns=turns)
+    prompt, end = make_prompt(0), TOKENIZER.encode(" so")
+    assert prompt.tokens.tolist()[-len(end) :] == end
+    group = found[0]
+    statuses = [verdict.status for verdict in group.verdicts]
+    assert sorted(statuses) == ["bad_observation", "correct"]
+    assert f"has {MOST - 1 + len(end)} tokens, of the {MOST}" in group.detail
+    opening = group.turns[statuses.index("bad_observation")][0]
+    assert (opening.end, opening.sampled) == (len(end), False)
+
+
 OPENING = [5, EOS, IM_START, 300, 41]
 BETWEEN_IDS = [EOS, IM_START, 7, 7, EOS, IM_START]  # an end of a turn, in the midst
 RENDERED = f"""

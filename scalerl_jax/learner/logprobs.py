@@ -70,17 +70,18 @@ def _forward_tiles(
 
     def meet(sums: tuple[Array, ...], tile: tuple[Array, ...]) -> tuple[Array, ...]:
         """Fold the logits of a tile into its tokens' sums."""
-        best, total, weighted, chosen = sums
+        best, total, below, chosen = sums
         hidden, ids, slab = tile
         logits = head.logits(hidden, slab)
         higher = jnp.maximum(best, logits.max(axis=-1))
-        shrink, parts = jnp.exp(best - higher), jnp.exp(logits - higher[:, None])
+        shift, short = best - higher, logits - higher[:, None]
+        shrink, parts = jnp.exp(shift), jnp.exp(short)
         here = (ids >= 0) & (ids < slab.shape[0])
         found = jnp.take_along_axis(logits, jnp.where(here, ids, 0)[:, None], axis=1)
         return (
             higher,
             total * shrink + parts.sum(axis=-1),
-            weighted * shrink + (parts * logits).sum(axis=-1),
+            (below + total * shift) * shrink + (parts * short).sum(axis=-1),
             jnp.where(here, found[:, 0], chosen),
         )
 
@@ -97,16 +98,18 @@ def _forward_tiles(
 
     start = (jnp.full(ids.shape, _LOWEST), *(jnp.zeros(ids.shape) for _ in range(3)))
     numbered = (jnp.arange(slabs.shape[0]), slabs)
-    (best, total, weighted, chosen), _ = jax.lax.scan(one_slab, start, numbered)
+    (best, total, below, chosen), _ = jax.lax.scan(one_slab, start, numbered)
     if head.mesh is not None:
         highest = jax.lax.pmax(best, "tensor")
-        shrink = jnp.exp(best - highest)
-        total, weighted, chosen = jax.lax.psum(
-            (total * shrink, weighted * shrink, chosen), "tensor"
+        shift = best - highest
+        parts = (total, below + total * shift)
+        (total, below), chosen = jax.lax.psum(
+            ([part * jnp.exp(shift) for part in parts], chosen), "tensor"
         )
         best = highest
-    log_z = best + jnp.log(total)
-    found = (chosen - log_z, log_z - weighted / total, log_z)
+    # Relative to the highest logit: log Z may be too large to hold log(total).
+    log_total = jnp.log(total)
+    found = (chosen - best - log_total, log_total - below / total, best + log_total)
     return tuple(x.reshape(targets.shape) for x in found)  # type: ignore[return-value]
 
 
@@ -289,18 +292,19 @@ def _pointwise_tiles(
         best = logits.max(axis=0)
         if head.mesh is not None:
             best = jax.lax.pmax(best, "tensor")
-        shares = jnp.exp(logits - best)
+        below = logits - best  # log Z may be too large to hold the log of the total
+        shares = jnp.exp(below)
         total = over_vocab(shares)
-        log_z = best + jnp.log(total)
-        entropy = log_z - over_vocab(shares * logits) / total
-        logprobs = over_vocab(jnp.where(ids == places, logits, 0.0)) - log_z
+        log_total = jnp.log(total)
+        entropy = log_total - over_vocab(shares * below) / total
+        logprobs = over_vocab(jnp.where(ids == places, below, 0.0)) - log_total
         losses, pull = jax.vjp(
             lambda logprobs, entropy: pointwise(logprobs, entropy, fields),
             logprobs,
             entropy,
         )
         of_logprob, of_entropy = pull(jnp.ones_like(losses))
-        slope = (of_logprob + of_entropy * (logits - log_z + entropy)) / total
+        slope = (of_logprob + of_entropy * (below - log_total + entropy)) / total
         chosen = jnp.where(ids == places, of_logprob, 0.0)
         of_logits = head.of_product(chosen - shares * slope, logits, dtype)
         of_rows = product("dv,vc->dc", columns, of_logits)

@@ -184,6 +184,23 @@ def test_two_tokens_by_hand():
     np.testing.assert_allclose(entropy, [[by_hand, by_hand]], rtol=1e-6)
 
 
+@pytest.mark.parametrize("chunk_vocab", [1, 2])
+def test_what_all_logits_have_in_common_rounds_nothing(chunk_vocab):
+    # Logits 1032 and 1024: float32 has steps of 1.2e-4 there.
+    head = Head(chunk_tokens=1, chunk_vocab=chunk_vocab)
+    made = (jnp.ones((1, 2, 1)), jnp.array([[1032.0], [1024.0]]), jnp.array([[0, 1]]))
+    mix = (jnp.ones((1, 2)), jnp.zeros((1, 2)))
+    logprobs, entropy = token_logprobs(*made, head)
+    _, *with_loss = pointwise_loss(*made, mix, mixed, head)
+    rare = np.exp(-8.0)
+    expected = -np.log1p(rare), -8.0 - np.log1p(rare)
+    for found in (logprobs, with_loss[0]):
+        np.testing.assert_allclose(found, [expected], atol=1e-6)
+    by_hand = 8.0 * rare / (1.0 + rare) + np.log1p(rare)
+    for found in (entropy, with_loss[1]):
+        np.testing.assert_allclose(found, [[by_hand, by_hand]], atol=1e-6)
+
+
 def test_the_float32_head_keeps_what_bfloat16_would_round():
     # Activations come in bfloat16, and the head's own weights are float32.
     hidden = jnp.asarray(4.0 * HIDDEN, jnp.bfloat16)

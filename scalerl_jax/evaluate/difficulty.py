@@ -11,11 +11,14 @@ Every line has a digest of the settings on which samples and verdicts depend; th
 line has them by name, too.
 """
 
+import contextlib
 import dataclasses
+import fcntl
 import hashlib
+import io
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +39,7 @@ from scalerl_jax.evaluate.policy import (
 from scalerl_jax.formats.bounded import read_lines
 from scalerl_jax.formats.reading import parse_json, require_local
 from scalerl_jax.process.ending import INTERRUPTED
+from scalerl_jax.process.full_disk import naming
 from scalerl_jax.process.printing import to_stdout
 from scalerl_jax.run.record import flatten
 from scalerl_jax.run.writing import open_to_append
@@ -120,17 +124,17 @@ def _measure(options: Options) -> int:
     settings = _settings(config)
     conditions["settings"] = _digest(settings)
     out = Path(given)
-    rates, were = _read(out, conditions, settings)
+    rates, were, size = _read(out, conditions, settings)
     left = [
         prompt for name, prompt in zip(names, prompts, strict=True) if name not in rates
     ]
     complete = True
     if left:
-        with open_policy(described, own) as policy:
+        with _held(out, size) as file, open_policy(described, own) as policy:
             _check_policy(out, were, policy)
             done = len(prompts) - len(left)
             complete = _append(
-                out, policy, left, rates, conditions, settings, done=done
+                file, policy, left, rates, conditions, settings, done=done
             )
     found = [rates[name] for name in names if name in rates]
     to_stdout(f"{histogram(found)}\n{len(found)} of {len(prompts)} in {out}\n")
@@ -191,22 +195,20 @@ def _digest(settings: dict[str, Any]) -> str:
 
 def _read(
     out: Path, conditions: dict[str, Any], settings: dict[str, Any]
-) -> tuple[dict[str, float], set[PolicyId]]:
-    """Return the pass rates in a file, by prompt, and the policies that they are of.
+) -> tuple[dict[str, float], set[PolicyId], int]:
+    """Return the pass rates in a file by prompt, their policies, and their bytes.
 
-    A torn last line is cut off.
+    A torn last line does not count.
 
     Raises:
         ValueError: they were measured with other conditions, or are no pass rates.
     """
     try:
         lines = list(read_lines(out)) if out.exists() else []
-        if lines and not lines[-1].endswith(b"\n"):
-            with open_to_append(out) as file:
-                file.truncate(sum(map(len, lines[:-1])))
-            lines.pop()
     except (OSError, ValueError) as error:
         raise ValueError(f"--out={out} cannot be read: {error}") from error
+    if lines and not lines[-1].endswith(b"\n"):
+        lines.pop()
     rates, policies, by_name = {}, set(), {}
     for number, line in enumerate(lines, start=1):
         try:
@@ -227,7 +229,30 @@ def _read(
                 f"{_differences(was | by_name, conditions | settings)}; name another "
                 f"file"
             )
-    return rates, policies
+    return rates, policies, sum(map(len, lines))
+
+
+@contextlib.contextmanager
+def _held(out: Path, size: int) -> Iterator[io.FileIO]:
+    """Open the file for this process alone, without a torn line after `size` bytes.
+
+    Raises:
+        ValueError: it cannot be written, or another process writes it.
+    """
+    try:
+        file = open_to_append(out)
+    except OSError as error:
+        raise ValueError(f"--out={out} cannot be written: {error}") from error
+    with file, naming(f"--out={out}"):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(
+                f"--out={out} is being written by another process; name another file, "
+                f"or wait for its end"
+            ) from error
+        file.truncate(size)
+        yield file
 
 
 def _measured(row: dict[str, Any]) -> tuple[str, float, PolicyId]:
@@ -258,7 +283,7 @@ def _differences(was: dict[str, Any], now: dict[str, Any]) -> str:
 
 
 def _append(
-    out: Path,
+    file: io.FileIO,
     policy: Policy,
     prompts: Sequence[Prompt],
     rates: dict[str, float],
@@ -269,10 +294,7 @@ def _append(
 ) -> bool:
     """Measure prompts and write a line for each; return False after Ctrl-C."""
     try:
-        with (
-            open_to_append(out) as file,
-            policy.metered(done + len(prompts), done=done) as meter,
-        ):
+        with policy.metered(done + len(prompts), done=done) as meter:
             for group in policy.judged(prompts, meter):
                 if not any(group.judged):
                     _log.warning(
@@ -288,8 +310,6 @@ def _append(
                 if len(rates) == 1:
                     row["settings_by_name"] = settings
                 file.write(json.dumps(row).encode() + b"\n")
-    except (OSError, ValueError) as error:
-        raise ValueError(f"--out={out} cannot be written: {error}") from error
     except KeyboardInterrupt:
         return False
     return True

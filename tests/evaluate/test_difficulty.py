@@ -1,5 +1,6 @@
 """Pass rates of training prompts: measured, gone on with, and read by a curriculum."""
 
+import fcntl
 import hashlib
 import json
 import math
@@ -10,6 +11,7 @@ import small_run
 
 from scalerl_jax.data.curriculum import read_pass_rates
 from scalerl_jax.evaluate.difficulty import histogram
+from scalerl_jax.run.writing import open_to_append
 from scalerl_jax.wiring.learning import make_architecture
 from scalerl_jax.wiring.prompts import load_prompts
 from scalerl_jax.wiring.sampling import make_tokenizer
@@ -40,6 +42,15 @@ def test_a_measurement_goes_on_where_it_was_killed(measure, tmp_path):
     assert measure(out=out, **FLAGS)[0] == 0
     again = out.read_text().splitlines(keepends=True)
     assert again[:7] == lines[:7] and sorted(again) == sorted(lines)
+
+
+def test_two_processes_do_not_measure_into_one_file(measure, tmp_path):
+    out = tmp_path / "difficulty.jsonl"
+    with open_to_append(out) as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        status, _, said = measure(out=out, **FLAGS)
+    assert status == 2 and f"--out={out} is being written by another process" in said
+    assert out.read_bytes() == b""
 
 
 def test_a_curriculum_reads_what_was_measured(measure, tmp_path):

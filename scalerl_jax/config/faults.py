@@ -42,7 +42,8 @@ def _of_file(error: BaseException) -> str | None:
     """Return the message for a fault of the config file; None for any other cause."""
     each: BaseException | None = error
     while each is not None:
-        if isinstance(each, SyntaxError):
+        # Else of the value of a flag, which the errors around it name.
+        if isinstance(each, SyntaxError) and each.filename != "<unknown>":
             return f"--config is no Python file: {each}"
         frames = [*traceback.walk_tb(each.__traceback__)]
         ours = [place for place in frames if place[0].f_globals["__name__"] == _MODULE]

@@ -242,13 +242,13 @@ def parse_sides(text: str, *, setting: str) -> Bounds:
     Raises:
         ValueError: the text has another form.
     """
-    sides = text.strip().replace(",", "x").split("x")
-    if len(sides) not in (2, 3) or not all(re.fullmatch(r"[1-9]\d*", n) for n in sides):
+    sides = text.strip().replace(",", "x")
+    if not re.fullmatch(r"[1-9]\d{,17}(x[1-9]\d{,17}){1,2}", sides):
         raise ValueError(
             f"{setting} = {text!r}: write the chips along each side, above 0: 4x4x4 "
             f"for v4 and v5p, 4x4 for v5e and v6e"
         )
-    x, y, z = (*map(int, sides), 1)[:3]
+    x, y, z = (*map(int, sides.split("x")), 1)[:3]
     return x, y, z
 
 
@@ -261,7 +261,7 @@ def parse_type(text: str, *, setting: str = "accelerator type") -> tuple[str, Bo
     Raises:
         ValueError: the type is unknown.
     """
-    found = re.fullmatch(r"(.+)-([1-9]\d*)", text.strip())
+    found = re.fullmatch(r"(.+)-([1-9]\d{,17})", text.strip())
     kind = generation_of(found[1]) if found else None
     if not found or not kind:
         known = ", ".join(f"{each.types[0]}-N" for each in GENERATIONS.values())

@@ -84,13 +84,13 @@ def parse_topology(text: str) -> Topology:
         chip.name: f"{chip.name}:{'x'.join('ABC'[: chip.sides])}"
         for chip in CHIPS.values()
     }
-    if typed := re.fullmatch(r"(?:([1-9]\d*)\*)?([a-z0-9-]+-\d+)", text):
+    if typed := re.fullmatch(r"(?:([1-9]\d{,17})\*)?([a-z0-9-]+-\d{1,18})", text):
         name, sides = parse_type(typed[2], setting=f"--topology={text}")
         shape = sides[: CHIPS[name].sides]
         return Topology(
             chip=CHIPS[name], shape=shape, slices=_slices(typed[1] or "1", text)
         )
-    found = re.fullmatch(r"(?:(\d+)\*)?([a-z0-9]+):(\d+(?:x\d+)*)", text)
+    found = re.fullmatch(r"(?:(\d{1,18})\*)?([a-z0-9]+):(\d{1,18}(?:x\d{1,18})*)", text)
     if not found or found[2] not in CHIPS:
         raise ValueError(
             f"--topology={text}: choose from {', '.join(written.values())}, with "

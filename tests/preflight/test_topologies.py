@@ -48,6 +48,8 @@ def test_a_topology_is_read(text, shape, slices, devices):
         pytest.param("h100:9", "h100:N, with N from 1 to 8", id="two hosts of GPUs"),
         pytest.param("a100:2x2", "a100:N, with N from 1 to 8", id="a torus of GPUs"),
         pytest.param("2*h200:8", "h200:N, with N from 1 to 8", id="slices of GPUs"),
+        pytest.param(f"v5p:{'9' * 5000}x1x1", "v5p:AxBxC", id="5,000 digits"),
+        pytest.param(f"{'9' * 5000}*v5p-8", "v5p:AxBxC", id="slices of 5,000 digits"),
     ],
 )
 def test_a_wrong_topology_is_answered_with_the_way_out(text, said):

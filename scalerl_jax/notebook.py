@@ -59,8 +59,8 @@ def run(
     Raises:
         ValueError: a setting, a row or the function cannot be used.
     """
-    if is_remote(workdir):
-        raise ValueError(f"workdir = {workdir} must be a directory of this machine")
+    if not workdir or is_remote(workdir):
+        raise ValueError(f"workdir = {workdir!r} must be a directory of this machine")
     if isinstance(config, str):
         config = config_lib.named(config)
     directory = Path(workdir).expanduser().absolute()

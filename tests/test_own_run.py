@@ -60,7 +60,7 @@ def test_a_run_from_python_has_its_rows_its_reward_and_its_evaluations(tmp_path,
 @pytest.mark.parametrize(
     "workdir, reward, words",
     [
-        ("gs://bucket/run", score, "workdir = gs://bucket/run must be a directory of"),
+        ("gs://bucket/run", score, "workdir = 'gs://bucket/run' must be a directory"),
         ("here", lambda *_: 1.0, "must be made by def"),
         ("here", "mine.py", "environment = '.*mine.py' must be FILE.py:FUNCTION"),
     ],
@@ -69,6 +69,12 @@ def test_what_a_run_from_python_cannot_use_is_named(tmp_path, workdir, reward, w
     place = workdir if "://" in workdir else tmp_path / workdir
     with pytest.raises(ValueError, match=words):
         run(make_config(), place, prompts=ROWS, reward=reward)
+
+
+@pytest.mark.parametrize("workdir", [None, ""])
+def test_no_workdir_is_not_the_current_directory(workdir):
+    with pytest.raises(ValueError, match=f"workdir = {workdir!r} must be a directory"):
+        run("tiny", workdir, prompts=ROWS, reward=score)
 
 
 def test_a_config_of_the_package_is_taken_by_its_name(tmp_path):

@@ -161,6 +161,12 @@ def check(study: Study) -> dict[str, dict[str, Any]]:
         )
     _check_evaluations(settings)
     for arm, resolved in settings.items():
+        if (stop := resolved["scaling.stop"]) != "never":
+            raise ValueError(
+                f"scaling.stop = {stop!r} of arm {arm} would end its runs before the "
+                f"study's budget; leave it at 'never': study run --prune stops runs "
+                f"that cannot catch up"
+            )
         every = resolved["eval.every"]
         if (count := study.steps // every) < LEAST_EVALUATIONS:
             raise ValueError(

@@ -79,6 +79,10 @@ def test_arms_of_a_seed_come_together_and_each_seed_begins_with_another():
             {"arms": {"a": {}, "b": {"data.tasks": ("chain_sum",)}}},
             "not evaluated alike: data.tasks .*name eval.sets in common",
         ),
+        (
+            {"common": {"scaling.live": True, "scaling.stop": "plateau"}},
+            "scaling.stop = 'plateau' of arm prompt would end",
+        ),
         # All seeds, and not the first alone, whose run would be the last to fail.
         ({"seeds": (0, -1)}, "seed -1 of seeds must be 0 or more"),
         ({"seeds": (0, 2**40)}, f"seed {2**40} of seeds must be"),

@@ -16,7 +16,7 @@ from scalerl_jax.machines.chips import Chip
 from scalerl_jax.model.architecture import Architecture
 from scalerl_jax.model.lora import sizes
 from scalerl_jax.objective.terms import needs_of
-from scalerl_jax.planning import rates
+from scalerl_jax.planning import rates, work
 from scalerl_jax.planning.lengths import Lengths, attention_share, count_microbatches
 from scalerl_jax.planning.memory import (
     cache_tokens,
@@ -318,11 +318,7 @@ class _Decoding:
 
 
 def _train_seconds(
-    config: Config,
-    arch: Architecture,
-    chip: Chip,
-    lengths: Lengths,
-    reached: Reached,
+    config: Config, arch: Architecture, chip: Chip, lengths: Lengths, reached: Reached
 ) -> float:
     """Return the seconds of one optimizer step on the rollouts of these lengths."""
     batch, mesh = config.batch, config.mesh
@@ -339,7 +335,7 @@ def _train_seconds(
             lengths, **packed, rows=together, short_rows=config.short_rows
         ),
         rows=together,
-        chips=mesh.data * mesh.fsdp * mesh.context * mesh.tensor,
+        chips=mesh.num_devices,
         tensor=mesh.tensor,
         attention_share=attention_share(
             lengths, **packed, rows=together, shards=shards
@@ -353,37 +349,42 @@ def optimizer_step_seconds(
     arch: Architecture,
     chip: Chip,
     *,
+    microbatches: float,
+    rows: int,
+    chips: int,
     reached: Reached,
-    **rows: Any,
+    tensor: int = 1,
+    attention_share: float = 1.0,
 ) -> float:
     """Return the seconds of an optimizer step, with its part of the window's scores.
 
+    Its microbatches have `rows` rows over all chips, charged with their padding.
     Before its first step the learner scores a window with the policy, the reference,
     the teacher and the critic, as far as the objective reads them: a forward pass each,
     which all epochs share.  A critic takes as long as the policy.
-    `rows` are microbatches, rows, chips, tensor and attention_share of `train_seconds`.
     """
     model, needs = config.model, needs_of(config)
-    common: Any = rows | dict(
+    of_params: Any = dict(param_bytes=value_bytes(model.param_dtype))
+    common: Any = dict(
+        rows=rows,
         row_tokens=config.batch.row_tokens,
+        devices=chips,
+        tensor=tensor,
         float32_head=model.float32_head,
         compute_bytes=value_bytes(model.compute_dtype),
         head_bytes=head_bytes(config),
-        reached=reached,
+        attention_share=attention_share,
     )
-    seconds = rates.train_seconds(
-        *(arch, chip),
-        remat=model.remat,
-        param_bytes=value_bytes(model.param_dtype),
-        head_once=has_head_once(config, arch),
-        **common,
-    )
+    trained: Any = dict(remat=model.remat, head_once=has_head_once(config, arch))
+    one = work.microbatch(arch, **trained, **common, **of_params)
+    take = functools.partial(rates.learner_seconds, chip, chips=chips, reached=reached)
+    step = microbatches * take(one) + take(work.optimizer_update(arch, **of_params))
     scoring = [arch] * (needs.passes + needs.critic)
     if config.teacher.checkpoint:
         scoring.append(teacher_architecture(config.teacher.checkpoint))
-    common["microbatches"] = math.ceil(common["microbatches"])  # of whole rows
-    scores = sum(rates.scoring_seconds(each, chip, **common) for each in scoring)
-    return seconds * (1 + needs.critic) + scores / config.batch.epochs
+    scores = sum(take(work.scoring(each, **common)) for each in scoring)
+    scores *= math.ceil(microbatches)  # of whole rows
+    return step * (1 + needs.critic) + scores / config.batch.epochs
 
 
 def pause_seconds(config: Config, arch: Architecture, *, replica_chips: int) -> float:

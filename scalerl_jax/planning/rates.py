@@ -127,95 +127,12 @@ def prefill_seconds(
     return _streamed(chip, needed, chips, reached)
 
 
-def train_seconds(
-    arch: Architecture,
-    chip: Chip,
-    *,
-    microbatches: float,
-    rows: int,
-    row_tokens: int,
-    chips: int,
-    tensor: int = 1,
-    remat: str = "full",
-    float32_head: bool = True,
-    param_bytes: int = 4,
-    compute_bytes: int = 2,
-    head_bytes: int = 4,
-    head_once: bool = False,
-    attention_share: float = 1.0,
-    reached: Reached = EXPECTED,
-) -> float:
-    """Return the seconds of an optimizer step on the learner's chips.
-
-    Linears and head are charged for whole rows, with their padding.
-
-    Args:
-        arch: the policy's architecture.
-        chip: the kind of device.
-        microbatches: microbatches of the step; one of short rows is a part of one.
-        rows: rows of a microbatch, over all chips (batch.rows_per_microbatch).
-        row_tokens: batch.row_tokens.
-        chips: chips of the learner; the state has `chips / tensor` shards.
-        tensor: mesh.tensor.
-        remat: model.remat, not "auto".
-        float32_head: True if the head's products are float32.
-        param_bytes: bytes of a master weight.
-        compute_bytes: bytes of an activation.
-        head_bytes: bytes of a weight of the head, as its products read it.
-        head_once: True if the backward pass does not compute the logits again.
-        attention_share: see `lengths.attention_share`; 1: a row is one sequence.
-        reached: `EXPECTED`, or `BOUND` for a lower bound.
-    """
-    one = work.microbatch(
-        arch,
-        rows=rows,
-        row_tokens=row_tokens,
-        devices=chips,
-        tensor=tensor,
-        remat=remat,
-        float32_head=float32_head,
-        param_bytes=param_bytes,
-        compute_bytes=compute_bytes,
-        head_bytes=head_bytes,
-        head_once=head_once,
-        attention_share=attention_share,
+def learner_seconds(chip: Chip, needed: Work, *, chips: int, reached: Reached) -> float:
+    """Return the seconds of a learner program on its chips, without its collectives."""
+    return max(
+        needed.passes / chips / (chip.flops * reached.flops),
+        needed.bytes / chips / chip.hbm_bandwidth,
     )
-    update = work.optimizer_update(arch, param_bytes=param_bytes)
-    a_microbatch = _learned(chip, one, chips, reached)
-    return microbatches * a_microbatch + _learned(chip, update, chips, reached)
-
-
-def scoring_seconds(
-    arch: Architecture,
-    chip: Chip,
-    *,
-    microbatches: float,
-    rows: int,
-    row_tokens: int,
-    chips: int,
-    tensor: int = 1,
-    float32_head: bool = True,
-    compute_bytes: int = 2,
-    head_bytes: int = 4,
-    attention_share: float = 1.0,
-    reached: Reached = EXPECTED,
-) -> float:
-    """Return the seconds of a forward pass over a step's rows, for their scores.
-
-    Arguments are those of `train_seconds`; `arch` is that of the model that scores.
-    """
-    one = work.scoring(
-        arch,
-        rows=rows,
-        row_tokens=row_tokens,
-        devices=chips,
-        tensor=tensor,
-        float32_head=float32_head,
-        compute_bytes=compute_bytes,
-        head_bytes=head_bytes,
-        attention_share=attention_share,
-    )
-    return microbatches * _learned(chip, one, chips, reached)
 
 
 def between_slices_seconds(
@@ -298,14 +215,6 @@ def placing_seconds(
     common = arch.num_params - arch.num_expert_params
     brought = (copies * common + arch.num_expert_params) * itemsize
     return brought / hosts / _HOST_TO_DEVICE
-
-
-def _learned(chip: Chip, needed: Work, chips: int, reached: Reached) -> float:
-    """Return the seconds of a learner program, without its collectives."""
-    return max(
-        needed.passes / chips / (chip.flops * reached.flops),
-        needed.bytes / chips / chip.hbm_bandwidth,
-    )
 
 
 def _streamed(chip: Chip, needed: Work, chips: int, reached: Reached) -> float:

@@ -26,7 +26,8 @@ from scalerl_jax.planning.chooser import (
 )
 from scalerl_jax.planning.forecast import forecast, optimizer_step_seconds
 from scalerl_jax.planning.lengths import Lengths, assumed_lengths
-from scalerl_jax.planning.rates import EXPECTED, scoring_seconds
+from scalerl_jax.planning.rates import EXPECTED, decode_seconds, learner_seconds
+from scalerl_jax.planning.work import scoring
 from scalerl_jax.sampler.engine import Engine
 from scalerl_jax.sampler.lowering import decode_state
 from scalerl_jax.wiring.devices import fit_devices
@@ -471,22 +472,20 @@ def test_the_seconds_of_a_step_by_hand():
         config_of(sampler__max_prompt_tokens=32),
         **TWO_REPLICAS,
     )
-    from scalerl_jax.planning import rates
-
     chip, lengths = CHIPS["v5p"], even(100)
     found = forecast(config, ARCH, chip, lengths, devices=20)
-    step = rates.decode_seconds(ARCH, chip, slots=10, mean_context=50.0, chips=4)
+    step = decode_seconds(ARCH, chip, slots=10, mean_context=50.0, chips=4)
     assert found.generate_seconds == pytest.approx(3_840 * step)
     # 768 completions of 99 predictions: 6 rows of 128, one microbatch.  Of 32 blocks
     # the first 25 begin with one of them, 24 in the middle of it; the rest is padding.
     assert found.train_seconds == pytest.approx(
-        rates.train_seconds(
-            *(ARCH, chip),
+        optimizer_step_seconds(
+            *(config, ARCH, chip),
             microbatches=1,
             rows=8,
-            row_tokens=16_384,
             chips=8,
             attention_share=(1 + 24 * 2 + 7) / (32 * 33 / 2),
+            reached=EXPECTED,
         )
     )
     assert found.step_seconds == max(found.generate_seconds, found.train_seconds)
@@ -566,8 +565,16 @@ def test_scores_of_a_window_take_a_forward_pass_each_before_its_steps(
         optimizer_step_seconds(each, ARCH, CHIPS["v5p"], reached=EXPECTED, **common)
         for each in (scored, plain)
     )
-    row_tokens = plain.batch.row_tokens
-    once = scoring_seconds(ARCH, CHIPS["v5p"], row_tokens=row_tokens, **common)
+    one = scoring(
+        ARCH,
+        rows=8,
+        row_tokens=plain.batch.row_tokens,
+        devices=8,
+        tensor=1,
+        float32_head=True,
+        attention_share=0.5,
+    )
+    once = 3 * learner_seconds(CHIPS["v5p"], one, chips=8, reached=EXPECTED)
     assert seconds - without == pytest.approx(passes * once / epochs)
     assert 0.2 < once / without < 0.33  # of three, with the backward pass, or four
     steps = [

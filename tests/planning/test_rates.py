@@ -1,21 +1,23 @@
 """Seconds by hand, of a chip of 100 FLOP/s and 10 byte/s."""
 
 import dataclasses
+import functools
 
 import pytest
 from small_arch import SMALL, WEIGHTS
 
 from scalerl_jax.machines.chips import CHIPS
 from scalerl_jax.model.sizes import ARCHITECTURES
+from scalerl_jax.planning import work
 from scalerl_jax.planning.rates import (
     BOUND,
     EXPECTED,
     Reached,
     between_slices_seconds,
     decode_seconds,
+    learner_seconds,
     prefill_seconds,
     publish_seconds,
-    train_seconds,
 )
 
 SIDES = 16 + 12 + 12 + 16 + 24 + 24 + 24  # of those matrices, added up
@@ -106,19 +108,20 @@ def test_a_chunk_of_a_prompt_by_hand():
     assert found == 3 * (linears + cached) / 2 / 10
 
 
-def test_training_takes_its_products_in_time():
-    """Two microbatches of 4 rows of 10 tokens, and an update, on 2 chips."""
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_training_takes_its_products_in_time(share):
+    """A microbatch of 4 rows of 10 tokens, and an update, on 2 chips."""
     quick = dataclasses.replace(SLOW, hbm_bandwidth=1e9)
-    arguments = dict(microbatches=2, rows=4, row_tokens=10, chips=2, remat="none")
+    made = dict(rows=4, row_tokens=10, devices=2, tensor=1, remat="none")
+    one = work.microbatch(SMALL, **made, float32_head=True, param_bytes=4)
     linear = 2 * 40 * 3 * WEIGHTS
     attention = 2 * (2 + 5) * (4 * 55) * 2 * 4
     head = (3 + 3 + 2 + 3) * 2 * 40 * 8 * 100
-    products = 2 * (3 * (linear + attention) + head) / 2 / 100
+    products = (3 * (linear + attention) + head) / 2 / (share * 100)
+    take = functools.partial(learner_seconds, chips=2, reached=Reached(flops=share))
+    assert take(quick, one) == pytest.approx(products)
     update = SMALL.num_params * (3 * 4 + 3 * 8 + 4 * 4) / 2 / 1e9
-    found = train_seconds(SMALL, quick, **arguments, reached=BOUND)
-    assert found == pytest.approx(products + update)
-    half = train_seconds(SMALL, quick, **arguments, reached=Reached(flops=0.5))
-    assert half == pytest.approx(2 * products + update)
+    assert take(quick, work.optimizer_update(SMALL, param_bytes=4)) == update
 
 
 @pytest.mark.parametrize(

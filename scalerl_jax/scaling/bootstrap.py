@@ -201,19 +201,14 @@ def check_rates(x: ArrayLike, rates: ArrayLike) -> Array:
     return outcomes
 
 
-def refit(fit: Fit, y: Array, *, asymptote: float | None = None) -> tuple[Array, Bools]:
-    """Refit curves y [K, n] with the problem of `fit`, optionally with A held.
+def refit(fit: Fit, y: Array) -> tuple[Array, Bools]:
+    """Refit curves y [K, n] with the problem of `fit`.
 
     Returns:
         theta [K, 4], and which refits converged [K].
     """
-    problem, near = dataclasses.replace(fit.problem, y=y), fit.theta
-    if asymptote is not None:
-        problem = dataclasses.replace(problem, held={**problem.held, A: asymptote})
-        near = near.copy()
-        near[A] = asymptote
-        near = np.clip(near, *problem.limits)
-    theta, _, ended = minimise_each(problem, near)
+    problem = dataclasses.replace(fit.problem, y=y)
+    theta, _, ended = minimise_each(problem, fit.theta)
     return theta, ended
 
 

@@ -97,11 +97,6 @@ class ReplayedStudy(Record):
     saved: float  # share of the compute of all runs
     stopped: tuple[Stopped, ...]
 
-    @property
-    def num_wrong(self) -> int:
-        """Runs that ended no lower than the run that they could not reach."""
-        return sum(each.wrong for each in self.stopped)
-
 
 def replay(
     runs: Sequence[tuple[str, int, Curve]],

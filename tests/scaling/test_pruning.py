@@ -79,7 +79,7 @@ def test_a_replay_counts_what_is_saved_and_what_is_wrong():
         ("late", 0),
     ]
     assert [each.wrong for each in found.stopped] == [False, True]
-    assert found.num_wrong == 1 and found.stopped[1].lost > 0.15
+    assert found.stopped[1].lost > 0.15
     assert found.saved == pytest.approx(sum(1.0 - s.at for s in found.stopped) / 5)
     assert 0.1 < found.saved < 0.4
 

@@ -227,7 +227,7 @@ def test_a_run_that_cannot_reach_a_finished_one_is_stopped_and_goes_on(tmp_path)
     assert run(tmp_path, study, command=command) == {}
     assert look(study, tmp_path, Planned("low", 0)).finished
     found = find(study, tmp_path)
-    assert found.pruned.saved > 0.1 and found.pruned.num_wrong == 0
+    assert found.pruned.saved > 0.1 and not found.pruned.stopped[0].wrong
     assert "--prune would have stopped 1 of 2 runs" in describe(study, found)
 
 

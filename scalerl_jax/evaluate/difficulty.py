@@ -18,6 +18,7 @@ import hashlib
 import io
 import json
 import logging
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -124,13 +125,13 @@ def _measure(options: Options) -> int:
     settings = _settings(config)
     conditions["settings"] = _digest(settings)
     out = Path(given)
-    rates, were, size = _read(out, conditions, settings)
+    rates, were, sizes = _read(out, conditions, settings)
     left = [
         prompt for name, prompt in zip(names, prompts, strict=True) if name not in rates
     ]
     complete = True
     if left:
-        with _held(out, size) as file, open_policy(described, own) as policy:
+        with _held(out, *sizes) as file, open_policy(described, own) as policy:
             _check_policy(out, were, policy)
             done = len(prompts) - len(left)
             complete = _append(
@@ -195,10 +196,10 @@ def _digest(settings: dict[str, Any]) -> str:
 
 def _read(
     out: Path, conditions: dict[str, Any], settings: dict[str, Any]
-) -> tuple[dict[str, float], set[PolicyId], int]:
-    """Return the pass rates in a file by prompt, their policies, and their bytes.
+) -> tuple[dict[str, float], set[PolicyId], tuple[int, int]]:
+    """Return the pass rates in a file by prompt, their policies, and two sizes.
 
-    A torn last line does not count.
+    They are the bytes of its lines without a torn last one, and of the file.
 
     Raises:
         ValueError: they were measured with other conditions, or are no pass rates.
@@ -207,6 +208,7 @@ def _read(
         lines = list(read_lines(out)) if out.exists() else []
     except (OSError, ValueError) as error:
         raise ValueError(f"--out={out} cannot be read: {error}") from error
+    size = sum(map(len, lines))
     if lines and not lines[-1].endswith(b"\n"):
         lines.pop()
     rates, policies, by_name = {}, set(), {}
@@ -229,15 +231,16 @@ def _read(
                 f"{_differences(was | by_name, conditions | settings)}; name another "
                 f"file"
             )
-    return rates, policies, sum(map(len, lines))
+    return rates, policies, (sum(map(len, lines)), size)
 
 
 @contextlib.contextmanager
-def _held(out: Path, size: int) -> Iterator[io.FileIO]:
-    """Open the file for this process alone, without a torn line after `size` bytes.
+def _held(out: Path, complete: int, size: int) -> Iterator[io.FileIO]:
+    """Open the file for this process alone, without a torn line after its lines.
 
     Raises:
-        ValueError: it cannot be written, or another process writes it.
+        ValueError: it cannot be written, or another process writes it, or has written
+            it since its `size` bytes were read.
     """
     try:
         file = open_to_append(out)
@@ -251,7 +254,12 @@ def _held(out: Path, size: int) -> Iterator[io.FileIO]:
                 f"--out={out} is being written by another process; name another file, "
                 f"or wait for its end"
             ) from error
-        file.truncate(size)
+        if os.fstat(file.fileno()).st_size != size:
+            raise ValueError(
+                f"--out={out} has been written by another process meanwhile; start "
+                f"this again, which measures what is left"
+            )
+        file.truncate(complete)
         yield file
 
 

@@ -179,6 +179,10 @@ FAULTS = {
     "another task": (in_prompt("task", "product"), "its prompt differs in task"),
     "another text": (in_prompt("text", "1 + 2"), "its prompt differs in text"),
     "another answer": (in_prompt("reference", {}), "its prompt differs in reference"),
+    "no NaN where the answer has one": (
+        in_prompt("reference", {"answer": "2", "parts": [1, 1.0, 1.0]}),
+        "its prompt differs in reference",
+    ),
     "other prompt tokens": (
         lambda group, rng: group.replace(
             prompt=group.prompt.replace(tokens=at_a_place(15)(group.prompt.tokens, rng))

@@ -10,6 +10,7 @@ import pytest
 import small_run
 
 from scalerl_jax.data.curriculum import read_pass_rates
+from scalerl_jax.evaluate import difficulty
 from scalerl_jax.evaluate.difficulty import histogram
 from scalerl_jax.run.writing import open_to_append
 from scalerl_jax.wiring.learning import make_architecture
@@ -51,6 +52,20 @@ def test_two_processes_do_not_measure_into_one_file(measure, tmp_path):
         status, _, said = measure(out=out, **FLAGS)
     assert status == 2 and f"--out={out} is being written by another process" in said
     assert out.read_bytes() == b""
+
+
+def test_what_another_process_has_written_since_is_kept(measure, tmp_path, monkeypatch):
+    out, read = tmp_path / "difficulty.jsonl", difficulty._read
+
+    def read_before_the_other_writes(*given):
+        found = read(*given)
+        out.write_bytes(b"{}\n")
+        return found
+
+    monkeypatch.setattr(difficulty, "_read", read_before_the_other_writes)
+    status, _, said = measure(out=out, **FLAGS)
+    assert status == 2 and "by another process meanwhile; start this again" in said
+    assert out.read_bytes() == b"{}\n"
 
 
 def test_a_curriculum_reads_what_was_measured(measure, tmp_path):

@@ -124,11 +124,11 @@ class RunFiles(contextlib.AbstractContextManager["RunFiles"]):
         names = [
             name
             for name in found
-            if name not in ("", LOCK_FILE)
-            and name.partition("/")[0] not in _DIRECT
-            and not name.startswith(others)
+            if name not in ("", LOCK_FILE) and name.partition("/")[0] not in _DIRECT
         ]
         for name, file in remote.places(self.remote, names, self.path).items():
+            if name.startswith(others):
+                continue
             file.parent.mkdir(parents=True, exist_ok=True)
             replace_file(file, remote.read(self.remote / name) or b"")
             self._uploaded[file] = _version(file)

@@ -441,8 +441,10 @@ class CheckpointReader:
         try:
             manifest = _read_manifest(path, step=step)
             self._check_share(path, manifest)
-        except (DamagedError, OSError) as error:
-            if isinstance(self._place, BucketPlace) and isinstance(error, OSError):
+        except DamagedError as error:
+            damage = str(error)
+        except OSError as error:
+            if isinstance(self._place, BucketPlace):
                 raise
             damage = str(error)
         all_damage = multihost.exchange(

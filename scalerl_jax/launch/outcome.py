@@ -7,7 +7,7 @@ outlives the machines, so that a finished run is not started again.
 import dataclasses
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from scalerl_jax.formats import remote
 from scalerl_jax.formats.bounded import read_bytes
@@ -42,9 +42,18 @@ def parse_outcome(text: bytes | str | None) -> Outcome | None:
         return None
     try:
         values = parse_json(text)
-        return Outcome(**{**values, "command": tuple(values["command"])})
+        found = Outcome(**{**values, "command": tuple(values["command"])})
     except (ValueError, TypeError, KeyError):
         return None
+    counts, texts = (found.attempts, found.preemptions), (found.said, found.at)
+    well_formed = (
+        found.state in get_args(State)
+        and isinstance(values["command"], list)  # not a text, whose letters it would be
+        and {*map(type, (*found.command, *texts))} == {str}
+        and {*map(type, counts)} == {int}
+        and type(found.status) in (int, type(None))
+    )
+    return found if well_formed else None
 
 
 def read_outcome(workdir: str) -> Outcome | None:

@@ -233,6 +233,28 @@ def test_a_file_that_says_nothing_is_no_outcome(text):
     assert parse_outcome(text) is None
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"state": "finished"},
+        {"state": ["done"]},
+        {"command": "train"},
+        {"command": ["train", 1]},
+        {"attempts": "3"},
+        {"preemptions": None},
+        {"status": 1.0},
+        {"said": None},
+        {"at": 1764326262},
+    ],
+    ids=str,
+)
+def test_a_file_with_a_value_of_another_kind_is_no_outcome(wrong):
+    good = Outcome(state="failed", command=("train",), status=1, attempts=3)
+    assert parse_outcome(good.to_json()) == good
+    values = json.loads(good.to_json()) | wrong
+    assert parse_outcome(json.dumps(values)) is None
+
+
 def test_a_save_that_takes_longer_than_sigterm_leaves_is_told(
     supervise, tmp_path, capfd
 ):

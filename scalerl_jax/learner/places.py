@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 from etils import epath
 
 from scalerl_jax.formats import remote
-from scalerl_jax.formats.reading import parse_json, read_json
+from scalerl_jax.formats.reading import read_json
 from scalerl_jax.parallel import multihost
 from scalerl_jax.run.writing import write_json
 
@@ -118,7 +118,8 @@ class CheckpointPlace:
         return self.directory.with_name(f"{self.directory.name}.json")
 
     def _read_mark(self) -> dict[str, Any] | None:
-        return read_json(self._mark) if self._mark.is_file() else None
+        # Of a bucket, `is_file` would be False for one that does not answer.
+        return read_json(self._mark) if self._mark.exists() else None
 
     def known_files(self, path: Folder) -> Files | None:
         """Return sizes and digests of files, if the place has them; None: read them."""
@@ -199,10 +200,6 @@ class BucketPlace(CheckpointPlace):
             self._before_seal()
         remote.write(partial / MANIFEST, sealed(manifest).encode())
         remote.write(self._mark, json.dumps({"newest": manifest["step"]}).encode())
-
-    def _read_mark(self) -> dict[str, Any] | None:
-        found = remote.read(self._mark)
-        return None if found is None else parse_json(found)
 
     def free_bytes(self) -> int | None:
         """Return None: a bucket has no end."""

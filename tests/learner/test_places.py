@@ -90,6 +90,10 @@ def test_checkpoints_that_were_removed_are_missed(bucket, checkpointer):
         ValueError, match=r"step 1 was there.*remove gs://bucket/run/ch"
     ):
         checkpointer.restore(ABSTRACT)
+    for broken in (b"[1]", b"7", b"{"):
+        bucket.write("run/checkpoints.json", broken)
+        with pytest.raises(ValueError, match=r"gs://bucket/run/checkpoints\.json "):
+            checkpointer.restore(ABSTRACT)
     bucket.delete("run/checkpoints.json")
     assert checkpointer.restore(ABSTRACT) is None
 

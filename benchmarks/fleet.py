@@ -68,7 +68,7 @@ def main() -> int:
     )
     began, killed = time.monotonic(), []
     for share, role in ((1 / 3, "replica 0"), (2 / 3, "learner 1")):
-        wait_for(process, directory, int(steps * share))
+        wait_for(process, directory, max(int(steps * share), 1))
         if process.poll() is None:
             killed.append(kill(directory, role))
             print(f"killed {killed[-1]}", flush=True)
@@ -81,6 +81,9 @@ def tell(
 ) -> int:
     """Print what happened; return 1 if something is missing."""
     done, evals = rows(directory, "metrics.jsonl"), rows(directory, "evals.jsonl")
+    if not done or not evals:
+        print(f"the run ended with status {status} before its first step or evaluation")
+        return 1
     last = done[-1]
     made = [row["step"] for row in done] == list(range(1, steps + 1))
     print(

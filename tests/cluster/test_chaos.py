@@ -1,4 +1,4 @@
-"""The short form of `make chaos`: kills, and an audit of what they lose."""
+"""The short form of `make chaos`: kills, and what they lose; and `make fleet`."""
 
 import subprocess
 import sys
@@ -71,3 +71,21 @@ def test_a_killed_controller_and_replica_lose_no_prompt(tmp_path):
         first, second, *_ = row["turns"]
         assert (first["sampled"], second["sampled"]) == (False, True)
         assert row["completion"][: first["end"]] == " short, please<think>"
+
+
+def test_a_fleet_that_makes_no_step_is_told(tmp_path):
+    """Its run refuses the number of steps."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "benchmarks/fleet.py", "--steps=-3"),
+            f"--workdir={tmp_path / 'run'}",
+        ],
+        capture_output=True,
+        text=True,
+        cwd=small_run.ROOT,
+        timeout=300,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "the run ended with status 2 before its first step" in done.stdout
+    assert "train.num_steps = -3" in done.stderr
+    assert "Traceback" not in done.stderr

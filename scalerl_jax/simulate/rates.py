@@ -5,6 +5,7 @@ measurements of a run.  Scheduling is in `simulate.run`.
 """
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -230,6 +231,7 @@ def _training(
             microbatches=1,
             rows=rows,
             chips=scenario.learner_devices,
+            tensor=math.gcd(config.mesh.tensor, scenario.learner_devices),
             attention_share=share,
             reached=reached,
         )

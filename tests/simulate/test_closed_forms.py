@@ -6,7 +6,8 @@ import pytest
 from scalerl_jax import config as config_lib
 from scalerl_jax.machines.chips import CHIPS
 from scalerl_jax.model.sizes import ARCHITECTURES
-from scalerl_jax.planning.rates import decode_seconds
+from scalerl_jax.planning.forecast import optimizer_step_seconds
+from scalerl_jax.planning.rates import EXPECTED, decode_seconds
 from scalerl_jax.simulate.lengths import Drawn, SimulatedLengths
 from scalerl_jax.simulate.rates import Rates, closed_rates
 from scalerl_jax.simulate.replica import LAG_CALLS
@@ -263,3 +264,29 @@ def test_gradients_go_between_slices_in_the_shards_of_the_state(
     # Each of two slices sends half of what it sums, and receives as much.
     seconds = 4 * arch.num_params / shards / chip.host_bandwidth
     assert found[1] - found[0] == pytest.approx(seconds)
+
+
+def test_a_learner_with_a_tensor_axis_reads_fewer_copies_of_its_weights():
+    """Rows are short: a step takes as long as its weights take to be read."""
+    arch, chip = ARCHITECTURES["llama3.1-8b"], CHIPS["v5p"]
+    scenario = Scenario(
+        **dict(num_prompts=48, group_size=16, max_staleness=8, slots=128),
+        **dict(replica_devices=4, learner_devices=16),
+    )
+    lengths, found = SimulatedLengths(mean_tokens=8.0, tail=1.0, limit=16), []
+    for tensor in (1, 4):
+        settings = config_lib.defaults()
+        settings.model.architecture, settings.model.remat = "llama3.1-8b", "full"
+        settings.sampler.update(max_prompt_tokens=16, max_completion_tokens=16)
+        settings.interruption.enabled = False
+        settings.batch.update(row_tokens=32, rows_per_microbatch=16)
+        settings.mesh.update(fsdp=16 // tensor, tensor=tensor)
+        config = config_lib.resolve(settings)
+        rates = closed_rates(config, arch, chip, scenario, lengths)
+        found.append(rates.train_s + 16 * 32 * rates.train_token_s)
+        step_s = optimizer_step_seconds(
+            *(config, arch, chip),
+            **dict(microbatches=1, rows=16, chips=16, tensor=tensor, reached=EXPECTED),
+        )
+        assert found[-1] == pytest.approx(step_s, rel=0.01)
+    assert found[1] < 0.7 * found[0]

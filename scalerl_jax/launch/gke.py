@@ -306,5 +306,6 @@ def logs(job: Job, context: str, lines: int) -> list[str]:
     command = _kubectl(
         context, "logs", f"--selector=xpk.google.com/workload={job.name}"
     )
-    most = max(1, job.slice.num_chips // 4)  # pods: a pod has at most four chips
+    # Pods of all slices, of four chips at most.  With a lower limit kubectl fails.
+    most = job.slices[0] * max(1, job.slice.num_chips // 4)
     return [*command, f"--tail={lines}", "--prefix", f"--max-log-requests={most}"]

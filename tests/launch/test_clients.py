@@ -5,6 +5,7 @@ strictness of `kubectl apply --validate=strict`: a name that a schema lacks is r
 Rules written in CEL (x-kubernetes-validations) are not evaluated.
 """
 
+import dataclasses
 import gzip
 import json
 import re
@@ -99,6 +100,15 @@ def test_the_storage_that_is_asked_for_has_every_flag_that_xpk_requires():
     given = {each.partition("=")[0] for each in gke.attach(GKE)[4:]}
     required = {"--type", "--cluster", "--auto-mount", "--mount-point", "--readonly"}
     assert required | {"--size"} <= given <= set(known)
+
+
+@pytest.mark.parametrize(
+    "topology, pods",
+    [("v6e:1x1", 1), ("v6e:4x4", 4), ("2*v6e:4x4", 8), ("3*v6e:1x1", 3)],
+)
+def test_logs_are_asked_of_the_pods_of_all_slices(topology, pods):
+    job = dataclasses.replace(GKE, topology=topology)
+    assert gke.logs(job, "context", 50)[-1] == f"--max-log-requests={pods}"
 
 
 @pytest.mark.parametrize(

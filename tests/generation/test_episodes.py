@@ -814,6 +814,7 @@ def test_an_instance_that_is_no_longer_kept_is_closed(tmp_path, monkeypatch):
     differs = answer("f", episode="f", turns=(("a", More("off")),))
     assert "answered otherwise" in differs.detail
     assert still_open == ["c", "d"]
+    games._runner.close()  # private: a verifier process ends with its event loop
 
 
 def test_missing_samples_are_counted_while_the_sampling_thread_adds_turns():

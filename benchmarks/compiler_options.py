@@ -34,7 +34,12 @@ from scalerl_jax.parallel import compiling
 from scalerl_jax.planning import work
 from scalerl_jax.planning.lengths import assumed_lengths
 from scalerl_jax.planning.rates import EXPECTED
-from scalerl_jax.preflight.hlo import Instruction, Program, compile_program
+from scalerl_jax.preflight.hlo import (
+    Instruction,
+    Program,
+    above_default,
+    compile_program,
+)
 from scalerl_jax.preflight.products import product_flops
 from scalerl_jax.preflight.programs import make_parts
 from scalerl_jax.preflight.topologies import parse_topology
@@ -63,7 +68,6 @@ VARIANTS: dict[str, Mapping[str, bool | int]] = {
 # Cycles per second at which the peaks of `machines.chips` are whole matrix units.
 CLOCK = {"v5p": 1.75e9, "v5e": 1.5e9, "v6e": 1.75e9}
 PRODUCTS = ("dot", "convolution")
-_EXACT = "operand_precision={high"  # or the highest
 CONTEXTS = (2_000, 8_000)  # tokens of a sequence, besides the assumed number
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all")
 
@@ -198,7 +202,7 @@ def cycles(program: Program) -> Mapping[str, float]:
         if not products:
             continue
         # A float32 product is several passes; the head's alone are.
-        exact = any(_EXACT in one.rest for one, _ in products)
+        exact = any(above_default(one.rest) for one, _ in products)
         found["head" if exact else "linears"] += times * estimated
         found["head flops" if exact else "flops"] += times * sum(
             product_flops(one, inside) for one, inside in products

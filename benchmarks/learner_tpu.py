@@ -38,6 +38,7 @@ from scalerl_jax.model.transformer import head_weights
 from scalerl_jax.parallel.mesh import make_mesh
 from scalerl_jax.planning.lengths import assumed_lengths, attention_share, count_rows
 from scalerl_jax.preflight.__main__ import ENVIRONMENT
+from scalerl_jax.preflight.hlo import above_default
 from scalerl_jax.preflight.topologies import parse_topology
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -97,7 +98,7 @@ def _multiplies(line: str, text: str) -> bool:
     if not called:
         return False
     body = text[text.index(f"\n{called[1]} (") :].split("\n}", 1)[0]
-    return "operand_precision={high" in body  # or the highest
+    return bool(above_default(body))
 
 
 def _compiled_head(devices: list[Any], weights_dtype: str) -> str:

@@ -339,8 +339,12 @@ def _count_matmuls(
 
 
 def _precision(matmul: Instruction) -> str:
-    if not matmul.shape.startswith("f32["):
-        return "lower"
-    if "operand_precision={highest,highest}" in matmul.rest or TERMS in matmul.rest:
+    above = above_default(matmul.rest) if matmul.shape.startswith("f32[") else ""
+    return above or "lower"
+
+
+def above_default(text: str) -> str:
+    """Return "highest" or "high", the precision in a matmul's text; "": the default."""
+    if "operand_precision={highest,highest}" in text or TERMS in text:
         return "highest"
-    return "high" if "operand_precision={high,high}" in matmul.rest else "lower"
+    return "high" if "operand_precision={high,high}" in text else ""

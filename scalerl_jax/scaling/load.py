@@ -28,6 +28,7 @@ from scalerl_jax.scaling.records import (
     Array,
     Curve,
     CurveError,
+    HeaderError,
     declines,
     make_curve,
 )
@@ -352,7 +353,7 @@ def _find_columns(table: Table, chosen: Selection) -> _Columns:
 
     group = chosen.group or table.group
     found = _Columns(
-        x=table.require("--x", chosen.x or _usual_x(table, chosen)),
+        x=_find_x(table, chosen),
         ys=[],
         group=[] if group is None else table.require_all("--group", group),
         se=named("--se", chosen.se),
@@ -364,6 +365,18 @@ def _find_columns(table: Table, chosen: Selection) -> _Columns:
     y = chosen.y or table.y
     ys = [table.require("--y", y)] if y is None else table.require_all("--y", y)
     return dataclasses.replace(found, ys=ys)
+
+
+def _find_x(table: Table, chosen: Selection) -> str:
+    """Return the column of x."""
+    try:
+        return table.require("--x", chosen.x or _usual_x(table, chosen))
+    except CurveError as error:
+        # Other kinds of files have a row's columns in the row, and a column that is
+        # named may be new in a header that a logger writes again.
+        if chosen.x or table.delimiter is None:
+            raise
+        raise HeaderError(str(error)) from error
 
 
 def _usual_x(table: Table, chosen: Selection) -> str | None:

@@ -39,6 +39,10 @@ class CurveError(ValueError):
     """Input that cannot be fitted; the message says how to mend it."""
 
 
+class HeaderError(CurveError):
+    """A header that lacks every usual column, which no later row brings."""
+
+
 class TooFewPointsError(CurveError):
     """A curve with too few evaluations to be fitted."""
 

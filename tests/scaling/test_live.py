@@ -128,6 +128,28 @@ def test_watch_follows_a_run_to_its_end(tmp_path, capsys):
     assert run.at_end and run.falling
 
 
+def test_watch_waits_for_rows_but_not_for_a_column_that_the_header_lacks(
+    tmp_path, capsys
+):
+    file = tmp_path / "log.csv"
+    texts = iter(["", "rollouts,pass_rate\n", "rollouts,pass_rate\n10,0.5\n"])
+
+    class Clock(threading.Event):
+        def wait(self, timeout=None):
+            file.write_text(next(texts))
+            return False
+
+    with pytest.raises(CurveError, match=r"choose --x from: rollouts, pass_rate"):
+        watch(Watch(path=file), every_s=9.0, once=False, clock=Clock())
+    assert capsys.readouterr().out.count("waiting: ") == 2  # for the file, and rows
+    # A column that is named may come: some loggers write the header again.
+    texts = iter(["rollouts,pass_rate,tokens\n10,0.5,3000\n"])
+    named = Watch(path=file, selection=Selection(x="tokens"))
+    with pytest.raises(StopIteration):
+        watch(named, every_s=9.0, once=False, clock=Clock())
+    assert "waiting: " in (said := capsys.readouterr().out) and "'tokens'" in said
+
+
 def test_watch_sees_a_last_evaluation_without_tokens_since_the_one_before(tmp_path):
     """It replaces the one before, so that the number of points stays."""
     write_run(tmp_path, CLIMB, count=1, num_steps=310)

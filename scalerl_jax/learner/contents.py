@@ -16,6 +16,8 @@ import itertools
 import json
 import logging
 import re
+import zipfile
+import zlib
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -41,6 +43,14 @@ from scalerl_jax.weights.shards import named_leaves
 STATE, HOST = "state", "host.json"  # the arrays' folder, the host's state
 _FILES = ("groups.npz", "groups.json")
 _OTHERS_S = 60.0  # for the other arrays, once one of them cannot be written
+
+_KINDS: dict[Any, tuple[type, ...]] = {  # of a field -> of its value in JSON
+    **{bool: (bool,), int: (int,), str: (str,), float: (float, int)},
+    **{dict[str, Any]: (dict,), dict[str, float | None]: (dict,)},
+}
+# What a library raises at files of another form.
+_MALFORMED = (ValueError, TypeError, LookupError, AttributeError, EOFError)
+_MALFORMED += (RuntimeError, zipfile.BadZipFile, zlib.error)
 
 # A value that a JSON file can hold; no type says so, hence `check_json`.
 Json = Any
@@ -235,11 +245,39 @@ def write_groups(
 
 
 def read_groups(folder: Folder) -> tuple[Group, ...]:
-    """Read the groups that `write_groups` wrote in a folder."""
+    """Read the groups that `write_groups` wrote in a folder.
+
+    Raises:
+        ValueError: the files hold something else.
+        OSError: they cannot be read.
+    """
     content = io.BytesIO((folder / _FILES[0]).read_bytes())
-    with np.load(content, allow_pickle=False) as file:
-        arrays = {name: file[name] for name in file.files}
-    return unflatten(arrays, read_value(folder / _FILES[1], most=MOST_WHOLE))
+    rows = read_value(folder / _FILES[1], most=MOST_WHOLE)
+    try:
+        with np.load(content, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        groups = unflatten(arrays, rows)
+        _check_groups(groups, arrays)
+    except _MALFORMED as error:
+        raise ValueError(
+            f"{folder / _FILES[0]} and {_FILES[1]} are not groups as they are saved "
+            f"({error!r}); put back a copy of this checkpoint, or remove it"
+        ) from error
+    return groups
+
+
+def _check_groups(groups: Sequence[Group], arrays: dict[str, np.ndarray]) -> None:
+    """Refuse what reads as groups, and is not what `flatten` makes of them."""
+    for name, array in flatten(groups)[0].items():
+        given = arrays[name]
+        if (given.dtype, given.tobytes()) != (array.dtype, array.tobytes()):
+            raise ValueError(f"{name} is {given.dtype}{list(given.shape)}")
+    prompts = [group.prompt for group in groups]
+    for record in (*groups, *prompts, *rollouts_of(groups)):
+        for field in dataclasses.fields(record):
+            kinds, value = _KINDS.get(field.type), getattr(record, field.name)
+            if kinds and type(value) not in kinds:
+                raise TypeError(f"{field.name} is {value!r}")
 
 
 def check_json(value: Json, *, name: str) -> None:

@@ -1,4 +1,6 @@
 import json
+import tempfile
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -73,6 +75,9 @@ def test_groups_of_any_form_read_back(groups):
     assert not any(array.dtype.hasobject for array in arrays.values())
     read = contents.unflatten(arrays, json.loads(json.dumps(rows)))
     assert exact(read) == exact(groups)
+    with tempfile.TemporaryDirectory() as folder:
+        contents.write_groups(Path(folder), arrays, rows)
+        assert exact(contents.read_groups(Path(folder))) == exact(groups)
 
 
 def test_groups_of_a_checkpoint_without_details_are_judged_as_they_were():
@@ -126,3 +131,71 @@ def test_a_reference_that_would_change_is_refused():
     group = one_group(reference={"answer": (1, 2)})
     with pytest.raises(ValueError, match=r"reference of prompt 7.answer = \(1, 2\)"):
         contents.flatten([group])
+
+
+def saved_group(folder, *, arrays=None, rows=None):
+    """Write a group's files, some arrays replaced, and `rows` made of its rows."""
+    found, kept = contents.flatten([one_group(reference={})])
+    contents.write_groups(folder, found | (arrays or {}), kept)
+    if rows is not None:
+        (folder / "groups.json").write_text(json.dumps(rows(kept)))
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"completion_mask": np.ones(5, np.int32)},
+        {"completion_tokens": np.zeros((5, 1), np.int32)},
+        {"behavior_logprobs": np.zeros(4, np.float32)},
+        {"behavior_logprobs": np.zeros(9, np.float32)},
+        {"prompt_tokens": np.zeros(2, np.int64)},
+        {"prompt_offsets": np.array([0, 1, 2])},
+        {"completion_offsets": np.array(["0", "5"])},
+        {"completion_offsets": np.array(5)},
+        {"experts": np.zeros((6, 2, 2), np.uint8)},
+    ],
+    ids=str,
+)
+def test_arrays_that_no_save_writes_are_refused_by_their_file(tmp_path, arrays):
+    saved_group(tmp_path, arrays=arrays)
+    with pytest.raises(
+        ValueError, match=r"groups\.npz and groups\.json are not groups"
+    ):
+        contents.read_groups(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        lambda rows: {},
+        lambda rows: rows[0],
+        lambda rows: [*rows, *rows],
+        lambda rows: [7],
+        lambda rows: [rows[0] | {"ticket": "0"}],
+        lambda rows: [rows[0] | {"surplus": 1}],
+        lambda rows: [rows[0] | {"rollouts": 5}],
+        lambda rows: [rows[0] | {"prompt": rows[0]["prompt"] | {"text": None}}],
+        lambda rows: [
+            rows[0] | {"rollouts": [rows[0]["rollouts"][0] | {"reward": True}]}
+        ],
+        lambda rows: [
+            rows[0] | {"rollouts": [rows[0]["rollouts"][0] | {"turns": [0]}]}
+        ],
+    ],
+)
+def test_rows_that_no_save_writes_are_refused_by_their_file(tmp_path, rows):
+    saved_group(tmp_path, rows=rows)
+    with pytest.raises(
+        ValueError, match=r"groups\.npz and groups\.json are not groups"
+    ):
+        contents.read_groups(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", b"PK\x03\x04" + bytes(50), b"{}"])
+def test_a_file_that_holds_no_arrays_is_refused_by_its_name(tmp_path, content):
+    saved_group(tmp_path)
+    (tmp_path / "groups.npz").write_bytes(content)
+    with pytest.raises(
+        ValueError, match=r"groups\.npz and groups\.json are not groups"
+    ):
+        contents.read_groups(tmp_path)

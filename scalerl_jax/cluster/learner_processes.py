@@ -290,8 +290,10 @@ class LearnerProcesses:
             self._kept.saved(step)
             others = [(step, {}, ())] * (self._config.mesh.processes - 1)
             self.call("save", each=lambda: [(step, host, groups), *others])
-            # The one before is complete: this one has waited for that.
-            self._kept.forget(self.checkpointer.complete())
+            # The one before is complete: this one has waited for that.  If one of this
+            # step is there already, it may be a damaged one that is written again.
+            complete = self.checkpointer.complete()
+            self._kept.forget([other for other in complete if other != step])
             if self.leaving:
                 self.call("await_save")
                 self.leaving, self._renew = False, True

@@ -1,6 +1,7 @@
 """What replicas get of a learner over processes, which may start again."""
 
 import dataclasses
+import types
 
 import pytest
 import small_weights
@@ -60,15 +61,15 @@ def test_a_version_that_restarted_processes_publish_as_deltas_is_had_in_full():
 class LosesRanks(LearnerProcesses):
     """A learner some of whose calls lose its ranks, which are not really there."""
 
-    def __init__(self, *lost):
+    def __init__(self, *lost, kept=None, files=None):
         self.lost = [*lost]  # numbers of calls
         self.calls, self.failures = [], []
         super().__init__(
             Config(),
             "",
             cluster=None,
-            files=None,
-            kept=KeptBatches(None, limit_bytes=1e9),
+            files=files,
+            kept=kept or KeptBatches(None, limit_bytes=1e9),
             note=lambda text: None,
             before_save=lambda: None,
             fail=self.failures.append,
@@ -107,6 +108,23 @@ def test_ranks_that_end_between_two_calls_are_replaced_once_and_not_for_ever():
     learner._replace_ended(learner._ranks)
     (failure,) = learner.failures
     assert str(failure).startswith("the learner was lost 6 times in a row, more than")
+
+
+def test_batches_are_kept_while_a_damaged_checkpoint_of_the_step_is_written_again():
+    kept = KeptBatches(None, limit_bytes=1e9)
+    on_disk = types.SimpleNamespace(steps=lambda: [100, 110])  # 110 is damaged
+    learner = LosesRanks(kept=kept, files=on_disk)
+    assert learner.restore().step == 100
+    made_of = types.SimpleNamespace(
+        version=100, groups=[types.SimpleNamespace(ticket=0)]
+    )
+    kept._batches[100, 0] = None  # private: it is not packed again here
+    for version in range(100, 110):
+        kept.add(None, made_of, version=version)
+    learner.save(110, 110, host={}, groups=())
+    assert kept.has_all_since(100)  # for a rank that is lost now
+    learner.save(120, 120, host={}, groups=())  # once 110 is complete
+    assert kept.has_all_since(110) and not kept.has_all_since(100)
 
 
 def test_params_whose_objects_ended_with_their_ranks_are_not_sent():

@@ -43,6 +43,10 @@ def _switch(text: str) -> bool:
 
 
 _port = _between(int, 0, 2**16, "from 0 to 65535")
+# As the settings of these names in `config.sections`: a larger number is a mistake.
+_slots = _between(int, 1, 10**5 + 1, "from 1 to 100,000")
+_tokens = _between(int, 1, 2**24 + 1, "from 1 to 16,777,216")
+_cache_tokens = _between(int, 0, 2**32, "from 0 to 4,294,967,295")
 _seconds = _between(float, 0.0, 1e6, "from 0 to a million")
 # Name, type, default, meaning.
 _FLAGS: tuple[tuple[str, Callable[[str], object], object, str], ...] = (
@@ -52,11 +56,11 @@ _FLAGS: tuple[tuple[str, Callable[[str], object], object, str], ...] = (
     ("adapter", str, "", "directory of low-rank factors, merged into the checkpoint's"),
     ("dtype", str, "", "float32 or bfloat16; empty: the checkpoint's"),
     ("tensor", _not_negative, 0, "devices that share a replica; 0: as many as can"),
-    ("slots", _positive, 32, "completions sampled together by a replica"),
+    ("slots", _slots, 32, "completions sampled together by a replica"),
     ("max_prompt_tokens", _not_negative, 0, "0: half the model's, 2048 at most"),
     ("max_completion_tokens", _not_negative, 0, "0: half the model's, 2048 at most"),
-    ("tokens_per_call", _positive, 8, "decode steps between two looks of the host"),
-    ("cache_tokens", _not_negative, 0, "of the KV cache; 0: every slot at its limit"),
+    ("tokens_per_call", _tokens, 8, "decode steps between two looks of the host"),
+    ("cache_tokens", _cache_tokens, 0, "of the KV cache; 0: every slot at its limit"),
     ("prefix_cache", _switch, "on", "prompts that begin alike share its pages; or off"),
     ("max_waiting", _not_negative, 256, "completions that wait for a slot, then 429"),
     ("max_samples", _positive, 128, "completions of one request: prompts times n"),

@@ -131,7 +131,23 @@ FLAGS = [
     pytest.param(("--port=high",), ("--port", "'high'"), id="no number"),
     pytest.param(("--port=70000",), ("--port", "from 0 to 65535"), id="no port"),
     pytest.param(("--host=no.such.host.invalid",), ("--host=no.such",), id="no host"),
-    pytest.param(("--slots=0",), ("--slots", "0 must be above 0"), id="no slots"),
+    pytest.param(("--slots=0",), ("--slots", "0 must be from 1 to 100,000"), id="none"),
+    pytest.param(
+        ("--slots=1000000000",),
+        ("--slots", "1000000000 must be from 1 to 100,000"),
+        id="too many slots",
+    ),
+    pytest.param(
+        (f"--cache_tokens={10**23}",),
+        ("--cache_tokens", f"{10**23} must be from 0 to 4,294,967,295"),
+        id="too large a cache",
+    ),
+    pytest.param(
+        ("--tokens_per_call=1000000000",),
+        ("--tokens_per_call", "1000000000 must be from 1 to 16,777,216"),
+        id="too long a call",
+    ),
+    pytest.param(("--max_samples=0",), ("--max_samples", "0 must be above 0"), id="0"),
     pytest.param(("--dtype=int8",), ("--dtype=int8", "bfloat16"), id="unknown dtype"),
     pytest.param(("--drain_s=nan",), ("--drain_s", "nan must be"), id="nan"),
     pytest.param(

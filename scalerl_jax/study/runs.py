@@ -155,7 +155,7 @@ def _last_row(path: Path, numbers: Sequence[str]) -> dict[str, Any]:
     with sound(path, else_unknown="the state of the run", way_out=mend):
         row = last_row(path)
         for name in numbers if row else ():
-            if type(row[name]) not in (int, float):
+            if type(row[name]) not in (int, float) or not abs(row[name]) < math.inf:
                 raise TypeError(f"{name} = {row[name]!r} in its last line")
         return row
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import math
 import sys
 
 import pytest
@@ -170,6 +171,13 @@ def test_a_run_that_a_signal_ended_is_told_and_resumed(tmp_path, capsys, monkeyp
         ("evals.jsonl", {"step": 1, "pass_rate": 0.5}),
         ("evals.jsonl", {"step": "1"}),
         ("metrics.jsonl", {"step": None}),
+        ("metrics.jsonl", {"step": math.inf}),
+        ("metrics.jsonl", {"step": math.nan}),
+        (
+            "evals.jsonl",
+            {"step": 1, "pass_rate": math.nan}
+            | {"generated_tokens": 5, "compute_chip_hours": 0.1},
+        ),
     ],
 )
 def test_a_row_that_says_nothing_of_its_run_is_named(tmp_path, name, row):

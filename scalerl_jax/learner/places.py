@@ -118,8 +118,7 @@ class CheckpointPlace:
         return self.directory.with_name(f"{self.directory.name}.json")
 
     def _read_mark(self) -> dict[str, Any] | None:
-        # Of a bucket, `is_file` would be False for one that does not answer.
-        return read_json(self._mark) if self._mark.exists() else None
+        return read_json(self._mark) if self._mark.is_file() else None
 
     def known_files(self, path: Folder) -> Files | None:
         """Return sizes and digests of files, if the place has them; None: read them."""
@@ -200,6 +199,10 @@ class BucketPlace(CheckpointPlace):
             self._before_seal()
         remote.write(partial / MANIFEST, sealed(manifest).encode())
         remote.write(self._mark, json.dumps({"newest": manifest["step"]}).encode())
+
+    def _read_mark(self) -> dict[str, Any] | None:
+        # `is_file` would be False for a bucket that does not answer.
+        return None if remote.read(self._mark) is None else read_json(self._mark)
 
     def free_bytes(self) -> int | None:
         """Return None: a bucket has no end."""

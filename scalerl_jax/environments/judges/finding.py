@@ -14,15 +14,15 @@ from scalerl_jax.environments.judges import formulas
 
 AnswerFrom = Literal["boxed", "last_number", "boxed_else_last_number"]
 
-# \boxed{...}, and \boxed with one token of TeX or one number behind it; where more of a
-# formula follows, as in \boxed 2 \pi, it is taken to the formula's end.
+# \boxed{...} or \fbox{...}, and \boxed with one token of TeX or one number behind it;
+# where more of a formula follows, as in \boxed 2 \pi, it is taken to the formula's end.
 _OPERAND = r"(?:[-+]?\d|\\(?![()\[\]])[A-Za-z]|\(|[A-Za-z](?![A-Za-z]))"
 _MORE = (
     rf"\s*(?:[-+*/^_=<>(]|,|\b(?:and|or)\b)\s*{_OPERAND}"
     rf"|\s*(?:[\^_({{]|\\(?![()\[\]])[A-Za-z])"
 )
 _BOX_OR_BRACE = re.compile(
-    r"\\f?boxed(?:\s*(?:\{|(?P<bare>(?:[-+]?\d(?:[^\s$\\{},]|,(?=\d))*|[A-Za-z](?![A-Za-z])"
+    r"\\(?:f?boxed|fbox)(?:\s*(?:\{|(?P<bare>(?:[-+]?\d(?:[^\s$\\{},]|,(?=\d))*|[A-Za-z](?![A-Za-z])"
     rf"|\\(?![()\[\]])[A-Za-z]+)(?:(?:{_MORE})[^$\n]*?(?=\$|\\[)\]]|\n|\Z))?))"
     r"|(?P<open>[\s$(]*\Z))"
     r"|\\.|[{}]",
@@ -56,7 +56,7 @@ _SIDES = re.compile(r"=|\\approx(?![a-z])|≈")
 class AnswerBox(NamedTuple):
     """A box in a text."""
 
-    start: int  # of \boxed
+    start: int  # of \boxed or \fbox
     end: int  # behind its closing brace
     inside: str
 
@@ -64,8 +64,9 @@ class AnswerBox(NamedTuple):
 def last_boxed(text: str) -> str | None:
     r"""Return the content of the last \boxed{...}, or None if it is cut off or missing.
 
-    Of nested boxes this is the inner one.  For boxes with only a separator between
-    them, `\boxed{3}` and `\boxed{4}`, it is the list of their contents.
+    \fbox{...} is a box, too.  Of nested boxes this is the inner one.  For boxes with
+    only a separator between them, `\boxed{3}` and `\boxed{4}`, it is the list of their
+    contents.
     """
     boxes, cut_off = _boxes(text)
     return None if cut_off or not boxes else _joined(text, boxes)

@@ -139,7 +139,7 @@ _ABOUT = re.compile(
 @functools.lru_cache(maxsize=4096)
 def plain(answer: str) -> str:
     """Return an answer in the spelling that is compared; words keep their \\text{}."""
-    text = tidy(spelled(answer))
+    text = tidy(_unescaped(spelled(answer)))
     for hint, pattern, replacement in _REWRITTEN:
         if hint in text:
             text = pattern.sub(replacement, text)
@@ -152,6 +152,26 @@ def plain(answer: str) -> str:
             break
         text = tidy(found.group(1) or found.group(2) or "")
     return _as_list_of_rows(_as_condition(_INTERVAL.sub(_turned_interval, text)))
+
+
+_COMMANDS = (
+    r"[dt]?frac|sqrt|pi|text|left|right|circ|cup|cap|infty|[lc]?dots?|times|log|ln|sin"
+    r"|cos|tan|arc(?:sin|cos|tan)|pm|math(?:rm|bb|bf|cal)|begin|[lg]eq?|[lg]eqslant|neq?"
+    r"|in|mid|equiv|angle|triangle|alpha|beta|theta|phi|lambda|overline|d?binom|quad"
+    r"|operatorname|lfloor|lceil|emptyset|varnothing"
+)
+_ESCAPED_TWICE = re.compile(rf"\\\\(?:(?:{_COMMANDS})(?![A-Za-z])|[%{{])")
+_LONE_BACKSLASH = re.compile(r"(?<!\\)(?:\\\\)*\\(?!\\)")
+
+
+def _unescaped(text: str) -> str:
+    r"""Return a text with one backslash for two, where JSON escaped all of them twice.
+
+    A \\frac of this kind is no new row with "frac" in it: all backslashes are in pairs.
+    """
+    if not _ESCAPED_TWICE.search(text) or _LONE_BACKSLASH.search(text):
+        return text
+    return text.replace(r"\\", "\\")
 
 
 def tidy(answer: str) -> str:

@@ -39,7 +39,7 @@ from scalerl_jax.environments.judges.values import (
 MAX_CHARACTERS = 1000  # of an answer; the longest of MATH-500 has 53
 _MAX_DEPTH = 30  # depth of nested brackets: the grammars are read recursively
 
-_SEPARATORS = {",", ";"}
+_SEPARATORS = {",", ";", r"\lor"}
 _RELATIONS = {
     **{r"\lt": "<", r"\gt": ">", r"\le": "<=", r"\ge": ">=", r"\ne": "!="},
     **{name: name for name in ("=", "<", ">", r"\in", r"\approx", r"\cup", r"\cap")},
@@ -302,7 +302,7 @@ def _listed(text: str) -> list[str]:
 
 
 def _is_list(text: str) -> bool:
-    separated = "," in text or ";" in text
+    separated = any(separator in text for separator in _SEPARATORS)
     return separated and len(_listed(ungrouped(text))) > 1
 
 
@@ -496,6 +496,17 @@ def _as_relations(expected: str, found: str) -> bool | None:
     return _proportional(mine, theirs) or None
 
 
+def _as_unions(expected: str, found: str) -> bool | None:
+    r"""Compare x < 2 or x > 5 with (-\infty, 2) \cup (5, \infty)."""
+    for union, condition in ((expected, found), (found, expected)):
+        sets, between = split(union, {r"\cup"})
+        parts, alternatives = split(condition, {r"\lor"})
+        if between and alternatives:
+            letters = re.findall("[A-Za-z]", re.sub(r"\\[A-Za-z]+", " ", condition))
+            return len(set(letters)) == 1 and _match(sets, parts, ordered=False)
+    return None
+
+
 def _turned(relation: _Relation) -> _Relation:
     """Return the relation from right to left, each sign reversed or marked."""
     signs = [_TURNED.get(sign, f"{sign} turned") for sign in relation.signs[::-1]]
@@ -620,6 +631,7 @@ _RULES = (
     _as_reals,
     _as_words,
     _as_named,
+    _as_unions,
     _as_lists,
     _as_relations,
     _as_brackets,

@@ -143,7 +143,7 @@ def plain(answer: str) -> str:
     for hint, pattern, replacement in _REWRITTEN:
         if hint in text:
             text = pattern.sub(replacement, text)
-    text = valued(text)
+    text = _with_or(valued(text))
     for pattern, replacement in _AFTER_WORDS:
         text = pattern.sub(replacement, text)
     text = _without_introduction(tidy(text))
@@ -152,6 +152,21 @@ def plain(answer: str) -> str:
             break
         text = tidy(found.group(1) or found.group(2) or "")
     return _as_list_of_rows(_as_condition(_INTERVAL.sub(_turned_interval, text)))
+
+
+_OR = re.compile(
+    r"\\(?:lor|vee|cup)(?![A-Za-z])|\\text\{[\s,]*(?:or|OR)[\s,]*\}"
+    r"|(?<=[\s\d)\]}])(?:or|OR)(?![A-Za-z])"
+)
+_COMPARED = re.compile(r"[<>]|\\(?:[lg]e|ne|in)(?![A-Za-z])")
+
+
+def _with_or(text: str) -> str:
+    r"""Write "or" as \lor where it stands between inequalities."""
+    parts = _OR.split(text)
+    if len(parts) == 1 or not all(map(_COMPARED.search, parts)):
+        return text
+    return r" \lor ".join(parts)
 
 
 _COMMANDS = (

@@ -577,6 +577,22 @@ def _as_based(expected: str, found: str) -> bool | None:
     return mine[0] == theirs[0] and ("" in (mine[1], theirs[1]) or mine[1] == theirs[1])
 
 
+_C = r"(?:C|\\text\{\s*C\s*\})"
+_CHOSEN = re.compile(
+    rf"{_C}\s*\(\s*(\d+)\s*,\s*(\d+)\s*\)"
+    rf"|(?:\{{\s*\}}\s*)?[_^]?\s*\{{?\s*(\d+)\s*\}}?\s*{_C}\s*_?\s*\{{?\s*(\d+)\s*\}}?",
+    re.ASCII,
+)
+
+
+def _as_chosen(expected: str, found: str) -> bool | None:
+    """Compare a number with C(10, 3) or {}_{10}C_3, which as a reference is a point."""
+    chosen, value = _CHOSEN.fullmatch(found), evaluate(expected)
+    if not (chosen and value and value.constant):
+        return None
+    return _same(expected, r"\binom{{{}}}{{{}}}".format(*filter(None, chosen.groups())))
+
+
 # Computer algebra: `math-verify`, over SymPy.  It reads by a LaTeX grammar, and never
 # as Python: of its ways to read, the one that ends in SymPy's `parse_expr`, which
 # evaluates, is left out.  It has no bounds in time or memory, and gets no
@@ -637,6 +653,7 @@ _RULES = (
     _as_brackets,
     _as_matrices,
     _as_based,
+    _as_chosen,
     _as_quantities,
     _as_phrases,
     same_expressions,

@@ -16,7 +16,9 @@ from typing import NamedTuple
 from latex2sympy2_extended import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse, verify
 from sympy import Basic, MatrixBase
+from sympy.logic.boolalg import BooleanAtom
 
+from scalerl_jax.environments.judges.grammar import has_names
 from scalerl_jax.environments.judges.notation import (
     Bracketed,
     bracketed,
@@ -430,13 +432,18 @@ class _Relation(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name that an assignment gives a value to, without spaces; else ""."""
+        """The name that an assignment gives a value to, without spaces; else "".
+
+        Of 2+3 = 5, which gives its value to none, it is "=".
+        """
         left = self.sides[0]
         value = evaluate(left)
         named = not left or _words(left) or value and value.is_named
         named = named or _APPLIED.fullmatch(left)
         assigns = self.signs and set(self.signs) <= _ASSIGNING
-        return squeezed(left) or "=" if named and assigns else ""
+        if named and assigns:
+            return squeezed(left) or "="
+        return "=" if set(self.signs) == {"="} and self.is_of_numbers else ""
 
     @property
     def contradicts(self) -> bool:
@@ -445,11 +452,27 @@ class _Relation(NamedTuple):
         Decimals may be rounded: 2/3 = 0.67.
         """
         values = filter(None, map(evaluate, self.sides))
-        numbers = [each for each in values if each.constant and not each.is_named]
+        numbers = [each for each in values if not has_names(each.tree)]
         return set(self.signs) == {"="} and any(
             same_value(one, other) is False
             and not ((one.decimal or other.decimal) and is_about(one, other))
             for one, other in itertools.pairwise(numbers)
+        )
+
+    @property
+    def is_of_numbers(self) -> bool:
+        """Return whether all sides are numbers."""
+        values = [_quantity(side) for side in self.sides]
+        return all(each and not has_names(each.value.tree) for each in values)
+
+    @property
+    def is_settled(self) -> bool:
+        """Return whether it says nothing of variables, as 0 < 1 and x = x."""
+        if self.is_of_numbers:
+            return bool(self.signs)
+        pairs = itertools.pairwise(map(evaluate, self.sides))
+        return set(self.signs) == {"="} and all(
+            one and other and same_value(one, other) for one, other in pairs
         )
 
     def is_same(self, other: "_Relation") -> bool | None:
@@ -491,8 +514,15 @@ def _as_relations(expected: str, found: str) -> bool | None:
         return _same(mine.sides[-1], theirs.sides[0])
     elif theirs.name and not mine.signs:
         return _same(mine.sides[0], theirs.sides[-1])
+    return _same_statement(mine, theirs)
+
+
+def _same_statement(mine: _Relation, theirs: _Relation) -> bool | None:
+    """Return whether two relations are the same or turned, or two equations alike."""
     if mine.is_same(theirs) or mine.is_same(_turned(theirs)):
         return True
+    if mine.is_settled or theirs.is_settled:
+        return False  # computer algebra would find all that are true equal
     return _proportional(mine, theirs) or None
 
 
@@ -609,14 +639,21 @@ _LATEX = LatexExtractionConfig(
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 
-# `math-verify` reads "3 7" as 37; \\frac 3 7 is what it says.
+# `math-verify` leaves out the signs of 3_{x}, 3', and what follows a brace too many.
+_LEFT_OUT = re.compile(r"\d\s*_|'")
+# It reads "3 7" as 37; \\frac 3 7 is what it says.
 _GAP = re.compile(r"\d(?:\s|\\?[$£€])+\d")
 _FRACTION_OF_DIGITS = re.compile(r"\\(?:frac|binom)\s*\d\s+\d")
 
 
 @functools.lru_cache(maxsize=64)  # a group's answers often agree, its reference always
 def _expression(answer: str) -> Basic | MatrixBase | None:
-    """Read an answer as SymPy's expression, not simplified; None if it is not one."""
+    """Read an answer as SymPy's expression, not simplified; None if it is not one.
+
+    None also for what is true or false, as 0 < 1: all that is true would be equal.
+    """
+    if _LEFT_OUT.search(answer) or answer.count("{") != answer.count("}"):
+        return None
     if not is_bounded(answer) or _GAP.search(_FRACTION_OF_DIGITS.sub("", answer)):
         return None
     try:
@@ -630,7 +667,8 @@ def _expression(answer: str) -> Basic | MatrixBase | None:
     except RecursionError:
         return None
     first = found[0] if found else None
-    return first if isinstance(first, Basic | MatrixBase) else None
+    is_value = isinstance(first, Basic | MatrixBase)
+    return first if is_value and not isinstance(first, BooleanAtom) else None
 
 
 def same_expressions(expected: str, found: str) -> bool | None:

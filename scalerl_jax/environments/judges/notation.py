@@ -32,13 +32,14 @@ _FUNCTIONS = (
 _CURRENCY = r"(?:\\\$|\\pounds(?![a-z])|[$£€¥₹₩₽₱₫¢])"
 _COUNTRY = r"(?:USD|AUD|CAD|CHF|US|EUR|GBP|CNY|RMB|JPY|INR|[AC](?=\$)|Rs\.?)"
 _OPERATORS = rf"{_FUNCTIONS}|sech?|max|min|sup|inf|lim|Pr"
+_GROUP = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"
 # Each rule with a text that it needs: without this text the rule is skipped.
 _REWRITTEN = tuple(
     (hint, re.compile(pattern), replacement)
     for hint, pattern, replacement in (
         # 1\,000 and 1{,}000 and 1,\!000
         ("", r"(?<=\d)\s*(?:\{,\}|,?\\[,!;: ])(?:\\!)?\s*(?=\d{3}(?!\d))", ""),
-        ("phantom", r"\\[hv]?phantom\s*(?:\{[^{}]*\}|\S)", ""),
+        ("phantom", rf"\\[hv]?phantom\s*(?:{_GROUP}|[^\s{{])", ""),
         ("\\", r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\.?", ""),
         (
             r"\math",

@@ -60,6 +60,10 @@ _SCIENTIFIC = re.compile(
 )
 
 
+_INFINITY = r"\infty"
+_INFINITE = (("name", _INFINITY), ("-", ("number", Fraction(0)), ("name", _INFINITY)))
+
+
 class TooLarge(Unreadable):
     """The value of an expression of this grammar is too costly to compute."""
 
@@ -139,6 +143,8 @@ def _evaluated(text: str) -> Value | TooLarge | None:
     try:
         reader = ExpressionReader(text)
         tree = reader.read()
+        if _INFINITY in reader.names and tree not in _INFINITE:
+            return None  # no letter like others: \infty/\infty is not 1
         with mpmath.workdps(_DIGITS):
             points = tuple(
                 _Point(number).value(tree)

@@ -125,6 +125,7 @@ _UNITS = re.compile(
     r"met(?:er|re)s?|square|cubic|hours?|minutes?|seconds?|days?|years?)(?![A-Za-z])"
 )
 _SINGLE = "mgshdltLAVWNJCFKTHB"  # letters that are units on their own
+_COUNTED = "two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty"
 _NO_UNIT = re.compile(
     rf"(?![{_SINGLE}]$)[A-Za-z]$|"
     r"(?:and|or|if|is|are|for|when|where|mod|base|times|plus|minus|to|not|but|with|"
@@ -132,14 +133,17 @@ _NO_UNIT = re.compile(
     r"doubled|tripled|quadrupled|halved|score|gross|googol|myriad|kilo|[bmt]n|mln|mlrd|tausend|mil|mille|"
     r"(?i:mill|mill?i(?:on|ón|ard)\w*|millones|\w*illions?)|\w+(?:ion|dred|sand|ten|hund)ths?|"
     rf"{_words(_SCALES)}|{_words(_FRACTIONS)})(?![A-Za-z])"
-    r"|.*\b(?:or|than|least|most|below|negative|half|remainder|base)\b"
+    rf"|(?:{_COUNTED})s?(?![A-Za-z-])"  # but 7 two-digit numbers
+    r"|.*\b(?:x?or|than|least|most|below|negative|half|remainder|base|else|otherwise|"
+    r"unless|maybe|perhaps|alternatively|versus)\b"
     r"|[成折打的次]|[平立]方$|.*(?:[半不非负負多少余]|[大小][于於]|最[大小]|分之|以[上下外内])"
     r"|.*(?:полов|меньше|больше|менее|более|минус|тысяч|миллион|миллиард)"
     r"|в\s+(?:квадрат|куб|степен)|(?:квадрат|куб)$",
     re.DOTALL,
 )
 
-_ANOTHER_NUMBER = re.compile(r"[,;].*\d", re.DOTALL)  # "5 or 6 units", with its comma
+# "5 or 6 units" and "5 or six", with commas for "or"
+_ANOTHER_ANSWER = re.compile(r"[,;].*\d|\\text\{\s*[,;]", re.DOTALL)
 
 
 def without_unit(text: str) -> tuple[str, bool]:
@@ -151,9 +155,9 @@ def without_unit(text: str) -> tuple[str, bool]:
     if found and not _ANGLE.search(found["rest"]):
         return found["rest"], True
     found = _UNIT_IN_TEXT.fullmatch(text) or _UNIT_IN_WORDS.fullmatch(text)
-    if not found or _ANOTHER_NUMBER.search(found["unit"]):
+    if not found or _ANOTHER_ANSWER.search(found["unit"]):
         return text, True
-    unit = re.sub(r"\\text|\\frac|[{}/^\s.\d]", " ", found["unit"]).strip()
+    unit = re.sub(r"\\(?:text|frac|cdot)|[{}/^\s.\d]", " ", found["unit"]).strip()
     if unit.endswith(r"\Omega") or unit.startswith(r"\mu"):
         return found["rest"].strip(), True
     known = _UNITS.match(unit) is not None

@@ -39,6 +39,7 @@ _REWRITTEN = tuple(
     for hint, pattern, replacement in (
         # 1\,000 and 1{,}000 and 1,\!000
         ("", r"(?<=\d)\s*(?:\{,\}|,?\\[,!;: ])(?:\\!)?\s*(?=\d{3}(?!\d))", ""),
+        (r"\!", r"\s*\\!\s*(?=:)|(?<=:)\s*\\!", ""),  # 5\!:\!30
         ("phantom", rf"\\[hv]?phantom\s*(?:{_GROUP}|[^\s{{])", ""),
         ("\\", r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\.?", ""),
         (

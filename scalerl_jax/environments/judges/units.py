@@ -118,9 +118,10 @@ _UNIT_IN_WORDS = re.compile(
     rf"(?P<unit>\s*/?\s*[A-Za-z]+(?:[\s/.-]+[A-Za-z]+)*\.?{_POWER}"
     rf"|\s*{FOREIGN_LETTER}+(?:[\s/.]+{FOREIGN_LETTER}+)*\.?)"
 )
+# Not nm, which is n times m.
 _UNITS = re.compile(
     r"(?:(?:k?m|[cm]m|ft|mi|k?g|L) (?:s|h|hr|min)|"
-    r"cm|mm|km|dm|nm|kg|mg|ml|mL|lbs?|oz|ft|in|mi|yd|hrs?|mins?|secs?|sq|cu|mph|kmh|"
+    r"cm|mm|km|dm|kg|mg|ml|mL|lbs?|oz|ft|in|mi|yd|hrs?|mins?|secs?|sq|cu|mph|kmh|"
     r"kph|rpm|deg|rad|usd|USD|EUR|GBP|CNY|RMB|JPY|INR|CHF|units?|cents?|degrees?|dollars?|inch(?:es)?|feet|foot|"
     r"met(?:er|re)s?|square|cubic|hours?|minutes?|seconds?|days?|years?)(?![A-Za-z])"
 )

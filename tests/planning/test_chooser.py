@@ -88,7 +88,8 @@ def numbers(config, **given):
 @pytest.mark.parametrize(
     "name",
     [
-        *("v5e:16x16", "v6e:8x8"),
+        "v6e:8x8",
+        pytest.param("v5e:16x16", marks=pytest.mark.slow),
         pytest.param("v5p:4x4x4", marks=pytest.mark.slow),
         pytest.param("v5p:2x4x4", marks=pytest.mark.slow),
     ],
@@ -132,7 +133,10 @@ def test_no_split_tried_by_hand_has_a_shorter_step(name):
     assert tried > 5
 
 
-@pytest.mark.parametrize("name", ["v5p:4x4x4", "v5e:16x16", "v6e:8x8"])
+@pytest.mark.parametrize(
+    "name",
+    ["v5p:4x4x4", "v6e:8x8", pytest.param("v5e:16x16", marks=pytest.mark.slow)],
+)
 def test_a_pod_works_most_of_the_time_and_no_chip_is_left_over(name):
     found = chosen(name).forecast
     assert found.busy_share >= 0.75

@@ -269,6 +269,7 @@ def test_an_exported_sweep_has_the_columns_that_its_laws_read(tmp_path, capsys):
     assert "2 model sizes" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_picture_and_the_tables_of_a_report_stand_beside_its_data(
     tmp_path, monkeypatch
 ):

@@ -105,7 +105,16 @@ def read_json(path: File, *, most: int = MOST_JSON) -> dict[str, Any]:
     Raises:
         ValueError: the file is missing, or holds something else.
     """
-    value = read_value(path, most=most)
+    return object_of(read_bytes(path, most=most), path)
+
+
+def object_of(content: bytes, path: object) -> dict[str, Any]:
+    """Return the JSON object that is the content of the file or object `path`.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    value = _value_of(content, path)
     if not isinstance(value, dict):
         raise ValueError(f"{path} must hold a JSON object")
     return value
@@ -117,7 +126,10 @@ def read_value(path: File, *, most: int = MOST_JSON) -> Any:
     Raises:
         ValueError: the file is missing, or holds something else.
     """
-    content = read_bytes(path, most=most)
+    return _value_of(read_bytes(path, most=most), path)
+
+
+def _value_of(content: bytes, path: object) -> Any:
     try:
         return parse_json(content)
     except ValueError as error:

@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 from etils import epath
 
 from scalerl_jax.formats import remote
-from scalerl_jax.formats.reading import read_json
+from scalerl_jax.formats.reading import object_of, read_json
 from scalerl_jax.parallel import multihost
 from scalerl_jax.run.writing import write_json
 
@@ -201,8 +201,8 @@ class BucketPlace(CheckpointPlace):
         remote.write(self._mark, json.dumps({"newest": manifest["step"]}).encode())
 
     def _read_mark(self) -> dict[str, Any] | None:
-        # `is_file` would be False for a bucket that does not answer.
-        return None if remote.read(self._mark) is None else read_json(self._mark)
+        found = remote.read(self._mark)
+        return None if found is None else object_of(found, self._mark)
 
     def free_bytes(self) -> int | None:
         """Return None: a bucket has no end."""

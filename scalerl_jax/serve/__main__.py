@@ -11,8 +11,10 @@ import argparse
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any, get_args
 
 from scalerl_jax.config import Config
+from scalerl_jax.config.sections import Count, Large, Tokens
 from scalerl_jax.process.ending import Parser, answer
 from scalerl_jax.process.printing import log_to_stderr
 
@@ -31,6 +33,19 @@ def _between(kind: type, least: float, end: float, must: str) -> Callable[[str],
     return number
 
 
+def _as_setting(numbers: Any, least: int) -> Callable[[str], float]:
+    """Return the type of a flag that holds a number up to the most of a run's settings.
+
+    Args:
+        numbers: the kind of the settings, of `config.sections`.
+        least: the least number.
+    """
+    _, limits = get_args(numbers)
+    return _between(
+        int, least, limits.at_most + 1, f"from {least} to {limits.at_most:,}"
+    )
+
+
 _positive = _between(int, 1, float("inf"), "above 0")
 _not_negative = _between(int, 0, float("inf"), "0 or more")
 
@@ -43,10 +58,9 @@ def _switch(text: str) -> bool:
 
 
 _port = _between(int, 0, 2**16, "from 0 to 65535")
-# As the settings of these names in `config.sections`: a larger number is a mistake.
-_slots = _between(int, 1, 10**5 + 1, "from 1 to 100,000")
-_tokens = _between(int, 1, 2**24 + 1, "from 1 to 16,777,216")
-_cache_tokens = _between(int, 0, 2**32, "from 0 to 4,294,967,295")
+_slots = _as_setting(Count, 1)
+_tokens = _as_setting(Tokens, 1)
+_cache_tokens = _as_setting(Large, 0)
 _seconds = _between(float, 0.0, 1e6, "from 0 to a million")
 # Name, type, default, meaning.
 _FLAGS: tuple[tuple[str, Callable[[str], object], object, str], ...] = (

@@ -34,6 +34,16 @@ class Talk:
 """
 
 
+def run_benchmark(name, *flags, timeout):
+    return subprocess.run(
+        [sys.executable, f"benchmarks/{name}.py", *flags],
+        capture_output=True,
+        text=True,
+        cwd=small_run.ROOT,
+        timeout=timeout,
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1300)
 def test_a_killed_controller_and_replica_lose_no_prompt(tmp_path):
@@ -45,16 +55,10 @@ def test_a_killed_controller_and_replica_lose_no_prompt(tmp_path):
         "reward.max_unjudged_share": 1.0,
         "data.train_prompts": 512,
     }
-    done = subprocess.run(
-        [
-            *(sys.executable, "benchmarks/chaos.py", "--kills=2"),
-            *("--no-cut", "--no-hosts"),
-            f"--workdir={tmp_path / 'run'}",
-            *(f"--set={name}={value}" for name, value in settings.items()),
-        ],
-        capture_output=True,
-        text=True,
-        cwd=small_run.ROOT,
+    done = run_benchmark(
+        *("chaos", "--kills=2", "--no-cut", "--no-hosts"),
+        f"--workdir={tmp_path / 'run'}",
+        *(f"--set={name}={value}" for name, value in settings.items()),
         timeout=1200,
     )
     log = (tmp_path / "run.log").read_text()
@@ -75,15 +79,8 @@ def test_a_killed_controller_and_replica_lose_no_prompt(tmp_path):
 
 def test_a_fleet_that_makes_no_step_is_told(tmp_path):
     """Its run refuses the number of steps."""
-    done = subprocess.run(
-        [
-            *(sys.executable, "benchmarks/fleet.py", "--steps=-3"),
-            f"--workdir={tmp_path / 'run'}",
-        ],
-        capture_output=True,
-        text=True,
-        cwd=small_run.ROOT,
-        timeout=300,
+    done = run_benchmark(
+        "fleet", "--steps=-3", f"--workdir={tmp_path / 'run'}", timeout=300
     )
     assert done.returncode == 1, done.stderr
     assert "the run ended with status 2 before its first step" in done.stdout

@@ -26,17 +26,20 @@ def limit():
 
 
 def machines():
+    """The run's own: those of another run go with its end."""
     if not (CLOUD / "state.json").exists():  # in a pod, which goes with its node
         return 0
     state = json.loads((CLOUD / "state.json").read_text())
     state.pop("made", None)
-    return sum(each["state"] in UP for each in state.values())
+    own = [each for name, each in state.items() if f"{name}-".startswith(f"{run}-")]
+    return sum(each["state"] in UP for each in own)
 
 
 flags = dict(word.lstrip("-").split("=", 1) for word in sys.argv[1:])
 steps = int(flags.get("config.train.num_steps", 12))
 stopped = []
 signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
+run = flags["workdir"].rstrip("/").rpartition("/")[2]
 path = remote.open_path(flags["workdir"], setting="--workdir=")
 config = {"config": {"train": {"num_steps": steps}, "eval": {"every": 1}}}
 remote.write(path / "config.json", json.dumps(config).encode())

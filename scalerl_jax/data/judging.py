@@ -1,30 +1,38 @@
 """Judging the completions of a file: `scalerl judge FILE`.
 
-Rows have a `completion`, and an `answer` or `tests` as rows of prompts have them, or
-the arguments of the user's reward function, or the `task` or `prompt` of a package's.
-The verdicts are those of a run with the same settings.
+Rows have a `completion`, or the `turns` of an episode, and an `answer` or `tests` as
+rows of prompts have them, or the arguments of the user's reward function, or the `task`
+or `prompt` of a package's.  The verdicts are those of a run with the same settings.
 """
 
 import argparse
 import collections
 import contextlib
 import dataclasses
+import functools
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-from scalerl_jax.config import PACKAGES, SETTINGS, MathAnswer, RewardConfig
+from scalerl_jax.config import (
+    PACKAGES,
+    SETTINGS,
+    EpisodeConfig,
+    MathAnswer,
+    RewardConfig,
+)
 from scalerl_jax.data.drafts import Draft, Malformed, first
 from scalerl_jax.data.files import read_rows
+from scalerl_jax.data.judged_rows import JudgedRow, RowToJudge
 from scalerl_jax.data.own import PARTS
 from scalerl_jax.data.own import read_own as read_question
 from scalerl_jax.data.questions import extract_answer
 from scalerl_jax.data.turns import PICTURES
 from scalerl_jax.environments import packages, sandbox
 from scalerl_jax.environments.judges import code
-from scalerl_jax.environments.own_file import read_own
+from scalerl_jax.environments.own_file import TOOLS, read_own
 from scalerl_jax.environments.run_verifiers import check_own, make_pool
 from scalerl_jax.environments.verdict import OwnReward, Verdict, figures_of_parts
 from scalerl_jax.formats.bounded import read_lines
@@ -40,52 +48,14 @@ _JUDGED_BY = (
 _AHEAD = 64  # rows submitted and not judged, for each process
 
 
-class _Row(NamedTuple):
-    """A completion, its location in the file, and its reference."""
-
-    place: str
-    completion: str
-    reference: dict[str, Any]
-    prompt: str = ""
-
-
 class _Judges(NamedTuple):
     """Judges of completions, and the reader of their rows."""
 
     reward: RewardConfig
-    read: Callable[[str, dict[str, Any]], _Row]  # (place, row)
+    read: Callable[[str, dict[str, Any]], RowToJudge]  # (place, row)
     own: OwnReward | None = None
     answer_after: str = ""  # what is judged of a completion follows it
     whole: bool = False  # without `answer_after`, all of the completion is judged
-
-
-class _Judged(NamedTuple):
-    """The verdict on a row."""
-
-    place: str
-    verdict: Verdict
-
-    def shown(self) -> str:
-        """Return the verdict as a line of text."""
-        status, detail, reward, parts = self.verdict
-        rewards = {**({} if reward is None else {"reward": reward}), **parts}
-        numbers = [f"{name} {_number(each)}" for name, each in rewards.items()]
-        return "  ".join(filter(None, (self.place, status, *numbers, detail)))
-
-    def values(self) -> dict[str, Any]:
-        """Return the verdict as JSON values, with reward and parts if there are any."""
-        row: dict[str, Any] = {
-            "place": self.place,
-            "status": self.verdict.status,
-            "detail": self.verdict.detail,
-        }
-        if self.verdict.reward is not None or self.verdict.parts:
-            row |= {"reward": self.verdict.reward, "parts": dict(self.verdict.parts)}
-        return row
-
-
-def _number(value: float | None) -> str:
-    return "unjudged" if value is None else f"{value:g}"
 
 
 def make_parser() -> Parser:
@@ -142,20 +112,19 @@ def _add_own(judge: argparse.ArgumentParser) -> None:
         help="reward functions of your own, as in a run; a row then has a "
         "'completion', perhaps a 'prompt' and a 'reference'; what they print goes to "
         "stderr. Or the name of an installed one, or a package, env:PACKAGE, whose "
-        "tasks are named by a 'task' (0 for the first) or by their 'prompt'",
+        "tasks are named by a 'task' (0 for the first) or by their 'prompt'. For an "
+        "environment of several turns a row has 'turns', the policy's texts; what the "
+        "environment says after each is shown",
     )
-    judge.add_argument(
-        "--weights",
-        default="",
-        metavar="NUMBER,...",
-        help="as reward.weights, of the functions of --environment",
-    )
-    judge.add_argument(
-        "--variables",
-        default="",
-        metavar="NAME,...",
-        help="as reward.variables, for --environment",
-    )
+    for name, values, meaning in (
+        ("weights", "NUMBER,...", "reward.weights, of the functions of --environment"),
+        ("variables", "NAME,...", "reward.variables, for --environment"),
+        ("tools", "NAME,...", f"episode.tools, for --environment={TOOLS}"),
+        ("documents", "DIRECTORY", "episode.documents, for the tool search"),
+    ):
+        judge.add_argument(
+            f"--{name}", default="", metavar=values, help=f"as {meaning}"
+        )
 
 
 _SETTINGS = (
@@ -181,7 +150,7 @@ def _run(flags: argparse.Namespace) -> None:
         sandbox.check(judges.reward.code_packages)
     verdicts = []
     for judged in _judged(rows, judges):
-        verdicts.append(judged.verdict)
+        verdicts.append(judged.ending)
         line = json.dumps(judged.values()) if flags.json else judged.shown()
         to_stdout(f"{line}\n")
     (to_stderr if flags.json else to_stdout)(_summary(verdicts))
@@ -191,7 +160,7 @@ def _judges(flags: argparse.Namespace, reward: RewardConfig) -> _Judges:
     """Return what judges by these flags."""
     after, named = flags.answer_after, flags.environment
     if not named:
-        for name in ("weights", "variables"):
+        for name in ("weights", "variables", "tools", "documents"):
             if value := getattr(flags, name):
                 raise ValueError(f"--{name}={value} is not read without --environment")
         return _Judges(reward, _read_row, answer_after=after)
@@ -201,14 +170,19 @@ def _judges(flags: argparse.Namespace, reward: RewardConfig) -> _Judges:
         raise ValueError(f"--weights={flags.weights} must be numbers") from error
     variables = tuple(filter(None, flags.variables.split(",")))
     reward = dataclasses.replace(reward, weights=weights, variables=variables)
+    if (flags.tools or flags.documents) and named != TOOLS:
+        raise ValueError(
+            f"--tools and --documents are not read with --environment={named}; they "
+            f"are of --environment={TOOLS}"
+        )
     if named.startswith(PACKAGES):
         return _judges_of_package(named, reward, after)
-    own = read_own(named, reward, prints=True)
+    tools = tuple(filter(None, flags.tools.split(","))) or EpisodeConfig().tools
+    episode = EpisodeConfig(tools=tools, documents=flags.documents)
+    own = read_own(named, reward, episode=episode, answer_after=after, prints=True)
     if check_own(own, reward):
-        raise ValueError(
-            f"--environment={named} makes an environment of several turns; a "
-            f"completion of a file is one, which a reward function judges"
-        )
+        read = functools.partial(_read_own_row, by_turns=True)
+        return _Judges(reward, read, own, whole=True)
     return _Judges(reward, _read_own_row, own, after, whole=True)
 
 
@@ -216,7 +190,7 @@ def _judges_of_package(name: str, reward: RewardConfig, after: str) -> _Judges:
     """Return the rewards of a package for `verifiers`, and the reader of its rows.
 
     Raises:
-        ValueError: the package cannot be used, or its tasks take several turns.
+        ValueError: the package cannot be used.
     """
     if reward.weights:
         raise ValueError(f"--weights are not read with {name}, which has its own")
@@ -224,28 +198,29 @@ def _judges_of_package(name: str, reward: RewardConfig, after: str) -> _Judges:
         file = packages.tasks_file(name, Path(folder), reward.variables)
         play = packages.play_of(file)
         tasks = [parse_json(line) for line in read_lines(file)]
-    if play.by_turns:
-        raise ValueError(
-            f"--environment={name} has tasks of several turns; a completion of a file "
-            f"is one. Try it in a run: scalerl train --config.environment={name}"
-        )
-    own = packages.own_of((name,), reward, end_of_thinking=after, prints=True)
+    by_turns = play.by_turns
+    own = packages.own_of(
+        (name,), reward, end_of_thinking=after, by_turns=by_turns, prints=True
+    )
     # The package gets the thinking too: it parts the completion itself.
-    return _Judges(reward, _PackageRows(name, tasks).read, own, whole=True)
+    read = _PackageRows(name, tasks, by_turns=by_turns).read
+    return _Judges(reward, read, own, whole=True)
 
 
 class _PackageRows:
     """Rows of a file with completions of a package's tasks."""
 
-    def __init__(self, name: str, tasks: Sequence[dict[str, Any]]) -> None:
+    def __init__(
+        self, name: str, tasks: Sequence[dict[str, Any]], *, by_turns: bool
+    ) -> None:
         """Look the tasks' last messages up by their texts."""
-        self._name, self._tasks = name, tasks
+        self._name, self._tasks, self._by_turns = name, tasks, by_turns
         self._places: dict[str, list[int]] = {}
         for place, task in enumerate(tasks):
             said = task["messages"][-1]["content"]
             self._places.setdefault(str(said), []).append(place)
 
-    def read(self, place: str, row: dict[str, Any]) -> _Row:
+    def read(self, place: str, row: dict[str, Any]) -> RowToJudge:
         """Read the row at a place of the file.
 
         Raises:
@@ -253,7 +228,7 @@ class _PackageRows:
         """
         task = self._tasks[self._place(row)]
         told = {"verifier": task["verifier"], "answer": task["reference"]}
-        return _Row(place, _completion(row), told)
+        return RowToJudge(place, _turns(row, several=self._by_turns), told)
 
     def _place(self, row: dict[str, Any]) -> int:
         number, count = row.get("task"), len(self._tasks)
@@ -285,7 +260,7 @@ def _summary(verdicts: Sequence[Verdict]) -> str:
     return f"{total:,} rows: {', '.join(shares)}{''.join(means)}\n"
 
 
-def _read(path: Path, judges: _Judges) -> list[_Row]:
+def _read(path: Path, judges: _Judges) -> list[RowToJudge]:
     """Read the rows of a file.
 
     Raises:
@@ -304,24 +279,37 @@ def _read(path: Path, judges: _Judges) -> list[_Row]:
     return rows
 
 
-def _read_row(place: str, row: dict[str, Any]) -> _Row:
+def _read_row(place: str, row: dict[str, Any]) -> RowToJudge:
     """Read a row that a verifier of the package judges."""
-    return _Row(place, _completion(row), _reference(row))
+    return RowToJudge(place, _turns(row), _reference(row))
 
 
-def _read_own_row(place: str, row: dict[str, Any]) -> _Row:
-    """Read a row that the user's functions judge, as a run reads it."""
+def _read_own_row(
+    place: str, row: dict[str, Any], *, by_turns: bool = False
+) -> RowToJudge:
+    """Read a row that the user's functions or environment judge, as a run reads it."""
     draft = _draft(row, own=True)
     prompt = first(row, *_ASKING)
     shown = prompt if isinstance(prompt, str) or prompt is None else draft.text
-    return _Row(place, _completion(row), draft.reference, shown or "")
+    turns = _turns(row, several=by_turns)
+    return RowToJudge(place, turns, draft.reference, shown or "")
 
 
-def _completion(row: dict[str, Any]) -> str:
-    completion = row.get("completion")
-    if not isinstance(completion, str):
-        raise Malformed("field 'completion' is missing, or is no text")
-    return completion
+def _turns(row: dict[str, Any], *, several: bool = False) -> tuple[str, ...]:
+    """Return the policy's turns of a row, of which a completion is one."""
+    given = row.get("completion")
+    if not several:
+        if not isinstance(given, str):
+            raise Malformed("field 'completion' is missing, or is no text")
+        return (given,)
+    turns = row.get("turns", [given])
+    texts = isinstance(turns, list) and all(isinstance(each, str) for each in turns)
+    if not (texts and turns) or ("turns" in row and given is not None):
+        raise Malformed(
+            "an environment of several turns needs the field 'turns', a list of the "
+            "texts that the policy writes, or a 'completion' that is one"
+        )
+    return tuple(turns)
 
 
 def _draft(row: dict[str, Any], *, own: bool = False) -> Draft:
@@ -330,7 +318,7 @@ def _draft(row: dict[str, Any], *, own: bool = False) -> Draft:
     `own`: the row may lack what it is judged by, too.
     """
     # The completion is judged, so it is no reference; what was asked with stays aside.
-    aside = ("completion", *PARTS["tools"], *PICTURES)
+    aside = ("completion", "turns", *PARTS["tools"], *PICTURES)
     told = {name: each for name, each in row.items() if name not in aside}
     if first(told, *_ASKING) is None:
         told["prompt"] = "any"
@@ -346,25 +334,28 @@ def _reference(row: dict[str, Any]) -> dict[str, Any]:
     return reference
 
 
-def _judged(rows: Sequence[_Row], judges: _Judges) -> Iterator[_Judged]:
-    """Yield the verdicts on rows, in the order of the rows."""
-    found: dict[int, _Judged] = {}
-    submitted, after = 0, judges.answer_after
+def _judged(rows: Sequence[RowToJudge], judges: _Judges) -> Iterator[JudgedRow]:
+    """Yield the rows with their verdicts, in their order."""
+
+    def answer_of(text: str) -> str | None:
+        if judges.whole and not judges.answer_after:
+            return text
+        return extract_answer(text, answer_after=judges.answer_after)
+
+    found: dict[int, JudgedRow] = {}
+    submitted = 0
     pool = make_pool(judges.reward, unnamed="math", own=judges.own)
     with contextlib.closing(pool):
         for number in range(len(rows)):
             while number not in found:
                 while submitted < len(rows) and pool.pending < _AHEAD:
-                    row = rows[submitted]
-                    answer = row.completion
-                    if after or not judges.whole:
-                        answer = extract_answer(answer, answer_after=after)
-                    pool.submit(
-                        submitted, "any", [answer], row.reference, prompt=row.prompt
-                    )
+                    begun = JudgedRow(rows[submitted], pool.kind, submitted)
+                    begun.submit(pool, answer_of)
                     submitted += 1
                 pool.wait(judges.reward.timeout_s)
-                for each in pool.poll():
-                    (verdict,) = each.judgements
-                    found[each.key] = _Judged(rows[each.key].place, verdict)
+                for judged, said in pool.poll():
+                    if judged.take(*said):
+                        found[judged.number] = judged
+                    else:
+                        judged.submit(pool, answer_of)
             yield found.pop(number)

@@ -172,7 +172,7 @@ def test_the_page_shows_what_the_command_says_of_a_package(
 @pytest.mark.parametrize(
     "name, row, words",
     [
-        ("env:ledger", {}, "env:ledger has tasks of several turns; a completion of a"),
+        ("env:ledger", {"task": 0, "turns": ["a"]}, "needs the field 'turns', a list"),
         (
             "env:no_such",
             {},
@@ -203,6 +203,19 @@ def test_a_file_that_a_package_cannot_judge_is_one_line(
     assert judging.main(["judge", f"--environment={name}", str(file)]) == 2
     (said,) = capfd.readouterr().err.splitlines()
     assert said.startswith("error: ") and words in said
+
+
+@needs_verifiers
+def test_written_turns_call_the_tools_of_a_package(tmp_path, capfd):
+    call = {"name": "ledger_add", "arguments": {"amount": 5}}
+    turns = [f"<tool_call>{json.dumps(call)}</tool_call>", "so</think>16"]
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"task": 0, "turns": turns}))
+    flags = ["--environment=env:ledger", "--answer-after=</think>", str(file)]
+    assert judging.main(["judge", *flags]) == 0
+    first, second, _ = capfd.readouterr().out.splitlines()
+    assert first == 'rows.jsonl, line 1, after turn 1, tool: "total 16"'
+    assert second.startswith("rows.jsonl, line 1  correct  reward 1  ")
 
 
 class Asked:

@@ -175,7 +175,7 @@ def test_a_bucket_is_not_taken_for_a_directory_here(
     else:
         status, _, error = ended(capfd, monkeypatch, *line)
     assert status == 2 and error.count("\n") == 1
-    assert error.startswith(f"error: {flag}=gs:/") and "is in a bucket" in error
+    assert error.startswith(f"error: {flag}=gs://") and "is in a bucket" in error
     assert not list(tmp_path.iterdir())
 
 

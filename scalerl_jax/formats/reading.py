@@ -33,8 +33,9 @@ def require_local(path: str | Path, *, flag: str = "") -> None:
         ValueError: the path is a URL, or a `Path` made of one.
     """
     if URL.match(str(path)):
+        typed = URL.sub(r"\1://", str(path), count=1)
         raise ValueError(
-            f"{flag}{path} is in a bucket; name a directory of this machine, and copy "
+            f"{flag}{typed} is in a bucket; name a directory of this machine, and copy "
             f"it there"
         )
 

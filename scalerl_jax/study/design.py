@@ -343,6 +343,6 @@ def _call(file: Path, function: str, *arguments: str, what: str) -> Any:
     try:
         made = runpy.run_path(str(file)).get(function)
         return made(*arguments) if callable(made) else None
-    except Exception as error:  # whatever a program does
+    except (Exception, SystemExit) as error:  # whatever a program does
         kind = type(error).__name__
         raise ValueError(f"{what} fails: {kind}: {first_line(error)}") from error

@@ -118,6 +118,7 @@ def test_arms_of_other_tasks_are_compared_on_the_sets_that_all_share():
     ("text", "named"),
     [
         ("raise OSError('no disk')", "base = .*base.py fails: OSError: no disk"),
+        ("raise SystemExit(3)", "base = .*base.py fails: SystemExit: 3"),
         ("def get_config(): return 3", "arm prompt: .* returns int"),
         # Another value at each call: arms would differ in what they do not say.
         (

@@ -73,6 +73,12 @@ class Rollout:
     # replayed: uint8 or uint16 [P - 1 + T, layers, k]; the dtype's maximum means none.
     experts: np.ndarray | None = None
 
+    @property
+    def generated_tokens(self) -> int:
+        """Number of tokens that the sampler generated; observations do not count."""
+        observed = sum(turn.end - turn.start for turn in self.turns if not turn.sampled)
+        return len(self.completion_tokens) - observed
+
 
 # The arrays of a rollout that have a value per token of its completion.
 TOKEN_ARRAYS = {

@@ -73,6 +73,7 @@ class Laid(NamedTuple):
 
     sequences: list[TrainSequence]  # the rollouts that carry weight
     packed: PackedBatch | None  # None: none does
+    generated_tokens: int  # of these rollouts
     rollout: Int[np.ndarray, "M R S"]  # as in `Rewards`
 
 
@@ -122,7 +123,8 @@ class Batch:
     sequences: Sequence[TrainSequence]  # the packed ones
     train_tokens: int  # completion tokens with a weight
     row_tokens: int  # prompt and completion tokens computed, padding left out
-    filtered_tokens: int  # completion tokens that were filtered away
+    filtered_tokens: int  # generated tokens that were filtered away
+    carried_tokens: int  # those of the packed rollouts; wasted if no step is applied
     # Tokens that attention reads of the whole sequences, by computed token: a shared
     # prompt is computed once, and attends to itself in each of its sequences.
     mean_context: float
@@ -142,13 +144,8 @@ class Batch:
 
     @property
     def wasted_tokens(self) -> int:
-        """Completion tokens generated for this batch that lead to no gradient."""
-        return self.filtered_tokens + _completion_tokens(self.refilled)
-
-    @property
-    def carried_tokens(self) -> int:
-        """Completion tokens of the packed rollouts; wasted if no step is applied."""
-        return _carried(self.sequences)
+        """Tokens generated for this batch that lead to no gradient."""
+        return self.filtered_tokens + _generated_tokens(rollouts_of(self.refilled))
 
     @property
     def num_useful(self) -> int:
@@ -189,7 +186,7 @@ class Assembler:
 
         `complete` gives it scores and advantages.
         """
-        sequences, packed, rollout = self.packed(
+        sequences, packed, carried, rollout = self.packed(
             groups, learner_version=learner_version
         )
         lengths = np.array([sequence.row_length for sequence in sequences])
@@ -203,7 +200,8 @@ class Assembler:
             sequences=sequences,
             train_tokens=sum(int(sequence.mask.sum()) for sequence in sequences),
             row_tokens=row_tokens,
-            filtered_tokens=_completion_tokens(groups) - _carried(sequences),
+            filtered_tokens=_generated_tokens(rollouts_of(groups)) - carried,
+            carried_tokens=carried,
             mean_context=float(context),
             expert_load={} if self.replay is None else self.replay.load(sequences),
         )
@@ -219,10 +217,11 @@ class Assembler:
         )
         sequences = [*by_rollout.values()]
         if not sequences:
-            return Laid(sequences, None, np.empty((0, 0, 0), np.int32))
+            return Laid(sequences, None, 0, np.empty((0, 0, 0), np.int32))
         packed, places = self.pack(sequences)
         rollout = np.where(places >= 0, np.array([*by_rollout])[places], -1)
-        return Laid(sequences, packed, rollout)
+        generated = _generated_tokens([rollouts[row] for row in by_rollout])
+        return Laid(sequences, packed, generated, rollout)
 
     def complete(self, batch: Batch, scores: Scores) -> Batch:
         """Return a packed batch with its scores, and advantages made of them.
@@ -292,11 +291,5 @@ class Assembler:
         return kept
 
 
-def _carried(sequences: Sequence[TrainSequence]) -> int:
-    return sum(len(sequence.weights) for sequence in sequences)
-
-
-def _completion_tokens(groups: Sequence[Group]) -> int:
-    return sum(
-        len(each.completion_tokens) for group in groups for each in group.rollouts
-    )
+def _generated_tokens(rollouts: Sequence[Rollout]) -> int:
+    return sum(rollout.generated_tokens for rollout in rollouts)

@@ -4,6 +4,7 @@ A generator may be another, faulty machine.  Its groups are compared with their 
 and with the limits of the run before anything uses them.
 """
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -221,8 +222,13 @@ def ticket_of(group: Any) -> int | None:
 
 
 def count_tokens(group: Group) -> int:
-    """Count the completion tokens of a discarded group, which may be malformed."""
+    """Count the generated tokens of a discarded group, which may be malformed."""
     rollouts = group.rollouts if type(group.rollouts) is tuple else ()
-    return sum(
-        np.size(each.completion_tokens) for each in rollouts if type(each) is Rollout
-    )
+    return sum(map(_generated, (each for each in rollouts if type(each) is Rollout)))
+
+
+def _generated(rollout: Rollout) -> int:
+    with contextlib.suppress(Exception):  # foreign objects may raise anything
+        if not any(_faults_of_turns(rollout)):
+            return rollout.generated_tokens
+    return np.size(rollout.completion_tokens)

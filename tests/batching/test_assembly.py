@@ -1,5 +1,6 @@
 """Groups into a batch, worked out by hand."""
 
+import dataclasses
 import functools
 import json
 
@@ -294,6 +295,24 @@ def test_masked_completions_are_nothing_to_a_critic():
 def test_a_batch_of_masked_completions_alone_is_none():
     found = assembled([cut_off(MIXED, 0, 1)], learner_version=5, mask_cut_off=True)
     assert found.packed is None and found.wasted_tokens == 5
+
+
+def test_a_filter_wastes_what_was_generated_and_no_observation():
+    """The middle 2 of 4 tokens are an observation; the other group is filtered."""
+    turns = (Turn(0, 1, True), Turn(1, 3, False), Turn(3, 4, True))
+    mask = np.array([True, False, False, True])
+    changes = dict(completion_mask=mask, turns=turns)
+    kept, equal = (
+        make_group(
+            make_rollout(4, reward, first=first, **changes),
+            make_rollout(4, 1.0, first=first + 10, **changes),
+        )
+        for first, reward in ((10, -1.0), (30, 1.0))
+    )
+    batch = assembled([kept, equal], learner_version=5)
+    assert (batch.wasted_tokens, batch.carried_tokens) == (2 + 2, 2 + 2)
+    refilled = dataclasses.replace(batch, refilled=[equal])
+    assert refilled.wasted_tokens == 2 + 2 + 2 + 2
 
 
 def unjudged(group, *places, reward=0.0):

@@ -28,6 +28,7 @@ def assemble(groups, *, learner_version):
         train_tokens=0,
         row_tokens=0,
         filtered_tokens=100,
+        carried_tokens=0,
         mean_context=0.0,
     )
 

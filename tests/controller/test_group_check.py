@@ -15,7 +15,7 @@ from scalerl_jax.contract import Order
 from scalerl_jax.controller import group_check
 from scalerl_jax.controller.group_check import GroupCheck, count_tokens, ticket_of
 from scalerl_jax.model.architecture import Experts
-from scalerl_jax.types import Group, Prompt, Rollout
+from scalerl_jax.types import Group, Prompt, Rollout, Turn
 
 OLDEST, NEWEST, BEGUN, LIMIT = 3, 9, 4, 12
 MIXTURE = small_architecture(family="qwen3_moe", experts=Experts(6, 2, "normalized"))
@@ -96,6 +96,31 @@ def test_good_groups_pass(case):
     assert not fault_of(order, group, size=len(group.rollouts), mixture=mixture)
     tokens = sum(len(each.completion_tokens) for each in group.rollouts)
     assert (ticket_of(group), count_tokens(group)) == (7, tokens)
+
+
+def test_observations_are_not_among_the_generated_tokens_of_a_discarded_group():
+    def with_turns(turns):
+        mask = np.array([True, False, False, False, True])
+        rollout = Rollout(
+            completion_tokens=np.zeros(5, np.int32),
+            completion_mask=mask,
+            behavior_logprobs=np.zeros(5, np.float32),
+            policy_versions=np.zeros(5, np.int32),
+            cut_off=False,
+            interrupted=False,
+            turns=turns,
+        )
+        return Group(
+            ticket=7,
+            prompt=make_prompt(2),
+            rollouts=(rollout, rollout.replace(turns=())),
+            finished_version=NEWEST,
+        )
+
+    turns = (Turn(0, 1, True), Turn(1, 4, False), Turn(4, 5, True))
+    assert count_tokens(with_turns(turns)) == 2 + 5
+    for bad in (3, [turns], turns[:2], (Turn(0, 10**9, False), *turns[2:])):
+        assert count_tokens(with_turns(bad)) == 5 + 5
 
 
 def in_group(name, value):

@@ -38,6 +38,7 @@ def batch_of(tokens):
         train_tokens=tokens,
         row_tokens=tokens,
         filtered_tokens=0,
+        carried_tokens=tokens,
         mean_context=0.0,
     )
 

@@ -509,7 +509,7 @@ def _teacher(config: Config) -> None:
 
 
 def _alone(config: Config) -> None:
-    objective, teacher = config.objective, config.teacher
+    objective, reward, teacher = config.objective, config.reward, config.teacher
     if objective.zero_variance_filter:
         raise ValueError(
             f"{objective.zero_variance_filter = } drops groups of equal rewards, and "
@@ -526,6 +526,11 @@ def _alone(config: Config) -> None:
         raise ValueError(
             f"{objective.kl_in = } with {teacher.alone = }: rewards give no advantage; "
             f"set it to 'loss', or teacher.alone = False"
+        )
+    if reward.per_turn:
+        raise ValueError(
+            f"{reward.per_turn = } with {teacher.alone = }: rewards of turns give no "
+            f"advantage either; set it to False, or teacher.alone = False"
         )
 
 

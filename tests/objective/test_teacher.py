@@ -146,6 +146,10 @@ def test_a_teacher_whose_rope_changes_within_a_sequence_is_refused(tmp_path):
         ({"teacher.alone": True} | OF_ITSELF, "objective.zero_variance_filter = True"),
         (ALONE | {"objective.advantage": "critic"}, "set it to 'group_mean'"),
         (ALONE | small_run.OF_STATE, "objective.kl_in = 'reward'"),
+        (
+            ALONE | {"environment": "tools", "reward.per_turn": True},
+            "rewards of turns give no advantage either",
+        ),
     ],
 )
 def test_what_a_teacher_alone_does_not_go_with_is_refused(changes, words):

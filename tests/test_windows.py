@@ -156,6 +156,32 @@ def test_batches_of_a_window_are_all_passed_before_the_next_epoch(tmp_path):
     assert names == ["step_00000004", "step_00000008"]
 
 
+@pytest.mark.slow
+def test_rollouts_that_only_a_later_pass_trains_on_are_kept_too(tmp_path):
+    config = small_run.make_config(
+        {
+            "queue.max_staleness": 1,
+            "batch.epochs": 2,
+            "train.num_steps": 3,
+            "eval.every": 1000,
+            "tracking.train_rollouts": True,
+        }
+    )
+    faults = iter(["a NaN"])
+    with small_run.built(config, tmp_path) as run:
+        step = run.learner.step
+
+        def failing_once(state, *rest):
+            fault = next(faults, "")
+            return (state, {}, fault) if fault else step(state, *rest)
+
+        run.learner.step = failing_once
+        train(config, run, tmp_path)
+    assert [row["train/epoch"] for row in small_run.rows(tmp_path)] == [1, 0, 1]
+    kept = [row["step"] for row in small_run.rows(tmp_path, "train_rollouts.jsonl")]
+    assert kept == [1] * 16 + [2] * 16
+
+
 def test_refills_fill_a_batch_and_are_charged_as_wasted(tmp_path):
     config = small_run.make_config(
         {

@@ -113,8 +113,10 @@ class RunMonitor:
         self._dead = 0  # dead experts at the last step
         self._answered = True  # False once the user is warned that no answer is found
         self._skipped_in_row = 0
-        # The batches of the window, by `id`, to which a step has been applied.
+        # The batches of the window, by `id`, to which a step has been applied; whether
+        # the last step was the first of its batch.
         self._applied: set[int] = set()
+        self._first_applied = False
         self._pass_rate = float("nan")
         self._last_s = time.monotonic()
         report = run.ledger.report()  # not all 0 in a resumed run
@@ -273,6 +275,7 @@ class RunMonitor:
                 run.ledger.count(wasted_tokens=each.batch.carried_tokens)
             self._skip(fault)
             return state, None
+        self._first_applied = id(each.batch) not in self._applied
         self._applied.add(id(each.batch))
         self._skipped_in_row = 0
         return state, metrics
@@ -342,7 +345,7 @@ class RunMonitor:
             self._profile.reached(step)
         histograms = group_histograms(groups, learner_version=step - 1)
         self._writer.write_step(step, row, histograms)
-        if each.epoch == 0:
+        if self._first_applied:
             rows = rollout_rows(each.batch.groups, step=step)
             self._writer.write_train_rollouts(rows)
         self._warn(row)

@@ -41,7 +41,7 @@ grad_cosine | | its cosine with Adam's mean of those before; 0: there is none
 entropy | nats | mean entropy of the policy at the trained tokens
 train/tokens | tokens | trained tokens of the batch
 train/rows | rows | of the step, in a warm start
-train/epoch | passes | passes over the same batch before this one
+train/epoch | passes | passes over the batch, or over a warm start's rows, before it
 train/learning_rate | | learning rate of the step
 train/skipped_steps | optimizer steps | steps skipped since the start of this process
 ratio/mean | | mean importance ratio of the trained tokens
@@ -97,7 +97,7 @@ verifier/error_share | share | rollouts whose verifier failed
 verifier/bad_reward_share | share | rollouts whose reward is no finite number
 verifier/bad_observation_share | share | episodes with an observation of no use
 verifier/no_end_share | share | episodes that their environment did not end
-verifier/unjudged_share | share | rollouts that count in no loss for any of these
+verifier/unjudged_share | share | rollouts without a verdict (`reward.unjudged`)
 verifier/restarts | processes | verifier processes that were replaced
 """
     ),

@@ -20,6 +20,7 @@ import numpy as np
 from scalerl_jax.scaling.fit import keep_from, quick_fit
 from scalerl_jax.scaling.laws import LAWS
 from scalerl_jax.scaling.obstacles import refuse_copies
+from scalerl_jax.scaling.protocol import paper_settings
 from scalerl_jax.scaling.records import (
     Array,
     Curve,
@@ -113,8 +114,11 @@ def extrapolate_curve(
                 f"fractions: {fraction:g} is not in (0, 1); give shares of the "
                 "compute, such as 0.25 0.33 0.5"
             )
+    if settings.protocol == "paper":
+        settings = paper_settings(curve, settings)
     used = keep_from(curve, settings.fit_from)
-    unsaid = dataclasses.replace(settings, fit_from=None)
+    # 0 and not None, for which the paper's protocol has a cut of its own.
+    unsaid = dataclasses.replace(settings, fit_from=0.0)
     predictions = tuple(
         _predict(used, fraction, law, unsaid)
         for fraction in fractions

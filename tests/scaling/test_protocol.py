@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 from scipy.optimize import curve_fit
 
-from scalerl_jax.scaling import CurveError, fit
+from scalerl_jax.scaling import (
+    CurveError,
+    Settings,
+    extrapolate_curve,
+    fit,
+    make_curve,
+)
 from scalerl_jax.scaling.protocol import ASYMPTOTES, MIDPOINTS
 
 
@@ -71,6 +77,17 @@ def test_the_first_epoch_is_left_out_unless_told_otherwise():
     given = fit(x, y, initial_reward=0.25, protocol="paper", fit_from=0.0)
     assert given.curve.x[0] == 300
     assert dataclasses.astuple(given.asymptote_interval) > (0.5, 0.6)
+
+
+@pytest.mark.parametrize("fit_from, first", [(None, 1500), (300, 300), (3000, 3000)])
+def test_forecasts_leave_out_what_the_fit_leaves_out(fit_from, first):
+    x = np.arange(300.0, 16_001, 300.0)
+    curve = make_curve([0, *x], [0.25, *rate(x, 0.6, 1.8, 2600)])
+    settings = Settings(protocol="paper", fit_from=fit_from)
+    test = extrapolate_curve(curve, fractions=(0.5,), settings=settings)
+    half = test.get("sigmoid", 0.5)
+    assert half.fit is not None and half.fit.curve.x[0] == first
+    assert half.num_fitted == half.fit.num_points == ((8000 - first) // 300) + 1
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -69,7 +69,7 @@ from scalerl_jax.scaling.recipes import compare_recipes, group_runs, seeds_of
 from scalerl_jax.scaling.records import Array, Record, TooFewPointsError, to_json
 from scalerl_jax.scaling.report import make_report
 from scalerl_jax.scaling.search import R0
-from scalerl_jax.scaling.tables import EVALS_NAME, is_step, runs_below
+from scalerl_jax.scaling.tables import EVALS_NAME, is_step, runs_below, unit_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -233,12 +233,15 @@ def read(flags: Flags, **settings: str | None) -> Curves:
     if flags.command not in SHOW_WARNINGS or constants:
         notes = dict.fromkeys(note for _, curve in found for note in curve.warnings)
         to_stderr(text.warned(list(notes)))
-    units = {curve.x_name for _, curve in found}
-    if len(units) > 1:
-        raise CurveError(
-            f"the curves are over different x: {', '.join(sorted(units))}; give one "
-            "that all have with --x"
-        )
+    for units in (
+        {curve.x_name for _, curve in found},
+        {unit_of(curve.x_column) for _, curve in found},  # --x-name makes none alike
+    ):
+        if len(units) > 1:
+            raise CurveError(
+                f"the curves are over different x: {', '.join(sorted(units))}; give "
+                "one that all have with --x"
+            )
     return found
 
 
@@ -909,14 +912,14 @@ def _plan_rollouts(flags: Flags) -> Answer:
     columns = {name: getattr(flags, name) for name in names}
     flags.by_step, runs = True, []
     for _, curve in read(flags, **columns):
-        if curve.x_name.endswith(OWN_AXES) and flags.x_scale == 1:
+        if curve.x_column.endswith(OWN_AXES) and flags.x_scale == 1:
             raise CurveError(
-                f"{curve.name}: x = {curve.x_name} does not count rollouts, which "
+                f"{curve.name}: x = {curve.x_column} does not count rollouts, which "
                 f"--budget is in: give --x step"
             )
         n, prompts = (round(curve.constants[column]) for column in columns.values())
         # A step is B_p prompts with n rollouts each.
-        scale = n * prompts if is_step(curve.x_name) else 1
+        scale = n * prompts if is_step(curve.x_column) else 1
         runs.append(
             scaling.SweepRun(
                 rollouts_per_prompt=n,

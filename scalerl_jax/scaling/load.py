@@ -121,6 +121,12 @@ class _Rows:
         """Return whether a column holds a number in every row."""
         return all(is_number(cell) for cell in self.cells(column))
 
+    @property
+    def chips(self) -> list[str]:
+        """The kinds of chips: of its own rows if they name some, else of the table."""
+        found = [cell for cell in self.cells("chip") if isinstance(cell, str)]
+        return sorted({*found} or {*filter(None, [self.table.chip])})
+
     def percent_cell(self, column: str) -> object:
         """Return the first cell of a column that has a percent sign."""
         return next((cell for cell in self.cells(column) if is_percent(cell)), None)
@@ -526,7 +532,7 @@ def _make(
     if chosen.x_scale != 1:
         asked = f"{chosen.x_scale:g} {asked}"
     rates, y_name, read = _rates(part, y, chosen)
-    is_wall_time = _on_a_cpu(part.table, x)
+    is_wall_time = x.endswith(DEFAULT_X) and "cpu" in part.chips
     wall = (WALL_TIME,) if is_wall_time else ()
     curve = make_curve(
         compute,
@@ -553,7 +559,8 @@ def _make(
             *wall,
         ),
         is_wall_time=is_wall_time,
-        chip=part.table.chip or "",
+        chip=", ".join(part.chips),
+        x_column=asked,
         last_step=last_step,
         samples_per_prompt=_samples(part),
         constants={n: part.constant(c) for n, c in columns.constants.items()},

@@ -10,6 +10,7 @@ from scalerl_jax.scaling.fit import quick_fit
 from scalerl_jax.scaling.records import DEFAULT_X, Curve, CurveError, amount
 from scalerl_jax.scaling.result import Fit
 from scalerl_jax.scaling.run_settings import DIGESTS
+from scalerl_jax.scaling.tables import unit_of
 
 FEWEST_RUNS = 2  # of each recipe, for a winner
 # Evaluations further than this many times the shortest run's end are not compared: of
@@ -74,6 +75,9 @@ def _incomparable(runs: Runs, names: Names) -> str | None:
     found = _other_prompts(every)
     if found is not None:
         return f"not decided: the runs are evaluated on different prompts: {found}"
+    columns = _columns_of_y(every)
+    if len(columns) > 1:
+        return f"not decided: y is {' in one run and '.join(columns[:2])} in another"
     return None
 
 
@@ -155,7 +159,7 @@ def _different_axes(curves: Sequence[Curve]) -> tuple[str, ...]:
     if sampled is not None:
         found.append(f"the runs are evaluated differently: {sampled}")
     chips = sorted({curve.chip for curve in curves if curve.chip})
-    if len(chips) > 1 and curves[0].x_name.endswith(DEFAULT_X):
+    if len(chips) > 1 and (curves[0].x_column or curves[0].x_name).endswith(DEFAULT_X):
         found.append(
             f"the hours are of different chips, {' and '.join(chips)}, whose work "
             "differs: --x generated_tokens or train_flops"
@@ -169,6 +173,9 @@ def unlike_ranks(fits: Sequence[Fit]) -> tuple[str, ...]:
         return ()
     curves = [fit.curve for fit in fits]
     found = list(_different_axes(curves))
+    columns = _columns_of_y(curves)
+    if len(columns) > 1:
+        found.append(f"runs of different y are ranked: {' and '.join(columns)}")
     prompts = _other_prompts(curves)
     if prompts is not None:
         found.append(f"runs evaluated on different prompts are ranked: {prompts}")
@@ -179,6 +186,11 @@ def unlike_ranks(fits: Sequence[Fit]) -> tuple[str, ...]:
             "and A depends on where the data end"
         )
     return tuple(found)
+
+
+def _columns_of_y(curves: Sequence[Curve]) -> list[str]:
+    """Return the names of y; two of them seldom mean the same."""
+    return sorted({unit_of(curve.y_name) for curve in curves})
 
 
 def _other_prompts(curves: Sequence[Curve]) -> str | None:

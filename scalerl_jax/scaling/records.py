@@ -113,11 +113,12 @@ class Curve:
     num_left_out: int = 0  # early points that were removed
     x_name: str
     y_name: str
+    x_column: str = ""  # that x was read from, whatever `x_name` calls it; "": unknown
     name: str = ""  # of the run
     is_wall_time: bool = False  # x is chip-hours of a CPU, which give no verdict
     recipe: str = ""  # equal for runs that differ only in their seed; "": unknown
     seed: str = ""  # of the run; "": unknown
-    chip: str = ""  # kind of chip; "": unknown
+    chip: str = ""  # kind of chip, or kinds; "": unknown
     # Settings of the run's evaluations by name: those that choose the prompts, and how
     # these are sampled and judged (`run_settings.evaluated`); empty: unknown.
     prompts: dict[str, Any] = dataclasses.field(default_factory=dict)

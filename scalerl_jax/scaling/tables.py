@@ -143,6 +143,11 @@ def is_step(column: str) -> bool:
     return _last_part(column) in STEP_NAMES
 
 
+def unit_of(column: str) -> str:
+    """Return a column's name as it is in files of all kinds: step, pass_rate."""
+    return STEP_COLUMN if is_step(column) else column.removeprefix(EVENTS_PREFIX)
+
+
 def starts_at_zero(step: str) -> bool:
     """Return whether step 0 of a column is before training; W&B's _step 0 is not."""
     return _last_part(step) != STEP_NAMES[-1]

@@ -103,6 +103,56 @@ def test_chip_hours_of_a_cpu_are_said_to_be_wall_time(tmp_path, capsys):
     assert "wall time" not in capsys.readouterr().out
 
 
+def test_each_run_of_a_table_has_its_own_chip(tmp_path, capsys):
+    """Arms on machines of their own, in one table: the first row's is not all's."""
+    rows = [{"arm": n, "seed": s} for n in ("pod", "laptop") for s in (0, 1, 2)]
+    generator, lines = np.random.default_rng(0), []
+    for row in rows:
+        row["chip"] = "cpu" if row["arm"] == "laptop" else "TPU v5p"
+        plateau = (0.7 if row["arm"] == "laptop" else 0.5) + 0.005 * row["seed"]
+        for hours in np.arange(1.0, 31.0):
+            rate = 0.2 + (plateau - 0.2) / (1.0 + (6.0 / hours) ** 2)
+            rate += generator.normal(0.0, 0.004)
+            lines.append(row | {"compute_chip_hours": hours, "pass_rate": rate})
+    file = tmp_path / "arms.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    flags = ["--x=compute_chip_hours", "--group=arm,seed", "--x-name=hours"]
+    assert main(["compare", str(file), *flags]) == 0
+    said = capsys.readouterr().out
+    assert "pod against laptop: not decided: chip-hours of a CPU are wall" in said
+    file.write_text(file.read_text().replace('"cpu"', '"NVIDIA H100"'))
+    assert main(["compare", str(file), *flags]) == 0
+    said = capsys.readouterr().out
+    assert "laptop is better: A is higher" in said
+    assert "the hours are of different chips, NVIDIA H100 and TPU v5p" in said
+
+
+def test_rewards_in_training_and_in_evaluations_are_not_compared(tmp_path, capsys):
+    """A trainer that was not evaluated logs the rewards of its training only."""
+    generator, files = np.random.default_rng(0), []
+    for name, column, plateau in (("a", "eval_reward", 0.5), ("b", "reward", 0.7)):
+        for seed in (0, 1):
+            log = []
+            for step in range(20, 1001, 20):
+                rate = 0.2 + (plateau + 0.01 * seed - 0.2) / (1.0 + (200 / step) ** 2)
+                log.append({"step": step, column: rate + generator.normal(0.0, 0.004)})
+            files.append(tmp_path / f"{name}{seed}")
+            files[-1].mkdir()
+            state = files[-1] / "trainer_state.json"
+            state.write_text(json.dumps({"log_history": log}))
+    a, b = map(str, files[:2]), map(str, files[2:])
+    assert main(["compare", *a, "--vs", *b, "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    (pair,) = record["pairs"]
+    assert pair["winner"] is None and pair["paper_rule"]["winner"] is None
+    assert pair["reason"] == (
+        "not decided: y is eval_reward in one run and reward in another"
+    )
+    assert "runs of different y are ranked: eval_reward and reward" in str(
+        record["runs"]["warnings"]
+    )
+
+
 def test_the_law_that_made_the_curve_foretells_it_best(runs, capsys, tmp_path):
     pictures = [tmp_path / "ex.svg", tmp_path / "ex-2.svg"]
     flags = ["--where=recipe=best", f"--out={pictures[0]}"]
@@ -150,7 +200,7 @@ def test_a_budget_is_split_by_the_sweep_that_wins_there(tmp_path, capsys):
     assert small["rollouts_per_prompt"] == 8 and small["steps"] == 39  # 1e4 / (8 * 32)
     assert large["rollouts_per_prompt"] == 128
     assert large["steps"] == 170  # 7e5 / (128 * 32)
-    assert main(["plan", str(file), *flags]) == 0
+    assert main(["plan", str(file), *flags, "--x-name=steps"]) == 0
     said = capsys.readouterr().out
     assert "700000 rollouts, where not every n has a run: n = 128" in said
 
@@ -534,6 +584,8 @@ def test_compute_of_a_cpu_is_in_tokens(tmp_path, capsys):
         said = capsys.readouterr()
         assert "generated_tokens" in said.out and "chip_hours" not in said.out
     assert main(["compare", *ours, "--vs", *other]) == 2
+    assert "different x: compute_chip_hours, generated" in capsys.readouterr().err
+    assert main(["compare", *ours, "--vs", *other, "--x-name=compute"]) == 2
     assert "different x: compute_chip_hours, generated" in capsys.readouterr().err
     hours = ["--x=compute_chip_hours"]
     assert main(["fit", ours[0], *hours]) == 0

@@ -362,18 +362,21 @@ def fit(flags: Flags) -> Answer:
     texts, records = [], []
     fits: dict[str, Fit] = {}
     written: list[Path | str] = []
-    for path, result in fit_each(flags):
-        curve = result.curve
-        fits[curve.name] = result
-        said, record = _with_extras(result, flags)
+    by_path = itertools.groupby(fit_each(flags), lambda each: each[0])
+    for path, each in by_path:
+        own = {result.curve.name: result for _, result in each}
+        fits |= own
+        said = [_with_extras(result, flags) for result in own.values()]
+        texts += [words for words, _ in said]
+        records += [record for _, record in said]
         if (path / EVALS_NAME).is_file():
             numbers, picture = path / "fit.json", path / "fit.png"
             with naming(numbers):
-                replace_file(numbers, to_json(record).encode())
-            _save(plots.draw_fits([result], [curve.name], title=curve.name), picture)
+                found = _one_or_all([record for _, record in said])
+                replace_file(numbers, to_json(found).encode())
+            title = next(iter(own)) if len(own) == 1 else ""
+            _save(plots.draw_fits([*own.values()], [*own], title=title), picture)
             written += [send_back(numbers), send_back(picture)]
-        texts.append(said)
-        records.append(record)
     if flags.out is not None:
         written.append(
             _save(plots.draw_fits(list(fits.values()), list(fits)), flags.out)

@@ -61,6 +61,18 @@ def test_a_run_directory_gets_its_picture(run_dir, capsys):
     assert "fit.png" in text and "R^2" in text and "forecast" in text
 
 
+def test_several_curves_of_a_run_are_all_in_its_file(run_dir, capsys):
+    lines = (run_dir / "evals.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    rows = [row | {"hard": 0.5 * row["pass_rate"]} for row in rows]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (run_dir / "evals.jsonl").write_text(text)
+    assert main(["fit", str(run_dir), "--y=pass_rate,hard", "--json"]) == 0
+    easy, hard = json.loads(capsys.readouterr().out)
+    assert (easy["name"], hard["name"]) == ("pass_rate", "hard")
+    assert json.loads((run_dir / "fit.json").read_text()) == [easy, hard]
+
+
 def test_known_errors_are_drawn_although_points_count_alike(run_dir):
     result = fit_curve(load_curve(run_dir))
     assert np.all(result.problem.weights == 1.0)

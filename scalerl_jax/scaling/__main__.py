@@ -158,16 +158,12 @@ def _each_run(paths: Sequence[Path]) -> list[Path]:
 
 
 def _load_all(
-    paths: Sequence[Path],
-    selection: scaling.Selection,
-    constants: tuple[str, ...],
-    *,
-    least: int,
+    flags: Flags, selection: scaling.Selection, constants: tuple[str, ...]
 ) -> Curves:
     """Return the curves of all paths; warn of a path without one if others have one."""
     loaded: Curves = []
     unusable: list[CurveError] = []
-    given = _each_run(paths)
+    given = _each_run(flags.paths)
     for path in given:
         try:
             curves = scaling.load_curves(path, selection=selection, constants=constants)
@@ -180,7 +176,7 @@ def _load_all(
             continue
         loaded += [(path, curve) for curve in curves]
     found = _under_unique_names(loaded)
-    _tell_left_out(unusable, found, least)
+    _tell_left_out(unusable, found, flags)
     return found
 
 
@@ -202,12 +198,17 @@ def _under_unique_names(curves: Curves) -> Curves:
 
 
 def _tell_left_out(
-    unusable: Sequence[CurveError], found: Sequence[Any], least: int
+    unusable: Sequence[CurveError], found: Sequence[Any], flags: Flags
 ) -> None:
-    """Print why runs are left out; raise the first reason if too few are left."""
-    if unusable and len(found) < least:
+    """Print why runs are left out; raise the first reason if too few are left.
+
+    `flags.left_out` has them for the page of `report`.
+    """
+    if unusable and len(found) < (2 if flags.command == "compare" else 1):
         raise unusable[0]
-    to_stderr(text.warned([f"a run is left out: {each}" for each in unusable]))
+    told = [f"a run is left out: {each}" for each in unusable]
+    flags.left_out = [*getattr(flags, "left_out", []), *told]
+    to_stderr(text.warned(told))
 
 
 def read(flags: Flags, **settings: str | None) -> Curves:
@@ -229,7 +230,7 @@ def read(flags: Flags, **settings: str | None) -> Curves:
     selection = dataclasses.replace(
         _from_flags(scaling.Selection, flags), constant=flags.command in VERDICTS
     )
-    found = _load_all(flags.paths, selection, constants, least=_least(flags))
+    found = _load_all(flags, selection, constants)
     if flags.command not in SHOW_WARNINGS or constants:
         notes = dict.fromkeys(note for _, curve in found for note in curve.warnings)
         to_stderr(text.warned(list(notes)))
@@ -281,13 +282,8 @@ def of_each(
             if len(curves) == 1:
                 raise
             unusable.append(failure)
-    _tell_left_out(unusable, found, _least(flags))
+    _tell_left_out(unusable, found, flags)
     return found
-
-
-def _least(flags: Flags) -> int:
-    """Return the least number of curves that a command needs."""
-    return 2 if flags.command == "compare" else 1
 
 
 def _one_or_all(records: list[Any]) -> Any:
@@ -769,7 +765,7 @@ def report(flags: Flags) -> Answer:
     fitted = fit_each(flags)
     fits = {fit.curve.name: fit for _, fit in fitted}
     paths = {fit.curve.name: path for path, fit in fitted}
-    page = make_report(fits, title=flags.title, paths=paths)
+    page = make_report(fits, title=flags.title, paths=paths, left_out=flags.left_out)
     with naming(flags.out):
         replace_file(flags.out, page.encode())
     verdicts = {

@@ -49,6 +49,7 @@ def make_report(
     title: str,
     paths: Mapping[str, Path] | None = None,
     pairs: Sequence[Comparison] | None = None,
+    left_out: Sequence[str] = (),
 ) -> str:
     """Return the page, ready to be written to a file.
 
@@ -58,18 +59,18 @@ def make_report(
             training curves and some rollouts.
         pairs: comparisons of recipes chosen in advance; by default a few recipes are
             compared pairwise, and many with the recipe of the best run.
+        left_out: sentences on runs that are not among the fits, or not whole.
     """
     import jinja2
 
     first = next(iter(fits.values()))
     details = _read_runs(paths or {}, first.x_name)
     trained = _draw_training(fits, details)
-    told = [name for name, each in details.items() if each.rollouts]
+    told = any(each.rollouts for each in details.values())
     in_detail, several = len(fits) <= MOST_IN_DETAIL, len(fits) > 1
     parts = ["Summary", *(["Comparison"] if several else [])]
     parts += [*(["Settings"] if details else []), *(["Training"] if trained else [])]
-    parts += [*(["Rollouts"] if told else [])]
-    parts += [*(fits if in_detail else ["Runs"]), "Method"]
+    parts += [*(["Rollouts"] if told else []), *(fits if in_detail else ["Runs"])]
     data = {name: fit.to_record() for name, fit in fits.items()}
     page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     page.filters["base64"] = lambda svg: base64.b64encode(svg).decode()
@@ -82,11 +83,12 @@ def make_report(
     drawn = draw_fits(list(fits.values()), list(fits), title=title) if several else None
     made = page.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         title=title,
-        parts=parts,
+        parts=[*parts, "Method"],
         text=text,
         first=first,
         verdicts=[_verdict(name, fit) for name, fit in fits.items()],
         summary=_summary(fits),
+        left_out=left_out,
         unsure=[name for name, fit in fits.items() if not fit.identified],
         svg=drawn and to_svg(drawn),
         compared=_compared(fits, pairs) if several else None,

@@ -82,6 +82,7 @@ def main(argv: list[str] | None = None) -> int:
     else:
         findings, out = find(study, root), flags.out or root / "report"
         files = write_report(study, findings, root, out, title=title)
+        to_stderr(text.warned(findings.notes))
         to_stdout(describe(study, findings))
     to_stdout("".join(f"wrote {file}\n" for file in files))
     return 0

@@ -69,6 +69,12 @@ class Findings:
                 )
         return found
 
+    @property
+    def notes(self) -> list[str]:
+        """The reader's notes on all runs: rows left out, and why."""
+        found = (w for fit in self.fits.values() for w in fit.whole_curve.warnings)
+        return list(dict.fromkeys(found))
+
     def of_arm(self, arm: str) -> list[tuple[int, Fit]]:
         """Return the fits of an arm, by seed."""
         return [(run.seed, fit) for run, fit in self.fits.items() if run.arm == arm]
@@ -96,7 +102,6 @@ def find(study: Study, root: Path) -> Findings:
                 name=planned.name,
                 recipe=planned.arm,
                 seed=str(planned.seed),
-                warnings=(),
             )
             fits[planned] = fit_curve(curve)
         except CurveError as error:
@@ -104,6 +109,7 @@ def find(study: Study, root: Path) -> Findings:
             continue
         if not state.finished:
             why = f"; it cannot reach {state.behind}" if state.behind else ""
+            why += f"; it failed: {state.failure}" if state.failure else ""
             done = f"step {state.step} of {study.steps}{why}"
             left_out[planned.name] = f"fitted as far as it is: {done}"
     if not fits:
@@ -259,6 +265,7 @@ def differences_table(findings: Findings) -> list[Row]:
             None,
         )
         row["shared_A"] = pair.shared_asymptote
+        row["compared_at"] = pair.compared_at
         row["paper_rule"] = pair.paper_rule.winner
         row["seeds_to_decide"] = None if pair.winner else seeds_to_decide(pair)
         rows.append(row)
@@ -315,6 +322,7 @@ def write_report(
             title=title,
             paths={run.name: root / run.name for run in findings.fits},
             pairs=findings.pairs,
+            left_out=said_of_left_out(study, findings),
         ).encode(),
     }
     runs = rank(fits, group_runs(fits)) if len(fits) > 1 else None
@@ -339,10 +347,21 @@ def describe(study: Study, findings: Findings) -> str:
                 f"  if the true difference is the measured one, {count} seeds of each "
                 f"would decide it in 4 of 5 studies"
             )
-    lines += [f"{name}: {why}" for name, why in findings.left_out.items()]
+        lines += [f"  warning: {warning}" for warning in pair.warnings]
+    lines += said_of_left_out(study, findings)
     lines += forecast_lines(findings)
     lines += pruned_lines(findings.pruned)
     return "\n".join(lines) + "\n"
+
+
+def said_of_left_out(study: Study, findings: Findings) -> list[str]:
+    """Return sentences on runs without a fit or an end, and on pairs without both."""
+    compared = {tuple(pair.names) for pair in findings.pairs}
+    return [f"{name}: {why}" for name, why in findings.left_out.items()] + [
+        f"{a} against {b}: not compared: no seed has a run of both"
+        for a, b in study.compared
+        if (a, b) not in compared
+    ]
 
 
 def pruned_lines(found: ReplayedStudy | None) -> list[str]:

@@ -599,6 +599,19 @@ def test_compute_of_a_cpu_is_in_tokens(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("short_reports")
+def test_the_page_names_what_is_left_out_of_it(runs, tmp_path):
+    short, page = tmp_path / "short.csv", tmp_path / "page.html"
+    short.write_text("recipe,gpu_hours,pass_rate\nnew,100,0.3\nnew,200,0.4\n")
+    broken = tmp_path / "broken.csv"
+    broken.write_text("recipe,gpu_hours,pass_rate\nbad,100,7\n")
+    flags = ["--x=gpu_hours", "--group=recipe", f"--out={page}"]
+    assert main(["report", *map(str, (runs, short, broken)), *flags]) == 0
+    said = page.read_text()
+    assert "a run is left out: new: 2 points" in said
+    assert f"a run is left out: {broken}:2: pass_rate = 7 is outside" in said
+
+
+@pytest.mark.usefixtures("short_reports")
 def test_one_run_of_several_that_cannot_be_used_is_left_out_by_name(tmp_path, capsys):
     ours = seeds_of_a_run(tmp_path, "prompt", asymptote=0.8)
     constant = write_run(tmp_path / "dead", seed=9, rates=[0.5] * 20)

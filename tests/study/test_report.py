@@ -126,6 +126,38 @@ def test_equal_arms_are_not_decided_and_a_missing_run_is_named(tmp_path):
     assert sorted(out.iterdir()) == sorted(files)
 
 
+def test_all_that_is_left_out_is_told_in_the_page_too(tmp_path):
+    """A run that failed midway, a row without a rate, arms without a common seed."""
+    study = dataclasses.replace(
+        STUDY, arms=STUDY.arms | {"other": {"objective.aggregation": "sample"}}
+    )
+    write_runs(tmp_path, {"low": 0.6, "high": 0.7}, seeds=(0, 1))
+    write_runs(tmp_path, {"other": 0.7}, seeds=(2,))
+    file = tmp_path / "high/seed1/evals.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()[:31]]
+    rows[5]["pass_rate"] = None
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "high/seed1/metrics.jsonl").write_text('{"step": 30}\n')
+    failed = json.dumps({"why": "out of memory", "status": 1})
+    (tmp_path / "high/seed1/failed.json").write_text(failed)
+    findings = find(study, tmp_path)
+    said = describe(study, findings)
+    write_report(study, findings, tmp_path, tmp_path / "report", title="three")
+    page = (tmp_path / "report" / "report.html").read_text()
+    for told in (
+        "high/seed1: fitted as far as it is: step 30 of 40; it failed: out of memory",
+        "low/seed2: not begun",
+        "low against other: not compared: no seed has a run of both",
+        "all are compared by their fits up to 6,000",
+    ):
+        assert told in said and told in page
+    (note,) = findings.notes
+    assert note.endswith("evals.jsonl: 1 of 31 rows left out: no number in pass_rate")
+    assert note in page
+    (pair,) = table(tmp_path / "report" / "differences.csv")
+    assert float(pair["compared_at"]) == 6000.0
+
+
 @pytest.mark.slow
 def test_no_seeds_decide_what_seeds_cannot(tmp_path):
     """An arm that does not climb: more of its seeds do not either."""

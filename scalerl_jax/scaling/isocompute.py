@@ -162,6 +162,7 @@ def fit_isocompute(
     fits, kept, warnings = _fit_runs(runs, bin_width, records_only)
     tested = _tested(runs, kept, warnings)
     n = np.array([run.rollouts_per_prompt for run in kept])
+    warnings += _uneven(n, tested)
     ranges = np.array([_range(run) for run in kept])
     last = ranges[:, 1].max()
     shared_end = min(ranges[n == each, 1].max() for each in tested)
@@ -218,6 +219,22 @@ def _tested(
             f"least two values{'; ' + warnings[0] if warnings else ''}"
         )
     return tested
+
+
+def _uneven(n: np.ndarray, tested: list[int]) -> list[str]:
+    """Return a warning if one n has more runs than another.
+
+    The highest of several equal curves is higher than one of them.
+    """
+    counts = [int((n == each).sum()) for each in tested]
+    most, least = np.argmax(counts), np.argmin(counts)
+    if counts[most] == counts[least]:
+        return []
+    return [
+        f"n = {tested[most]} has {counts[most]} runs and n = {tested[least]} has "
+        f"{counts[least]}: the best of more runs is higher by chance; give every n as "
+        f"many"
+    ]
 
 
 def _fit_runs(

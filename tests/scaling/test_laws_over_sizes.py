@@ -292,6 +292,13 @@ def test_an_n_does_not_win_because_the_runs_of_others_have_ended():
         fit_isocompute([flat, *runs[1:]])
 
 
+def test_an_n_of_more_runs_than_another_gets_a_warning():
+    runs = sweep()
+    assert not fit_isocompute(runs).warnings
+    (warning,) = fit_isocompute([*runs, runs[0]]).warnings
+    assert warning.startswith("n = 8 has 2 runs and n = 16 has 1: the best of more")
+
+
 def test_a_budget_is_spent_on_rollouts_then_prompts_then_steps():
     found = fit_isocompute(sweep())
     spent = found.allocate(1e6)

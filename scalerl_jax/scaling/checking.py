@@ -91,7 +91,7 @@ def assess(
     except CurveError as failure:
         return dataclasses.replace(status, waiting=str(failure))
     horizon = max(horizon or 2.0 * result.x_last, result.x_last)
-    low, high = result.band(horizon)
+    low, high = result.forecast_band(horizon)
     status = dataclasses.replace(
         status,
         fit=result,

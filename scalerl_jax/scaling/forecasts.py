@@ -399,11 +399,14 @@ def plan(
 
 
 def _doubling(fit: Fit, theta: Array) -> Estimate:
-    """Return the pass rate gained by twice the compute; interval over theta [K, 4]."""
+    """Return the pass rate gained by twice the compute; interval over theta [K, 4].
+
+    It holds the value, too (`Fit.forecast_band`).
+    """
     ends = [fit.x_last, 2.0 * fit.x_last]
-    before, after = fit.forecast(ends)
+    value = float(np.diff(fit.forecast(ends))[0])
     gains = np.diff(fit.curves(theta, ends), axis=1)[:, 0]
-    return Estimate(value=float(after - before), interval=envelope(gains))
+    return Estimate(value=value, interval=envelope(np.append(gains, value)))
 
 
 def marginal_gains(fit: Fit, theta: Array, x: Array) -> Array:

@@ -259,7 +259,7 @@ class LiveFit:
         if self._settings.stop == "alarm" and status.falling:
             self.stop_reason = status.alarm
         if self._settings.stop == "plateau" and result.identified:
-            _, high = result.band(2.0 * result.x_last)
+            _, high = result.forecast_band(2.0 * result.x_last)
             gain = float(high) - float(result.predict(result.x_last))
             if gain < self._settings.min_gain:
                 self.stop_reason = (

@@ -209,6 +209,14 @@ class Fit(Record):
         shape = np.shape(x)
         return curves.min(axis=0).reshape(shape), curves.max(axis=0).reshape(shape)
 
+    def forecast_band(self, x: ArrayLike) -> tuple[Array, Array]:
+        """Return `band` at x, wider where the forecast lies outside of it.
+
+        Many curves that are each unlikely may move the mean beyond the likely ones.
+        """
+        (low, high), middle = self.band(x), self.forecast(x)
+        return np.minimum(low, middle), np.maximum(high, middle)
+
     def prediction_band(self, x: ArrayLike) -> tuple[Array, Array]:
         """Return the range in [0, 1] that holds an evaluation at x with chance `level`.
 

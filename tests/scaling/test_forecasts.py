@@ -6,7 +6,8 @@ from scipy.optimize import least_squares
 from scipy.stats import norm
 from scipy.stats import t as student
 
-from scalerl_jax.scaling import extrapolate_curve, fit, make_curve
+from scalerl_jax.scaling import extrapolate_curve, fit, make_curve, plan
+from scalerl_jax.scaling.checking import assess
 from scalerl_jax.scaling.fit import require_both
 from scalerl_jax.scaling.identifiability import durbin_watson
 from scalerl_jax.scaling.uncertainty import SHARE_OF_MARGIN, selected_quantile
@@ -100,6 +101,21 @@ def _power_error(curve):
         bounds=([0, 0, 0.01], [1, 1, 8]),
     )
     return np.abs(power(best.x, curve.x[~seen]) - curve.y[~seen]).mean()
+
+
+def test_a_forecast_lies_within_its_own_interval():
+    """A step of few evaluations: slow curves, each unlikely, move the mean."""
+    y = [0.25, 0.26, 0.25, 0.2, 0.45, 0.53, 0.5, 0.54]
+    result = fit([0.0, 1.0, 2.0, 3.0, 5.0, 7.0, 9.0, 10.0], y)
+    doubled = plan(result).doubled
+    gains = np.diff(result.curves(result.accepted, [10.0, 20.0]), axis=1)
+    assert doubled.value > gains.max() + 0.005
+    assert doubled.interval.low < doubled.value == doubled.interval.high
+    y = [0.24, 0.24, 0.25, 0.24, 0.27, 0.33, 0.35, 0.34]
+    status = assess(make_curve([0.0, 1.0, 2.0, 3.0, 5.0, 7.0, 9.0, 10.0], y))
+    assert status.fit is not None and status.horizon == 20.0
+    assert status.forecast > status.fit.band(20.0)[1] + 0.02
+    assert status.forecast_band.low < status.forecast == status.forecast_band.high
 
 
 def test_bands_stay_inside_zero_and_one():

@@ -773,5 +773,6 @@ def fit_together(fits: Sequence[Fit]) -> Fit:
         if len(start_errors) == count
         else None,
         r0_evaluations=count,
+        num_left_out=sum(curve.num_left_out for curve in curves),
     )
     return fit_alone(pooled, settings)

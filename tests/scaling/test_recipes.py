@@ -15,6 +15,7 @@ from scalerl_jax.scaling import (
     compare_many,
     extrapolate_curve,
     fit,
+    fit_curve,
     linearise,
     make_curve,
     plan,
@@ -376,6 +377,8 @@ def test_pooled_seeds_carry_the_spread_between_them():
     assert pool_seeds([run()]).warnings == (
         "one seed: what seeds change is not measured",
     )
+    late = [fit_curve(run(i).curve, fit_from=X[3 + i]) for i in range(2)]
+    assert pool_seeds(late).fit.num_left_out == 3 + 4
     with pytest.raises(CurveError, match="one law"):
         pool_seeds([run(), fit(X, rate(X), law="power")])
 

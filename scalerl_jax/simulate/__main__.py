@@ -127,6 +127,8 @@ def _run(argv: list[str]) -> int:
     figures = outcome.figures()
     if said["json"]:
         answer = figures | outcome.counts | {"chips": outcome.scenario.chips}
+        if said["price"]:
+            answer["price_per_step"] = said["price"] * figures["chip_hours_per_step"]
         answer |= dataclasses.asdict(world.basis)
         to_stdout(json.dumps(answer) + "\n")
     else:
@@ -250,7 +252,10 @@ def _sweep(world: World, values: dict[str, list[int]], *, as_json: bool) -> int:
     if not best.figures:
         raise ValueError(f"no combination of --sweep is valid: {best.reason}")
     if as_json:
-        answer = [{**point.settings, **point.figures} for point in points]
+        answer = [
+            point.settings | (point.figures or {"reason": point.reason})
+            for point in points
+        ]
         to_stdout(json.dumps(answer) + "\n")
     else:
         to_stdout(table(points))

@@ -52,6 +52,9 @@ def test_json_has_the_settings_of_the_config():
     assert turns["staleness_max"] == 0 < ahead["staleness_max"]
     assert ahead["step_s"] < turns["step_s"]
     assert ahead["trained_groups"] == 30 * 32
+    assert "price_per_step" not in ahead
+    priced = json.loads(ask(f"{line} --price=2"))
+    assert priced["price_per_step"] == 2.0 * priced["chip_hours_per_step"] > 0
 
 
 def test_figures_of_steps_without_a_decode_call_are_numbers():
@@ -123,6 +126,8 @@ def test_a_sweep_names_the_cheapest_and_what_cannot_be():
     assert "leave no device of v5p:4x4x4 (64) to the learner" in rows[2][2]
     words = re.findall(r"--config\.\S+", said)
     assert words[:2] == ["--config.generators.count=9", "--config.sampler.slots=32"]
+    *_, invalid = json.loads(ask(f"{line} --json --sweep=generators.count=9,16"))
+    assert invalid["generators.count"] == 16 and "no device" in invalid["reason"]
     # A run with the settings that it names costs what the row says.
     alone = ask(" ".join([line, *words]))
     assert alone.startswith("16 chips learn, 9 x 4 generate with 32 slots each, 12 are")

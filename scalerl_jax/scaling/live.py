@@ -28,7 +28,12 @@ from scalerl_jax.scaling.checking import (
 )
 from scalerl_jax.scaling.load import Selection, load_curve
 from scalerl_jax.scaling.plots import draw_status, to_png
-from scalerl_jax.scaling.records import CurveError, HeaderError, amount
+from scalerl_jax.scaling.records import (
+    CurveError,
+    HeaderError,
+    SeveralCurvesError,
+    amount,
+)
 from scalerl_jax.scaling.run_settings import read_settings
 from scalerl_jax.scaling.text import show
 
@@ -144,7 +149,8 @@ def watch(
     """Show a run until it ends; returns the exit status, 3 after an alarm.
 
     With `once`, looks once and raises CurveError if there is nothing to fit; otherwise
-    waits until there is, unless a table's header has no column of compute.
+    waits until there is, unless a table's header has no column of compute, or there are
+    several curves.
 
     Args:
         every_s: seconds between two looks.
@@ -168,7 +174,7 @@ def _look(run: Watch, *, once: bool, waiting: str) -> str:
     try:
         status = run.look()
     except CurveError as failure:
-        if once or isinstance(failure, HeaderError):
+        if once or isinstance(failure, HeaderError | SeveralCurvesError):
             raise
         if str(failure) != waiting:
             to_stdout(f"waiting: {failure}\n")

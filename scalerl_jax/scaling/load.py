@@ -29,6 +29,7 @@ from scalerl_jax.scaling.records import (
     Curve,
     CurveError,
     HeaderError,
+    SeveralCurvesError,
     declines,
     make_curve,
 )
@@ -255,7 +256,7 @@ def load_curve(
     curves = load_curves(path, selection=selection, **columns)
     if len(curves) > 1:
         names = ", ".join(curve.name for curve in curves)
-        raise CurveError(
+        raise SeveralCurvesError(
             f"{path}: {len(curves)} curves where one is needed: {names}; choose one "
             "with --where COLUMN=VALUE, or --y where each column is a run"
         )

@@ -43,6 +43,10 @@ class HeaderError(CurveError):
     """A header that lacks every usual column, which no later row brings."""
 
 
+class SeveralCurvesError(CurveError):
+    """Several curves where one is needed, of which no later row makes one."""
+
+
 class TooFewPointsError(CurveError):
     """A curve with too few evaluations to be fitted."""
 

@@ -26,7 +26,13 @@ from scalerl_jax.formats.bounded import MOST_WHOLE, read_bytes, read_lines
 from scalerl_jax.formats.reading import parse_json, read_json, read_value
 from scalerl_jax.formats.remote import files_of_run
 from scalerl_jax.scaling.event_files import PATTERN, read_series
-from scalerl_jax.scaling.records import DEFAULT_X, DEFAULT_Y, TOKENS_X, CurveError
+from scalerl_jax.scaling.records import (
+    DEFAULT_X,
+    DEFAULT_Y,
+    TOKENS_X,
+    CurveError,
+    SeveralCurvesError,
+)
 
 Mark = Literal[".", ","]
 MARKS: tuple[Mark, ...] = (".", ",")
@@ -342,7 +348,7 @@ def _find_in(folder: Path) -> Path:
     if own := _own_file(folder):
         return own
     if runs := runs_below(folder):
-        raise CurveError(
+        raise SeveralCurvesError(
             f"{folder}: {len(runs)} runs are below this directory: read each of them, "
             f"as {runs[0]}"
         )

@@ -142,6 +142,15 @@ def test_watch_waits_for_rows_but_not_for_a_column_that_the_header_lacks(
     with pytest.raises(CurveError, match=r"choose --x from: rollouts, pass_rate"):
         watch(Watch(path=file), every_s=9.0, once=False, clock=Clock())
     assert capsys.readouterr().out.count("waiting: ") == 2  # for the file, and rows
+    file.write_text("run,step,pass_rate\na,1,0.5\nb,1,0.4\n")
+    several = Watch(path=file, selection=Selection(group="run"))
+    with pytest.raises(CurveError, match="2 curves where one is needed: a, b"):
+        watch(several, every_s=9.0, once=False, clock=Clock())
+    for name in ("one", "other"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "evals.jsonl").touch()
+    with pytest.raises(CurveError, match="2 runs are below this directory"):
+        watch(Watch(path=tmp_path / "runs"), every_s=9.0, once=False, clock=Clock())
     # A column that is named may come: some loggers write the header again.
     texts = iter(["rollouts,pass_rate,tokens\n10,0.5,3000\n"])
     named = Watch(path=file, selection=Selection(x="tokens"))

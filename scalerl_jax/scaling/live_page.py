@@ -152,6 +152,7 @@ class FollowedRun:
         self._seen = seen
         try:
             self._status = self._watch.look() or self._status
+            self._waiting = ""
         except (CurveError, OSError) as failure:  # too few evaluations, mostly
             self._waiting = str(failure)
         except Exception as failure:  # noqa: BLE001  shown; others are followed on
@@ -163,8 +164,9 @@ class FollowedRun:
         return changed
 
     def _read(self, folder: Path) -> dict[str, Any]:
-        notes: list[str] = []
         status = self._status
+        # A fit stays on the page when the file can be read no longer, and says so.
+        notes = [self._waiting] if status and self._waiting else []
         x_name = status.curve.x_name if status else "generated_tokens"
         columns = {column for chart in CHARTS for column in chart.columns}
         training = read_training(

@@ -110,6 +110,19 @@ def test_rows_of_no_use_and_a_fit_that_fails_leave_a_page_that_goes_on(
     assert "it cannot be fitted: ZeroDivisionError" in runs["a"]["waiting"]
 
 
+def test_a_file_that_can_be_read_no_longer_is_told_beside_the_fit(served):
+    folder, server, ask = served
+    grow(folder / "a", 3, 12)
+    server.board.refresh()
+    whole = (folder / "a" / "evals.jsonl").read_text()
+    for text, told in ((whole + '{"step": 13, \n{}\n', "not valid JSON"), (whole, "")):
+        (folder / "a" / "evals.jsonl").write_text(text)
+        server.board.refresh()
+        run = json.loads(ask("/runs.json")[1])["runs"][0]
+        assert "A 0.8" in run["law"]
+        assert told in "".join(run["notes"]) and len(run["notes"]) == bool(told)
+
+
 def test_only_browsers_that_were_sent_here_are_answered(served):
     _, server, ask = served
     assert server.server_address[0] == "127.0.0.1"

@@ -142,6 +142,12 @@ def _different_measures(runs: Runs, names: Names) -> tuple[str, ...]:
         )
     found += _different_axes([fit.curve for fits in runs for fit in fits])
     for name, fits in zip(names, runs, strict=True):
+        kinds = len({fit.curve.recipe for fit in fits if fit.curve.recipe})
+        if kinds > 1:
+            found.append(
+                f"runs of {name} are of {kinds} recipes, by their settings or their "
+                "files, and are taken for one"
+            )
         seeds = [fit.curve.seed for fit in fits if fit.curve.seed]
         again = sorted({seed for seed in seeds if seeds.count(seed) > 1})
         if again:

@@ -448,6 +448,12 @@ def test_runs_that_differ_in_their_seeds_are_one_recipe(tmp_path, capsys):
     assert main(["compare", ours[0], "--vs", *ours[1:], "--json"]) == 0
     (pair,) = json.loads(capsys.readouterr().out)["pairs"]
     assert pair["num_runs"] == [1, 2] and pair["winner"] is None
+    assert not pair["warnings"]
+    flags = ["--vs", *others[1:], "--json", "--x=generated_tokens"]
+    assert main(["compare", *ours[1:], others[0], *flags]) == 0
+    (pair,) = json.loads(capsys.readouterr().out)["pairs"]
+    (warning,) = pair["warnings"]
+    assert warning.startswith(f"runs of {pair['names'][0]} are of 2 recipes, by their")
 
 
 @pytest.mark.parametrize(

@@ -223,14 +223,16 @@ def draw_linearised(runs: RunTable, *, names: Sequence[str] | None = None) -> "F
     All runs have the shared A, so that their slopes can be compared; a run that does
     not share it is left out.  Points whose pass rate is not between R0 and A have no
     value and are left out.  `names` gives runs the colours that they have in
-    `draw_fits`; by default colours follow the rank.
+    `draw_fits`; by default, and if there are more names than colours, colours follow
+    the rank, so that no two of the legend are alike.
     """
     if runs.shared_asymptote is None:
         raise CurveError("A is identified for no run: the runs have no A to share")
     figure, axes = make_axes()
     handles: list[Any] = []
-    names = names or [row.name for row in runs.rows]
     rows = [row for row in runs.rows if row.linearised is not None]
+    if not names or len(names) > len(COLOURS):
+        names = [row.name for row in rows]
     for place, row in enumerate(rows):
         assert row.linearised is not None and row.shared_exponent is not None
         colour = COLOURS[names.index(row.name) % len(COLOURS)]
@@ -254,6 +256,8 @@ def draw_linearised(runs: RunTable, *, names: Sequence[str] | None = None) -> "F
     heading = f"slope B at the shared A = {runs.shared_asymptote:.3f}"
     if len(rows) < len(runs.rows):
         heading += f" ({len(runs.rows) - len(rows)} with another A or none left out)"
+    if len(rows) > MOST_NAMED:
+        heading += f" (of {len(rows)} runs, the legend names {MOST_NAMED})"
     heading += _drawn_text(max(row.x.size for row in rows))
     finish(axes, [row.fit for row in rows], handles, heading)
     axes.tick_params("y", labelsize=8.5)  # 1e+12 is wide

@@ -66,6 +66,17 @@ def test_the_slopes_of_runs_with_another_plateau_are_not_drawn():
     assert "2 with another A or none left out" in axes.get_title(loc="left")
 
 
+def test_no_two_lines_of_a_legend_have_one_colour():
+    """Of twelve runs the last are among the best, with colours of the first."""
+    fits = {f"run {i}": fit_curve(climbing(0.85, 0.02, i)) for i in range(12)}
+    figure = draw_linearised(compare_many(fits), names=list(fits))
+    (legend,) = figure.legends or [figure.axes[0].get_legend()]
+    colours = [line.get_color() for line in legend.get_lines()]
+    assert len(colours) == len(set(colours)) == 10
+    title = figure.axes[0].get_title(loc="left")
+    assert "(of 12 runs, the legend names 10)" in title
+
+
 def test_a_name_of_a_run_is_drawn_as_it_is_spelled():
     """A "$" begins no formula, and what an SVG file cannot hold is left out."""
     names = [r"$\frac{x$", "_under\x1b\ud800"]

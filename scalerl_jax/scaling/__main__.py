@@ -883,8 +883,10 @@ def _plan_flops(flags: Flags) -> Answer:
     for flops in flags.flops:
         size, tokens = map(float, scaling.compute_optimal(found, flops))
         loss = float(found.predict(size, tokens))
+        beyond = size > found.largest[0] or tokens > found.largest[1]
         allocations.append(
             {"flops": flops, "model_size": size, "tokens": tokens, "loss": loss}
+            | {"beyond_data": beyond}
         )
     said = fitted.said + text.compute_optimal_text(allocations)
     return Answer(said, found.to_record() | {"allocations": allocations})

@@ -135,6 +135,8 @@ class SurfaceFit(SurfaceLaw):
     r_squared: float
     sigma: float  # of the residuals, in the unit of the output
     warnings: tuple[str, ...] = ()
+    # The largest value of each input that was fitted.
+    largest: tuple[float, ...] = dataclasses.field(repr=False, default=())
 
     def predict(self, *inputs: ArrayLike) -> Array:
         """Return the output at the inputs, which broadcast."""
@@ -185,6 +187,7 @@ def fit_surface(
     return SurfaceFit(
         **vars(law),
         num_points=output.size,
+        largest=tuple(float(each.max()) for each in inputs),
         level=level,
         parameters=law.named(values, intervals),
         converged=best.status > 0,

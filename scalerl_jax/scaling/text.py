@@ -548,7 +548,8 @@ def compute_optimal_text(allocations: Sequence[dict[str, Any]]) -> str:
     """Return model size, tokens and loss of each budget of FLOPs."""
     return "".join(
         f"{a['flops']:g} FLOPs: N = {amount(a['model_size'])} parameters, "
-        f"D = {amount(a['tokens'])} tokens, loss {a['loss']:.4f}\n"
+        f"D = {amount(a['tokens'])} tokens, loss {a['loss']:.4f}"
+        + (", beyond the models that were fitted\n" if a["beyond_data"] else "\n")
         for a in allocations
     )
 

@@ -80,8 +80,11 @@ def test_flops_are_spent_as_chinchilla_says(models, capsys):
     assert 6 * size * tokens == pytest.approx(5.76e23)
     by_size = 0.34 * 406.4 / size**0.34  # N dL/dN
     assert by_size == pytest.approx(0.28 * 410.7 / tokens**0.28, rel=1e-2)
-    assert main(["plan", *models, "--flops=1e21"]) == 0
-    assert "1e+21 FLOPs: N = " in capsys.readouterr().out
+    assert spent["beyond_data"] and tokens > 5e11  # of the largest model
+    assert main(["plan", *models, "--flops=1e21", "--flops=1e24"]) == 0
+    inside, beyond = capsys.readouterr().out.splitlines()[-2:]
+    assert inside.startswith("1e+21 FLOPs: N = ") and "beyond" not in inside
+    assert beyond.endswith(", beyond the models that were fitted")
 
 
 @pytest.mark.parametrize(

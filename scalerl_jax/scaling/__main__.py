@@ -241,7 +241,7 @@ def read(flags: Flags, **settings: str | None) -> Curves:
         if len(units) > 1:
             raise CurveError(
                 f"the curves are over different x: {', '.join(sorted(units))}; give "
-                "one that all have with --x"
+                "one that all have with --x; columns of one unit need one name"
             )
     return found
 

@@ -77,7 +77,10 @@ def _incomparable(runs: Runs, names: Names) -> str | None:
         return f"not decided: the runs are evaluated on different prompts: {found}"
     columns = _columns_of_y(every)
     if len(columns) > 1:
-        return f"not decided: y is {' in one run and '.join(columns[:2])} in another"
+        return (
+            f"not decided: y is {' in one run and '.join(columns[:2])} in another; "
+            "columns that measure the same need one name"
+        )
     return None
 
 

@@ -146,7 +146,8 @@ def test_rewards_in_training_and_in_evaluations_are_not_compared(tmp_path, capsy
     (pair,) = record["pairs"]
     assert pair["winner"] is None and pair["paper_rule"]["winner"] is None
     assert pair["reason"] == (
-        "not decided: y is eval_reward in one run and reward in another"
+        "not decided: y is eval_reward in one run and reward in another; columns that "
+        "measure the same need one name"
     )
     assert "runs of different y are ranked: eval_reward and reward" in str(
         record["runs"]["warnings"]

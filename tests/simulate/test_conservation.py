@@ -5,7 +5,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from scalerl_jax.controller.queue import RolloutQueue
@@ -92,7 +92,24 @@ def machines(draw):
     )
 
 
+# Seven samples for five slots, at whose rate half of a cache is quicker than all of it.
+FEW = Scenario(
+    num_prompts=1,
+    group_size=1,
+    max_staleness=0,
+    num_steps=4,
+    slots=5,
+    tokens_per_call=8,
+    cache_tokens=400,
+    prompt_tokens=1,
+    eval_every=3,
+    eval_completions=7,
+    eval_beside=True,
+)
+
+
 @settings(max_examples=60, deadline=None)
+@example(scenario=FEW, rates=Rates(decode_s=((1, 0.1), (8, 0.1))), tail=1.0)
 @given(scenario=scenarios(), rates=machines(), tail=st.sampled_from([1.0, 6.0]))
 def test_every_ticket_is_trained_on_once_or_left_at_the_end(scenario, rates, tail):
     lengths = SimulatedLengths(

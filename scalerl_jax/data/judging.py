@@ -54,8 +54,7 @@ class _Judges(NamedTuple):
     reward: RewardConfig
     read: Callable[[str, dict[str, Any]], RowToJudge]  # (place, row)
     own: OwnReward | None = None
-    answer_after: str = ""  # what is judged of a completion follows it
-    whole: bool = False  # without `answer_after`, all of the completion is judged
+    answer_of: Callable[[str], str | None] = str  # what is judged of a completion
 
 
 def make_parser() -> Parser:
@@ -159,11 +158,12 @@ def _run(flags: argparse.Namespace) -> None:
 def _judges(flags: argparse.Namespace, reward: RewardConfig) -> _Judges:
     """Return what judges by these flags."""
     after, named = flags.answer_after, flags.environment
+    answer_of = functools.partial(extract_answer, answer_after=after)
     if not named:
         for name in ("weights", "variables", "tools", "documents"):
             if value := getattr(flags, name):
                 raise ValueError(f"--{name}={value} is not read without --environment")
-        return _Judges(reward, _read_row, answer_after=after)
+        return _Judges(reward, _read_row, answer_of=answer_of)
     try:
         weights = tuple(map(float, filter(None, flags.weights.split(","))))
     except ValueError as error:
@@ -181,9 +181,8 @@ def _judges(flags: argparse.Namespace, reward: RewardConfig) -> _Judges:
     episode = EpisodeConfig(tools=tools, documents=flags.documents)
     own = read_own(named, reward, episode=episode, answer_after=after, prints=True)
     if check_own(own, reward):
-        read = functools.partial(_read_own_row, by_turns=True)
-        return _Judges(reward, read, own, whole=True)
-    return _Judges(reward, _read_own_row, own, after, whole=True)
+        return _Judges(reward, functools.partial(_read_own_row, by_turns=True), own)
+    return _Judges(reward, _read_own_row, own, answer_of if after else str)
 
 
 def _judges_of_package(name: str, reward: RewardConfig, after: str) -> _Judges:
@@ -204,7 +203,7 @@ def _judges_of_package(name: str, reward: RewardConfig, after: str) -> _Judges:
     )
     # The package gets the thinking too: it parts the completion itself.
     read = _PackageRows(name, tasks, by_turns=by_turns).read
-    return _Judges(reward, read, own, whole=True)
+    return _Judges(reward, read, own)
 
 
 class _PackageRows:
@@ -228,7 +227,7 @@ class _PackageRows:
         """
         task = self._tasks[self._place(row)]
         told = {"verifier": task["verifier"], "answer": task["reference"]}
-        return RowToJudge(place, _turns(row, several=self._by_turns), told)
+        return RowToJudge(place, _turns(row, by_turns=self._by_turns), told)
 
     def _place(self, row: dict[str, Any]) -> int:
         number, count = row.get("task"), len(self._tasks)
@@ -291,14 +290,14 @@ def _read_own_row(
     draft = _draft(row, own=True)
     prompt = first(row, *_ASKING)
     shown = prompt if isinstance(prompt, str) or prompt is None else draft.text
-    turns = _turns(row, several=by_turns)
+    turns = _turns(row, by_turns=by_turns)
     return RowToJudge(place, turns, draft.reference, shown or "")
 
 
-def _turns(row: dict[str, Any], *, several: bool = False) -> tuple[str, ...]:
+def _turns(row: dict[str, Any], *, by_turns: bool = False) -> tuple[str, ...]:
     """Return the policy's turns of a row, of which a completion is one."""
     given = row.get("completion")
-    if not several:
+    if not by_turns:
         if not isinstance(given, str):
             raise Malformed("field 'completion' is missing, or is no text")
         return (given,)
@@ -336,12 +335,6 @@ def _reference(row: dict[str, Any]) -> dict[str, Any]:
 
 def _judged(rows: Sequence[RowToJudge], judges: _Judges) -> Iterator[JudgedRow]:
     """Yield the rows with their verdicts, in their order."""
-
-    def answer_of(text: str) -> str | None:
-        if judges.whole and not judges.answer_after:
-            return text
-        return extract_answer(text, answer_after=judges.answer_after)
-
     found: dict[int, JudgedRow] = {}
     submitted = 0
     pool = make_pool(judges.reward, unnamed="math", own=judges.own)
@@ -350,12 +343,12 @@ def _judged(rows: Sequence[RowToJudge], judges: _Judges) -> Iterator[JudgedRow]:
             while number not in found:
                 while submitted < len(rows) and pool.pending < _AHEAD:
                     begun = JudgedRow(rows[submitted], pool.kind, submitted)
-                    begun.submit(pool, answer_of)
+                    begun.submit(pool, judges.answer_of)
                     submitted += 1
                 pool.wait(judges.reward.timeout_s)
                 for judged, said in pool.poll():
                     if judged.take(*said):
                         found[judged.number] = judged
                     else:
-                        judged.submit(pool, answer_of)
+                        judged.submit(pool, judges.answer_of)
             yield found.pop(number)

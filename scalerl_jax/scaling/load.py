@@ -391,15 +391,15 @@ def _usual_x(table: Table, chosen: Selection) -> str | None:
     if chosen.by_step and table.step is not None:
         return table.step
     usual = table.default_x
-    if usual is None or not _on_a_cpu(table, usual):
+    if usual is None or not _on_a_cpu(usual, [table.chip]):
         return usual
     tokens = usual.removesuffix(DEFAULT_X) + TOKENS_X
     return tokens if tokens in table.columns else usual
 
 
-def _on_a_cpu(table: Table, x: str) -> bool:
-    """Return whether x is chip-hours of a run on a CPU, by the table's chip."""
-    return x.endswith(DEFAULT_X) and table.chip == "cpu"
+def _on_a_cpu(x: str, chips: Sequence[str | None]) -> bool:
+    """Return whether x is chip-hours, and a chip of these is a CPU."""
+    return x.endswith(DEFAULT_X) and "cpu" in chips
 
 
 def _recipe(
@@ -533,7 +533,7 @@ def _make(
     if chosen.x_scale != 1:
         asked = f"{chosen.x_scale:g} {asked}"
     rates, y_name, read = _rates(part, y, chosen)
-    is_wall_time = x.endswith(DEFAULT_X) and "cpu" in part.chips
+    is_wall_time = _on_a_cpu(x, part.chips)
     wall = (WALL_TIME,) if is_wall_time else ()
     curve = make_curve(
         compute,

@@ -210,8 +210,7 @@ def draw_fits(
             handle = _draw_among(axes, result, name, place, (left, right, size))
             handles += [handle] if place < MOST_NAMED else []
         title = label_of(title, LONGEST_TITLE)
-        if len(fits) > MOST_NAMED:
-            title += f" (of {len(fits)} runs, the legend names {MOST_NAMED})"
+        title += _named_text(len(fits))
         title += _drawn_text(max(result.whole_curve.x.size for result in fits))
     finish(axes, fits, handles, title)
     return figure
@@ -256,8 +255,7 @@ def draw_linearised(runs: RunTable, *, names: Sequence[str] | None = None) -> "F
     heading = f"slope B at the shared A = {runs.shared_asymptote:.3f}"
     if len(rows) < len(runs.rows):
         heading += f" ({len(runs.rows) - len(rows)} with another A or none left out)"
-    if len(rows) > MOST_NAMED:
-        heading += f" (of {len(rows)} runs, the legend names {MOST_NAMED})"
+    heading += _named_text(len(rows))
     heading += _drawn_text(max(row.x.size for row in rows))
     finish(axes, [row.fit for row in rows], handles, heading)
     axes.tick_params("y", labelsize=8.5)  # 1e+12 is wide
@@ -306,6 +304,13 @@ def drawn_points(x: Array) -> Bools:
     drawn = np.zeros(x.size, bool)
     drawn[(starts + np.append(starts[1:], x.size)) // 2] = True
     return drawn
+
+
+def _named_text(count: int) -> str:
+    """Return that the legend names some of `count` runs; "" if it names all."""
+    if count <= MOST_NAMED:
+        return ""
+    return f" (of {count} runs, the legend names {MOST_NAMED})"
 
 
 def _drawn_text(count: int) -> str:
